@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from plugin.cluster.reporter import ClusterReporter
 from plugin.config import Config, RegistrationMethod
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
+from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector
@@ -34,12 +35,18 @@ from scrubber.ground.http_server import HttpServer
 logger = log.get("app")
 
 
+STANDBY_TRIES_EVERY = 0.02  # seconds: until the next plugin has registered, the kubelet can give out no device
+DRAINED_WITHIN = 6.0  # seconds for calls of the kubelet that are being answered at a stop: Allocate takes 5 at most
+
+
 def run(chosen: Config) -> int:
     """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
     try:
-        with sockets.sole_instance(chosen.kubelet_dir):
+        with ExitStack() as lock:
+            if not chosen.standby:
+                lock.enter_context(sockets.sole_instance(chosen.kubelet_dir))
             return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
     except BaseExceptionGroup as group:  # except* would raise a group again in some versions of Python
         fatal = group.subgroup(FatalError)
@@ -58,12 +65,15 @@ async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     aio.on_hangup(partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
     if reporter is not None:
         loop.set_default_executor(threads.DaemonThreadExecutor())
-    work = asyncio.create_task(_work(chosen, reporter), name="plugin")
+    in_flight = InFlight()
+    work = asyncio.create_task(_work(chosen, reporter, in_flight), name="plugin")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not work.done():
-        logger.info("stopping")
+        logger.info("stopping", calls=in_flight.calls)
+        if not await in_flight.none(DRAINED_WITHIN):
+            logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
         work.cancel()
         await asyncio.wait({work})
     if not work.cancelled():
@@ -85,15 +95,37 @@ async def _finish(work: asyncio.Task[None]) -> None:
         raise
 
 
-async def _work(chosen: Config, reporter: ClusterReporter | None) -> None:
+async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InFlight) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
         async with _metrics_served(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
-            if reporter is not None:
-                tasks.create_task(reporter.run(listing), name="reports to the cluster")
-            await _register(chosen, listing, Gate(scrubber, listing), counters, tasks)
+            async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
+                if reporter is not None:
+                    registrations.create_task(reporter.run(listing), name="reports to the cluster")
+                await _register(chosen, listing, Gate(scrubber, listing, in_flight), counters, registrations)
+
+
+@asynccontextmanager
+async def _sole_instance(chosen: Config, counters: PluginCounters) -> AsyncIterator[None]:
+    """Be the one plugin of this node within the context. With ``--standby``, first wait until another one has stopped.
+
+    The next plugin of a rolling update waits here with all its preparations done, so that it registers at once.
+    """
+    if not chosen.standby:
+        yield  # ``run`` holds the lock
+        return
+    while (lock := sockets.lock(chosen.kubelet_dir)) is None:
+        if not counters.standby:
+            counters.standby = True
+            logger.info("waiting for another plugin of this node to stop", directory=str(chosen.kubelet_dir))
+        await asyncio.sleep(STANDBY_TRIES_EVERY)
+    counters.standby = False
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 @asynccontextmanager

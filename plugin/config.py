@@ -41,6 +41,7 @@ class Config:
     registration: RegistrationMethod = RegistrationMethod.KUBELET
     registry_dir: Path = Path(REGISTRY_DIR)
     cluster: ReportChoice = field(default_factory=ReportChoice)
+    standby: bool = False  # wait for the end of another plugin of this node, instead of an error
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     log_level: str = "info"

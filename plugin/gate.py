@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from plugin.devices import Device
+from plugin.in_flight import InFlight
 from plugin.listing import Listing
 from scrubber.api import client
 from scrubber.ground import request_limits
@@ -27,10 +28,11 @@ SETTLING = 0.1  # seconds for the kubelet to process that list
 class Gate:
     """Asks the scrub service for the devices that the kubelet requests."""
 
-    def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
-        """``listing`` has the known devices, and shows a refusal to the kubelet."""
+    def __init__(self, scrubber: client.ScrubberClient, listing: Listing, in_flight: InFlight) -> None:
+        """``listing`` has the known devices, and shows a refusal to the kubelet. ``in_flight`` counts the requests."""
         self._scrubber = scrubber
         self._listing = listing
+        self._in_flight = in_flight
 
     def find(self, resource: str, groups: Sequence[Sequence[str]]) -> list[list[Device]]:
         """The devices of a request, container by container, or InvalidRequest."""
@@ -51,15 +53,16 @@ class Gate:
         ids = [device.uuid for device in devices]
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
-        try:
-            return await self._acquire(ids, op, until - SHOWN_WITHIN)
-        except AutoclaveError as error:
-            if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
-                self._listing.distrust()
-            # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
-            await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
-            await asyncio.sleep(SETTLING)
-            raise
+        with self._in_flight.one():
+            try:
+                return await self._acquire(ids, op, until - SHOWN_WITHIN)
+            except AutoclaveError as error:
+                if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
+                    self._listing.distrust()
+                # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
+                await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
+                await asyncio.sleep(SETTLING)
+                raise
 
     async def _acquire(self, ids: Sequence[str], op: str, until: float) -> str:
         """Ask, and ask again while the service restarts, because a refusal would fail the pod.
@@ -86,4 +89,5 @@ class Gate:
         A service that does not answer does not change the list here: the kubelet tries the start again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
-        await self._scrubber.start([device.uuid for device in devices], op=op, timeout=within)
+        with self._in_flight.one():
+            await self._scrubber.start([device.uuid for device in devices], op=op, timeout=within)

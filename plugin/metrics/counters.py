@@ -47,13 +47,14 @@ class PluginCounters:
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
         self._instruments = Instruments(table.TABLE, registry)
         self._obstacles: dict[str, str] = {}
+        self.standby = False  # another plugin of this node is registered, and this one waits for its end
         for hook in GATES:
             for reason in Reason:
                 self._instruments.export_zero(table.HOOK_REFUSALS, hook.value, reason.value)
 
     def obstacle(self, resource: str) -> str:
-        """Why a resource is not registered; empty if it is."""
-        return self._obstacles.get(resource, NOT_YET)
+        """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
+        return "" if self.standby else self._obstacles.get(resource, NOT_YET)
 
     def answer(
         self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""

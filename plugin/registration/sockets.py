@@ -24,15 +24,19 @@ Identity = tuple[int, int, int]
 @contextmanager
 def sole_instance(kubelet_dir: Path) -> Iterator[None]:
     """Lock the plugin's directory: two plugins for one resource would replace each other's registration for ever."""
-    own = kubelet_dir / SUBDIRECTORY
-    lock = _lock(kubelet_dir, own)
+    held = lock(kubelet_dir)
+    if held is None:
+        own = kubelet_dir / SUBDIRECTORY
+        raise FatalError(f"cannot start: another autoclave plugin runs in {own}; stop that first, or use --standby")
     try:
         yield
     finally:
-        os.close(lock)
+        os.close(held)
 
 
-def _lock(kubelet_dir: Path, own: Path) -> int:
+def lock(kubelet_dir: Path) -> int | None:
+    """The descriptor that holds the lock of the plugin's directory; None while another plugin holds the lock."""
+    own = kubelet_dir / SUBDIRECTORY
     if not kubelet_dir.is_dir():
         remedy = "start the kubelet first, mount its directory here, or give another with --kubelet-dir"
         raise FatalError(f"cannot use kubelet directory {kubelet_dir}: it does not exist; {remedy}")
@@ -41,12 +45,9 @@ def _lock(kubelet_dir: Path, own: Path) -> int:
         if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
             raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
-        lock = unix_sockets.try_lock(own)
+        return unix_sockets.try_lock(own)
     except OSError as error:
         raise FatalError(f"cannot use directory {own}: {error.strerror}; remove it, or run as its owner") from error
-    if lock is None:
-        raise FatalError(f"cannot start: another autoclave plugin runs in {own}; stop that first")
-    return lock
 
 
 def endpoint(resource: str) -> str:

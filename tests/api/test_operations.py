@@ -19,6 +19,7 @@ from structlog.typing import EventDict
 from plugin.device_plugin import DevicePlugin
 from plugin.devices import MigStrategy
 from plugin.gate import Gate
+from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
@@ -45,7 +46,7 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
             await listing.until_known()
         style = Style(strategies=(Strategy.ENVVAR,))
         plugin = DevicePlugin(
-            GPU, listing, Gate(scrubber, listing), counters.PluginCounters(CollectorRegistry()), style, list
+            GPU, listing, Gate(scrubber, listing, InFlight()), counters.PluginCounters(CollectorRegistry()), style, list
         )
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

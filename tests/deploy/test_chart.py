@@ -173,11 +173,17 @@ def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_
             assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
 
 
-def test_a_pod_of_the_old_kind_ends_before_one_of_the_new_begins():
-    """R1: the end of the old plugin's stream makes the kubelet throw the new one out."""
-    for side in ("scrubber", "plugin"):
-        strategy = manifests.of("places", "DaemonSet", side)["spec"]["updateStrategy"]
-        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%", "maxSurge": 0}}
+def test_a_scrubber_ends_before_its_successor_begins():
+    strategy = manifests.of("places", "DaemonSet", "scrubber")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%", "maxSurge": 0}}
+
+
+def test_a_new_plugin_waits_on_standby_beside_the_old_one():
+    """R1: the kubelet throws out a plugin that registers before the stream of the old one has ended."""
+    strategy = manifests.of("places", "DaemonSet", "plugin")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
+    [plugin] = [one for called, _, one in manifests.containers("places") if called == "plugin"]
+    assert "--standby" in plugin["args"]
 
 
 @pytest.mark.parametrize("case", MATRIX)

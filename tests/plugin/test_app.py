@@ -13,7 +13,7 @@ import pytest
 from plugin.registration import watch
 from plugin.testing.pods import Phase, Pod
 from tests.plugin.scraping import scrape
-from tests.plugin.scrub_server import ScrubServer, gpu
+from tests.plugin.scrub_server import ScrubServer, gpu, hang
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
@@ -74,6 +74,51 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
     assert took.total_seconds() < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
     assert it.said == ""
     assert not list((short_tmp / "autoclave").glob("*.sock"))
+
+
+async def test_a_stop_answers_the_calls_that_have_begun(scrub_server, kubelet, plugin):
+    answer = asyncio.Event()
+
+    async def later(_devices) -> None:
+        await answer.wait()
+
+    scrub_server.answer = later
+    it = await plugin()
+    await kubelet.registered(GPU)
+    admission = asyncio.create_task(kubelet.admit(pod := Pod.of("one", {GPU: 1})))
+    await scrub_server.until(lambda server: server.asked)
+    it.process.send_signal(signal.SIGTERM)
+    assert (await it.hear("stopping"))["calls"] == 1
+    await asyncio.sleep(1.0)  # longer than gRPC lets a call run when its server stops
+    answer.set()
+    await admission
+    assert pod.phase is not Phase.FAILED
+    assert await it.ended() == 0
+
+
+async def test_a_stop_does_not_wait_for_ever_for_a_call(scrub_server, kubelet, plugin):
+    scrub_server.answer = hang
+    it = await plugin()
+    await kubelet.registered(GPU)
+    admission = asyncio.create_task(kubelet.admit(pod := Pod.of("one", {GPU: 1})))
+    await scrub_server.until(lambda server: server.asked)
+    assert await it.stop() == 0
+    await admission
+    assert pod.phase is Phase.FAILED
+
+
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, plugin):
+    first = await plugin("--standby", "--metrics-address", "127.0.0.1:0")
+    await kubelet.registered(GPU)
+    second = await plugin("--standby", "--metrics-address", "127.0.0.1:0")
+    await second.hear("waiting for another plugin of this node to stop")
+    await second.hear("devices known")
+    assert await first.stop() == 0
+    await second.hear("registered")
+    await kubelet.admit(pod := Pod.of("one", {GPU: 1}))
+    assert pod.phase is not Phase.FAILED
+    assert len(kubelet.registrations) == 2
 
 
 @pytest.mark.usefixtures("scrub_server")

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
+from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.metrics.counters import PluginCounters
@@ -49,7 +50,7 @@ def figures():
 async def kubelet(short_tmp, listing, shared_nodes, figures):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
-    gate = Gate(listing._scrubber, listing)
+    gate = Gate(listing._scrubber, listing, InFlight())
     plugin = DevicePlugin(GPU, listing, gate, PluginCounters(figures), style, lambda: list(shared_nodes))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

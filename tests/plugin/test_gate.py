@@ -7,6 +7,7 @@ import pytest
 
 from plugin import gate as module
 from plugin.gate import Gate
+from plugin.in_flight import InFlight
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, hang, no
@@ -33,7 +34,7 @@ async def listing(door, followed):
 @pytest.fixture
 def gate(listing):
     """Asks the service of the test."""
-    return Gate(listing._scrubber, listing)
+    return Gate(listing._scrubber, listing, InFlight())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from plugin.devices import Device, MigStrategy
 from plugin.gate import ALLOCATE_WITHIN, Gate
+from plugin.in_flight import InFlight
 from plugin.listing import Listing
 from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
@@ -52,7 +53,7 @@ async def took(service) -> float:
     [device] = listing.shown("nvidia.com/gpu")
     assert isinstance(device, Device)
     with pytest.raises(AutoclaveError):
-        await Gate(service, listing).acquire("nvidia.com/gpu", [device])
+        await Gate(service, listing, InFlight()).acquire("nvidia.com/gpu", [device])
     seconds = clock() - began
     following.cancel()
     await reading.aclose()

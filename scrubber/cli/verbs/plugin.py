@@ -102,6 +102,11 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 )
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @click.option(
+    "--standby",
+    is_flag=True,
+    help="If another plugin runs on this node, wait until it stops, and then register at once.",
+)
+@click.option(
     "--metrics-address",
     default="",
     show_default=False,
@@ -139,6 +144,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         registration=config.RegistrationMethod(flags["registration"]),
         registry_dir=flags["registry_dir"].absolute(),
         cluster=ReportChoice(Reports(flags["cluster_reports"]), flags["node_name"], taint=flags["taint_when_all_out"]),
+        standby=flags["standby"],
         metrics_address=flags["metrics_address"],
         version=__version__,
         log_level=flags["log_level"],

@@ -96,6 +96,17 @@ async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, 
 
 
 @pytest.mark.usefixtures("scrub_server")
+async def test_a_plugin_on_standby_is_ready(kubelet, plugin, shown):
+    """Only then does a rolling update stop the other plugin."""
+    await plugin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    it = await shown("--standby")
+    await it.plugin.hear("waiting for another plugin of this node to stop")
+    await it.plugin.hear("devices known")
+    assert await it.ready() == (200, "ready\n")
+
+
+@pytest.mark.usefixtures("scrub_server")
 async def test_a_kubelet_that_restarts_is_registered_with_again(kubelet, shown):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})

@@ -52,6 +52,7 @@ $(POD_IP):{{ . | int }}
 {{- if eq .Values.plugin.registration "plugins-registry" }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 {{- end }}
+- --standby
 - --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
 {{- if .Values.clusterReports.taint }}
 - --taint-when-all-out

@@ -25,12 +25,20 @@ tolerations: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
-{{- define "autoclave.update" -}}
+{{- define "autoclave.scrubber.update" -}}
 updateStrategy:
   type: RollingUpdate
   rollingUpdate:
     maxUnavailable: {{ .Values.updateStrategy.maxUnavailable }}
-    maxSurge: 0 # the end of an old plugin's stream makes the kubelet throw out the new one
+    maxSurge: 0 # two services cannot share a state directory
+{{- end -}}
+
+{{- define "autoclave.plugin.update" -}}
+updateStrategy:
+  type: RollingUpdate
+  rollingUpdate:
+    maxUnavailable: 0
+    maxSurge: {{ .Values.updateStrategy.maxUnavailable }} # the new plugin waits (--standby) and registers when the old one has stopped
 {{- end -}}
 
 {{- /* What the plugin needs, and whoever only looks: nothing but to be root, as the directories are root's alone. */ -}}
