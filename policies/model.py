@@ -118,7 +118,7 @@ class Budgets(Model):
     start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
     """How long PreStartContainer may wait. Less than 30s, because the kubelet gives up then."""
 
-    owner_wait: Annotated[Duration, Field(ge=0)] = 2.0
+    owner_wait: Annotated[Duration, Field(ge=0)] = 3.5
     """How much of the allocate budget may be spent waiting for the previous owner to end."""
 
     silence: Annotated[Duration, Field(ge=0, le=300)] = 5.0

@@ -110,7 +110,7 @@ def test_a_file_may_say_nothing_but_its_name():
     ("budgets", "problem"),
     [
         ("owner_wait: 6s", "owner_wait 6s with allocate 4s"),
-        ("allocate: 1s", "owner_wait 2s with allocate 1s"),
+        ("allocate: 1s", "owner_wait 3500ms with allocate 1s"),
         ("allocate: 1s, owner_wait: 1.5s", "owner_wait 1500ms with allocate 1s"),
     ],
 )
@@ -167,7 +167,7 @@ rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset
     policy = read(text).rules[0].policy
     means = (Means.FUNCTION,)
     assert (policy.mode, policy.paths.first_look, policy.reset.means) == (Mode.OBSERVE, Path.FAST, means)
-    assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 2)
+    assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 3.5)
 
 
 def test_a_contradiction_from_the_merge_is_reported_at_the_rule():
