@@ -18,7 +18,7 @@ from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care
 from scrubber.devices.calls import Caller
-from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated import cdi, creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground import log
 from scrubber.ground.errors import FatalError
@@ -83,7 +83,9 @@ def _simulated(config: ScrubberConfig) -> Simulated:
     creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
     if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulated_dir}")
-    return Simulated(config.simulated_dir)
+    if config.simulated_cdi_dir is not None:
+        cdi.write(config.simulated_cdi_dir, layout.places(config.simulated_dir))
+    return Simulated(config.simulated_dir, config.host_root / "sys/fs/cgroup")
 
 
 def _care(policy: Policy) -> Care:

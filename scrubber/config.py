@@ -61,7 +61,13 @@ def check_path(value: object) -> Path:
     raise ValueError("expected an absolute path such as /run/autoclave")
 
 
+def check_optional_path(value: object) -> Path | None:
+    """An absolute path or None; ValueError for any other value."""
+    return None if value is None else check_path(value)
+
+
 Absolute = Annotated[Path, PlainValidator(check_path)]
+OptionalAbsolute = Annotated[Path | None, PlainValidator(check_optional_path)]
 
 
 def check_address(value: object) -> str:
@@ -108,6 +114,9 @@ class ScrubberConfig(Model):
 
     simulated_memory: Size = 64 * 2**20
     """How much memory a new simulated GPU has."""
+
+    simulated_cdi_dir: OptionalAbsolute = None
+    """Where to write a CDI specification of the simulated GPUs, so that pods can open them; nowhere if not given."""
 
     metrics_address: Annotated[str, PlainValidator(check_address)] = ""
     """Where to serve /metrics, /healthz and /readyz, as HOST:PORT; nowhere when empty."""
@@ -212,7 +221,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, _Given]
 
 def _absolute(name: str, value: object) -> object:
     """A path from a flag or the environment, relative to the working directory. A path in a file must be absolute."""
-    if ScrubberConfig.model_fields[name].annotation is Path and isinstance(value, str):
+    if ScrubberConfig.model_fields[name].annotation in (Path, Path | None) and isinstance(value, str):
         return str(Path(value).absolute())
     return value
 

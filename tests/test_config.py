@@ -50,7 +50,7 @@ def test_every_setting_works_in_every_source(file):
         "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
-        "log_format": "json", "metrics_address": "127.0.0.1:9475",
+        "log_format": "json", "metrics_address": "127.0.0.1:9475", "simulated_cdi_dir": "/c",
     }  # fmt: skip
     wanted = ScrubberConfig.model_validate(
         {

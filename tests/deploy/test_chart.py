@@ -151,10 +151,16 @@ def test_every_flag_is_one_that_the_program_has(case):
         assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
-def test_no_container_of_a_trial_is_given_a_name_that_its_runtime_does_not_know():
-    """Nodes without GPUs have no CDI specification that names any."""
-    cases = {"default": "cdi-cri", "simulated": "envvar", "registry": "cdi-cri,volume-mounts"}
+def test_the_scrubber_writes_the_specification_by_which_a_trial_names_its_gpus():
+    """Nodes without GPUs have no other CDI specification that names any."""
+    cases = {"default": "cdi-cri", "simulated": "cdi-cri", "registry": "cdi-cri,volume-mounts"}
     assert {case: manifests.flags(manifests.container(case, "plugin"))["--strategy"] for case in cases} == cases
+    scrubber = manifests.container("simulated", "scrubber")
+    volumes = {it["name"]: it.get("hostPath") for it in dict(manifests.pods("simulated"))["scrubber"]["volumes"]}
+    mounts = {it["mountPath"]: volumes[it["name"]] for it in scrubber["volumeMounts"]}
+    place = mounts[manifests.flags(scrubber)["--simulated-cdi-dir"]]
+    assert place == {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}
+    assert "--simulated-cdi-dir" not in manifests.flags(manifests.container("default", "scrubber"))
 
 
 @pytest.mark.parametrize("case", MATRIX)
@@ -163,7 +169,11 @@ def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_
     by_cdi = "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
     for called, pod, one in manifests.containers(case):
         places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-        seen = {it["mountPath"]: places.get(it["name"]) for it in one["volumeMounts"] if "cdi" in it["name"]}
+        seen = {
+            it["mountPath"]: places.get(it["name"])
+            for it in one["volumeMounts"]
+            if it["name"] in {"cdi", "cdi-dynamic"}
+        }
         looks = by_cdi and called == "doctor (plugin)"
         static = MATRIX[case].get("directories", {}).get("cdi", "/etc/cdi")
         assert seen == ({"/host/etc/cdi": static, "/host/run/cdi": "/var/run/cdi"} if looks else {})

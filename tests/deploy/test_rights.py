@@ -1,6 +1,5 @@
 """With the rights that the chart gives them, and no others, the programs do what they are for."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -93,6 +92,8 @@ class Node:
         self.root, self._alive = root, alive
         (root / "kubelet").mkdir()
         (root / "run").mkdir(mode=0o755)  # as the kubelet makes what is missing
+        (root / "run/cdi").mkdir()
+        (root / "cdi").symlink_to("run/cdi")  # one directory of the node, mounted at two places
         (root / "policy").mkdir()
         values = {
             "backend": "simulated",
@@ -144,9 +145,11 @@ async def test_the_pods_of_the_chart_hand_out_a_device_with_the_rights_that_they
     async with AsyncExitStack() as alive:
         node = Node(short_tmp, alive)
         kubelet = await alive.enter_async_context(Kubelet(short_tmp / "kubelet"))
-        looks = (node.once(f"doctor ({side})") for side in ("scrubber", "plugin"))
-        assert await asyncio.gather(*looks) == [0, 0]
-        scrubber, plugin = await node.start("scrubber"), await node.start("plugin")
+        assert await node.once("doctor (scrubber)") == 0
+        checks = await node.start("doctor (plugin)")  # waits for the CDI specification that the scrubber writes
+        scrubber = await node.start("scrubber")
+        assert await checks.ended() == 0
+        plugin = await node.start("plugin")
         await kubelet.registered(GPU, within=20)
         await kubelet.until(lambda: "Healthy" in kubelet.devices(GPU).values(), within=20)
         await plugin.hear("registered")
@@ -179,7 +182,7 @@ async def test_beside_another_plugin_ours_does_not_start(short_tmp):
 
 async def test_it_waits_for_the_other_one_to_go(short_tmp):
     async with AsyncExitStack() as alive:
-        node = Node(short_tmp, alive)
+        node = Node(short_tmp, alive, plugin={"strategy": ["envvar"]})
         with rival(short_tmp / "kubelet"):
             doctor = await node.start("doctor (plugin)")
             assert doctor.process.stdout is not None
@@ -198,6 +201,5 @@ async def test_containers_wait_until_cdi_names_their_gpus(short_tmp):
         assert await node.once("doctor (plugin)") == 1
         specification.write_text("kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n")
         assert await node.once("doctor (plugin)") == 0
-        (short_tmp / "run/cdi").mkdir(parents=True)
         specification.rename(short_tmp / "run/cdi/nvidia.yaml")
         assert await node.once("doctor (plugin)") == 0

@@ -42,6 +42,11 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @_flag("--simulated-dir", metavar="DIR", help="Directory with simulated GPUs [default: STATE-DIR/simulated].")
 @_flag("--simulated-gpus", type=int, metavar="N", help="How many simulated GPUs [default: 2].")
 @_flag("--simulated-memory", metavar="SIZE", help="Memory of a new simulated GPU [default: 64MiB].")
+@_flag(
+    "--simulated-cdi-dir",
+    metavar="DIR",
+    help="Write a CDI specification of the simulated GPUs there, so that pods can open them [default: none].",
+)
 @_flag("--metrics-address", metavar="HOST:PORT", help="Address for /metrics, /healthz and /readyz [default: none].")
 @_flag(
     "--log-level",

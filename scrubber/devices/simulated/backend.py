@@ -13,6 +13,7 @@ from scrubber.devices.simulated.documents import Driver
 from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.ground import log
 from scrubber.node import open_check
+from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
 
@@ -25,9 +26,10 @@ class Simulated:
     one_driver: bool = False
     pace: float = 1.0
 
-    def __init__(self, root: Path) -> None:
-        """The first call reads the GPUs under ``root``."""
+    def __init__(self, root: Path, groups: Path = GROUPS) -> None:
+        """The first call reads the GPUs under ``root``. ``groups``: where the node's control groups are mounted."""
         self._root = root
+        self._pods = Containers(containers.PROC, groups=groups)
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Alarm | None = None
@@ -109,7 +111,7 @@ class Simulated:
 
     def member(self, container: str) -> int | None:
         """A process of the pod, by the pod's control group. Of a container with a mark, only ``living`` finds one."""
-        return containers.PODS.member(container)
+        return self._pods.member(container)
 
     def pending_restores(self) -> dict[str, Address]:
         """None: a reset leaves nothing to restore."""

@@ -22,6 +22,7 @@ $(POD_IP):{{ . | int }}
 {{- if not (include "autoclave.real" .) }}
 - --simulated-gpus={{ .Values.scrubber.simulated.gpus | int }}
 - --simulated-memory={{ .Values.scrubber.simulated.memory }}
+- --simulated-cdi-dir=/host/cdi
 {{- end }}
 - --metrics-address={{ include "autoclave.address" .Values.scrubber.metricsPort }}
 - --log-level={{ .Values.scrubber.logLevel }}
@@ -29,7 +30,7 @@ $(POD_IP):{{ . | int }}
 {{- end -}}
 
 {{- define "autoclave.strategy" -}}
-{{- .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," -}}
+{{- .Values.plugin.strategy | default (list "cdi-cri") | join "," -}}
 {{- end -}}
 
 {{- /* Whether containers are given devices by CDI names, which somebody must have written down on the node. */ -}}

@@ -57,9 +57,7 @@ securityContext:
 
 {{- /* Whoever looks into every process of the node, ends some, and resets GPUs. */ -}}
 {{- define "autoclave.privileges" -}}
-{{- if not (include "autoclave.real" .) }}
-{{- include "autoclave.unprivileged" . }}
-{{- else if .Values.scrubber.privileged }}
+{{- if .Values.scrubber.privileged }}
 securityContext:
   runAsUser: 0
   runAsGroup: 0
