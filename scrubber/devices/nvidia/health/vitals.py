@@ -16,12 +16,13 @@ from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IsRunning, Usage
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import SLICE, Handle, ResetRequiredError, Session
+from scrubber.devices.nvidia.recovery_actions import RecoveryAction
 
 Signs = Callable[[Session, Handle], tuple[Sign, ...]]
 
-_REBOOT = {
-    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the driver asks for a reboot of the node",
-    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+_REBOOT: dict[int, str] = {
+    RecoveryAction.NODE_REBOOT: "the driver asks for a reboot of the node",
+    RecoveryAction.SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
 }
 
 
@@ -53,7 +54,7 @@ def of(
             ecc_uncorrectable=_uncorrectable(nvml, gpu),
             remap_pending=pending,
             remap_failed=failed,
-            reset_required=action not in {None, pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *_REBOOT},
+            reset_required=action not in {None, RecoveryAction.NONE, *_REBOOT},
             leaked_bytes=leaked(holders.read_usage(nvml, handle, is_running)),
             signs=(*_reboots(action), *signs(nvml, gpu)),
         )

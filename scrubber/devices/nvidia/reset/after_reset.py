@@ -10,17 +10,18 @@ import pynvml
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.inventory import boards, pci
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
+from scrubber.devices.nvidia.recovery_actions import RecoveryAction
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.05, 2.0, 1.0
-_ACTIONS = {
-    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "another reset",
-    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "a reboot of the node",
-    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "its peers to be drained",
-    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "to be drained and reset",
-    pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "its IMEX domain to be recovered",
-    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "a reset of its bus",
-    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "a reboot of the whole system",
+_ACTIONS: dict[int, str] = {
+    RecoveryAction.GPU_RESET: "another reset",
+    RecoveryAction.NODE_REBOOT: "a reboot of the node",
+    RecoveryAction.DRAIN_P2P: "its peers to be drained",
+    RecoveryAction.DRAIN_AND_RESET: "to be drained and reset",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "its IMEX domain to be recovered, or its bus to be reset",
+    RecoveryAction.BUS_RESET: "a reset of its bus",
+    RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
 }
 
 

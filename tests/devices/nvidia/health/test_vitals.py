@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pynvml
 import pytest
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.health.vitals import worsened
+from scrubber.devices.nvidia.recovery_actions import RecoveryAction
 from tests.fakes.nvml.machine import Slice
 
 ACTION = "field.230"
-ACTIONS = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_GPU_RECOVERY_ACTION_")}
+PREFIX = "NVML_GPU_RECOVERY_ACTION_"
+ACTIONS = {name.removeprefix(PREFIX): value for name, value in vars(pynvml).items() if name.startswith(PREFIX)}
 
 
 def vitals(rig, number: int = 0) -> Vitals:
@@ -47,22 +52,38 @@ def test_corrected_errors_and_those_of_an_earlier_life_are_none(rig) -> None:
 
 
 REBOOTS = {
-    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the driver asks for a reboot of the node",
-    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+    RecoveryAction.NODE_REBOOT: "the driver asks for a reboot of the node",
+    RecoveryAction.SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
 }
 
 
-@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+def test_our_numbers_of_recovery_actions_are_those_of_nvml() -> None:
+    ours = {action.name: action.value for action in RecoveryAction}
+    known = {name: value for name, value in ACTIONS.items() if name in ours}
+    assert known == {name: ours[name] for name in known}
+    assert {"NONE", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET"} <= known.keys()
+
+
+OLDEST = "import pynvml; [delattr(pynvml, it) for it in {missing!r} if hasattr(pynvml, it)]; import scrubber.app_nvidia"
+
+
+def test_the_oldest_allowed_pynvml_is_enough_to_import_the_backend() -> None:
+    """Release 13.580 does not have these names."""
+    missing = [f"{PREFIX}{name}" for name in ("RECOVER_IMEX_DOMAIN", "BUS_RESET", "SYSTEM_REBOOT")]
+    subprocess.run([sys.executable, "-c", OLDEST.format(missing=missing)], check=True)
+
+
+@pytest.mark.parametrize("action", RecoveryAction)
 def test_whatever_the_driver_asks_for_is_a_reset_wanted_or_a_reboot(rig, action: int) -> None:
-    rig.gpu(0).set({ACTION: action})
+    rig.gpu(0).set({ACTION: int(action)})
     told = tuple(Sign(AilmentKind.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
-    wanted = action not in {pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *REBOOTS}
+    wanted = action not in {RecoveryAction.NONE, *REBOOTS}
     assert vitals(rig) == Vitals(reset_required=wanted, signs=told)
 
 
 def test_a_reboot_that_is_asked_for_meanwhile_is_news_of_a_test(rig) -> None:
     well = vitals(rig)
-    rig.gpu(0).set({ACTION: pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT})
+    rig.gpu(0).set({ACTION: int(RecoveryAction.NODE_REBOOT)})
     asked = vitals(rig)
     assert worsened(well, asked) == "the driver asked for a reboot"
     assert worsened(asked, asked) is None
