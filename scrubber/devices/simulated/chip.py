@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from scrubber.core.measurements import Scratched
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.ground import private_files
 
@@ -27,18 +27,23 @@ def make(place: GpuFiles) -> None:
 
 
 def scrub(place: GpuFiles, key: bytes) -> Scratched:
-    """Write a keyed pattern and then zeros to each unit, and read both back. A truncated unit counts as not reached."""
+    """Write a keyed pattern and then zeros to each unit, and read both back. A truncated unit counts as not reached.
+
+    A unit is faulty if it fails twice. NotNowError if it does not fail the second time.
+    """
     try:
         make(place)
         handle = os.open(place.chip, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             there = min(UNITS, os.fstat(handle).st_size // UNIT_BYTES)
-            faulty = sum(not _holds(handle, unit, key) for unit in range(there))
+            faulty = [unit for unit in range(there) if not _holds(handle, unit, key)]
+            if any(_holds(handle, unit, key) for unit in faulty):
+                raise NotNowError("another process wrote to the on-chip memory meanwhile; the memory itself is good")
         finally:
             os.close(handle)
     except OSError as error:
         raise DeviceError(f"cannot open the on-chip memory of {place.directory.name}: {error}") from error
-    return Scratched(UNITS, there, faulty)
+    return Scratched(UNITS, there, len(faulty))
 
 
 def deviating(key: bytes, bad: Collection[int]) -> tuple[int, ...]:

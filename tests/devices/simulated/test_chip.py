@@ -8,7 +8,7 @@ import os
 import pytest
 
 from scrubber.core.measurements import Scratched
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.simulated import chip
 
 KEY = b"k" * 16
@@ -58,6 +58,18 @@ def test_units_that_do_not_hold_what_is_written_are_counted_once(bank, monkeypat
 
     monkeypatch.setattr(os, "pwrite", spoilt)
     assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS, 2)
+
+
+def test_a_unit_that_another_process_wrote_to_is_not_faulty(bank, monkeypatch) -> None:
+    write, spoil = os.pwrite, iter([True])
+
+    def spoilt(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, b"\1" + data[1:] if next(spoil, False) else data, offset)
+
+    monkeypatch.setattr(os, "pwrite", spoilt)
+    with pytest.raises(NotNowError, match="another process wrote to the on-chip memory"):
+        bank.gpu(bank.first).scratch(KEY)
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
 
 
 def test_each_unit_is_overwritten_under_the_key_and_no_two_alike(bank, monkeypatch) -> None:
