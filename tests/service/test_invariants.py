@@ -16,11 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scrubber.core.model import Path, Xid
 from scrubber.ground.errors import AutoclaveError
+from scrubber.node import checkpoint
+from tests.service.asking import let_on, written_down
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 
 GPUS = 3
+SHORT = 0.05  # seconds: less than the time between two observations
 DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
 POLICIES = ("default", "strict", "fast", "observe")
@@ -127,6 +130,51 @@ class Histories(RuleBasedStateMachine):
             self.world.node.end_container(process.container)
         elif goes:
             self.world.node.leave(process)
+
+    # -- the kubelet's checkpoint names another pod than the one that starts
+
+    @precondition(up)
+    @rule(device=DEVICE, apart=PAUSE)
+    def the_kubelet_doubles_a_grant(self, device, apart):
+        """It has dropped the first pod, whose start is on its way and counts as one of the second."""
+        self._undisturbed(self._doubled_grant(self.world.uuids[device], apart))
+
+    async def _doubled_grant(self, uuid, apart) -> None:
+        world, pods = self.world, (self.world.name(), self.world.name())
+        for pod in pods:
+            await world.acquire(pod, uuid, announced=True)
+            await asyncio.sleep(apart)
+        written_down(world, **{pods[1]: [uuid]})
+        for pod in pods:
+            await world.handover.start([uuid], None)
+            world.truth.started(pod, uuid)
+            world.run(pod, uuid)
+            await asyncio.sleep(SHORT)
+            world.node.end_container(pod)
+
+    @precondition(up)
+    @rule(device=DEVICE, rolled_back=st.booleans())
+    def an_old_checkpoint_is_served(self, device, rolled_back):
+        """It was not written since the grant, or it is a copy from before and names the last owner."""
+        self._undisturbed(self._old_checkpoint(self.world.uuids[device], rolled_back=rolled_back))
+
+    async def _old_checkpoint(self, uuid, *, rolled_back) -> None:
+        world, last, pod = self.world, self.world.name(), self.world.name()
+        await let_on(world, last, uuid)
+        await asyncio.sleep(SHORT)
+        world.node.end_container(last)
+        await asyncio.sleep(5.0)
+        await world.acquire(pod, uuid, announced=True)
+        if rolled_back and world.record(uuid).last_owner == last:
+            await asyncio.sleep(5.0)
+            written_down(world, **{last: [uuid]})
+        granted = world.record(uuid).grant
+        with suppress(AutoclaveError):
+            await world.handover.start([uuid], None)
+            if granted is not None and granted == world.record(uuid).grant:
+                world.truth.accuse(f"{last}, which has ended, may start on {uuid}, which was granted to {pod}")
+        written_down(world, **{pod: [uuid]})
+        await world.begin(pod, uuid)
 
     # -- operators
 
@@ -275,6 +323,15 @@ class Histories(RuleBasedStateMachine):
                 self.open.remove(item)
                 if not task.cancelled() and task.exception() is None:
                     self.let_in.update(dict.fromkeys(uuids, (tenant, announced)))
+
+    def _undisturbed(self, work: Coroutine[Any, Any, object]) -> None:
+        """Some seconds in which only this happens. Afterwards the kubelet's checkpoint cannot be read."""
+        task = self.world.spawn(work)
+        self.loop.advance(30.0)
+        if self.world.up:
+            (self.world.life.observer._kubelet_dir / checkpoint.NAME).unlink(missing_ok=True)
+        task.cancel()
+        self.loop.advance(0.0)
 
     def _do(self, work: Coroutine[Any, Any, object], pause: float) -> None:
         async def asked() -> None:
