@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.kubelet_api.decoding import Decoding
 from plugin.registration import sockets
 from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground import aio
@@ -123,7 +124,7 @@ async def serve(path: Path, add: Add) -> AsyncIterator[PluginServer]:
     """Serve on this path within the context. After it the server has stopped and the path is free."""
     sockets.claim(path)
     streams = Streams()
-    server = grpc.aio.server(interceptors=[streams])
+    server = grpc.aio.server(interceptors=[Decoding(), streams])
     add(server)
     try:
         _bind(server, sockets.hidden(path))
