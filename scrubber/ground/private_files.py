@@ -18,6 +18,7 @@ PRIVATE_FILE = 0o600
 NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
 _WRITING = os.O_WRONLY | os.O_RDWR
+_REMEDY = "find out who made it, and remove it"
 
 
 class ForeignFileError(OSError):
@@ -87,6 +88,16 @@ def demand_own(path: Path) -> None:
         raise ForeignFileError(path, fault)
 
 
+def demand_regular(path: Path) -> None:
+    """ForeignFileError if the file exists and is a link or no regular file. Another user's copy may be read."""
+    try:
+        fault = _irregular(path.lstat())
+    except FileNotFoundError:
+        return
+    if fault is not None:
+        raise ForeignFileError(path, fault)
+
+
 def _foreign(path: Path, error: OSError) -> OSError:
     if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a pipe or socket, a directory
         return ForeignFileError(path, _fault(path.lstat(), writing=False) or str(error.strerror))
@@ -94,15 +105,19 @@ def _foreign(path: Path, error: OSError) -> OSError:
 
 
 def _fault(found: os.stat_result, *, writing: bool) -> str | None:
-    remedy = "find out who made it, and remove it"
-    if stat.S_ISLNK(found.st_mode):
-        return f"it is a link; {remedy}"
-    if not stat.S_ISREG(found.st_mode):
-        return f"it is not a regular file; {remedy}"
+    irregular = _irregular(found)
+    if irregular is not None:
+        return irregular
     if found.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {found.st_uid}); {remedy}"
+        return f"it belongs to another user (uid {found.st_uid}); {_REMEDY}"
     if found.st_mode & NOT_TO_CHANGE:
-        return f"other users may write to it; {remedy}"
+        return f"other users may write to it; {_REMEDY}"
     if writing and found.st_nlink > 1:
-        return f"it has another name (a hard link); {remedy}"
+        return f"it has another name (a hard link); {_REMEDY}"
     return None
+
+
+def _irregular(found: os.stat_result) -> str | None:
+    if stat.S_ISLNK(found.st_mode):
+        return f"it is a link; {_REMEDY}"
+    return None if stat.S_ISREG(found.st_mode) else f"it is not a regular file; {_REMEDY}"

@@ -37,7 +37,9 @@ def verify(path: Path) -> Audit:
     count, head = 0, None
     try:
         # Read the head first: a writer may add rows meanwhile, so the rows may be ahead of the head, never behind.
-        noted = headfile.read(where.head)
+        with faults.translated("read the ledger", path):
+            where.demand_regular()
+            noted = headfile.read(where.head)
         with _reading(where) as connection:
             cut = database.cut(connection)
             for row in chain.check(cut, database.rows(connection), noted):
@@ -75,6 +77,7 @@ def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
     with faults.translated("read the ledger", where.database):
+        where.demand_regular()
         connection = _connect(where)
         try:
             migrations.version(connection, where.database)

@@ -26,9 +26,17 @@ class Places:
 
     def demand_own(self) -> None:
         """ForeignFileError if a file is not this user's own. SQLite follows links, and opens every kind of file."""
-        for path in (self.database, self.wal, self.shm, self.head, self.run_head):
-            if path is not None:
-                private_files.demand_own(path)
+        for path in self._parts():
+            private_files.demand_own(path)
+
+    def demand_regular(self) -> None:
+        """ForeignFileError if a file is a link or no regular file."""
+        for path in self._parts():
+            private_files.demand_regular(path)
+
+    def _parts(self) -> tuple[Path, ...]:
+        run_head = () if self.run_head is None else (self.run_head,)
+        return self.database, self.wal, self.shm, self.head, *run_head
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""

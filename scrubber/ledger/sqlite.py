@@ -55,10 +55,7 @@ class SqliteStore:
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last. It opens a new connection, so any thread may call it."""
-        with (
-            faults.translated("read the ledger", self._where.database),
-            closing(database.connect(self._where.database, "mode=ro")) as connection,
-        ):
+        with faults.translated("read the ledger", self._where.database), self._read_only() as connection:
             return chain.entries(database.newest(connection, device, since, limit))
 
     def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
@@ -99,7 +96,7 @@ class SqliteStore:
 
     def _read(self) -> store.Loaded:
         # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
-        with closing(database.connect(self._where.database, "mode=ro")) as connection:
+        with self._read_only() as connection:
             outdated = migrations.outdated(connection, self._where.database)
             database.check_format(connection, self._where.database)
             if outdated:
@@ -110,6 +107,10 @@ class SqliteStore:
                 entries = chain.entries(chain.check(cut, database.rows(connection), noted))
                 records = codec.decode_records(cut.records) if cut else ()
                 return store.Loaded(records, entries, database.head(connection), self._may_be_old(connection))
+
+    def _read_only(self) -> closing[sqlite3.Connection]:
+        self._where.demand_own()
+        return closing(database.connect(self._where.database, "mode=ro"))
 
     def _may_be_old(self, connection: sqlite3.Connection) -> bool:
         """Whether the run directory does not name a row of this ledger as the newest one that it has seen."""

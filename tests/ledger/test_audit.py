@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ground.errors import FatalError
+from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, chain, database, files, opening, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -149,6 +151,31 @@ def test_what_the_schema_does_not_have_is_named(sample: Path, scratch: Path, cha
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is not None
+
+
+def test_the_tables_that_analyze_makes_are_no_damage(sample: Path, scratch: Path) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        connection.execute("ANALYZE")
+        assert connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'sqlite_stat%'").fetchall()
+    assert audit.verify(scratch).broken is None
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    ledger.close()
+    assert aside is None
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("read", [audit.verify, lambda path: list(audit.export(path))], ids=["verify", "export"])
+def test_a_ledger_that_is_a_link_or_a_pipe_is_not_read(
+    sample: Path, tmp_path: Path, kind: str, read: Callable[[Path], object]
+) -> None:
+    place = tmp_path / "place.sqlite"
+    if kind == "link":
+        place.symlink_to(sample)
+    else:
+        os.mkfifo(place)
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(place))}: it is .*, and remove it"):
+        read(place)
 
 
 def test_a_row_that_is_chained_but_says_nothing_known_is_named(sample: Path, scratch: Path) -> None:

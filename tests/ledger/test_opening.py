@@ -128,6 +128,18 @@ def test_a_file_that_is_replaced_by_a_link_is_refused_while_it_is_used(
         ledger.append([draft()])
 
 
+def test_a_ledger_that_is_replaced_by_a_link_shows_no_history(
+    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path
+) -> None:
+    ledger, _ = open_ledger()
+    ledger.append([draft()])
+    assert ledger.history(None, None, 1)
+    path.rename(tmp_path / "another's")
+    path.symlink_to(tmp_path / "another's")
+    with pytest.raises(LedgerUnavailable, match="it is a link"):
+        ledger.history(None, None, 1)
+
+
 def test_a_newer_schema_is_refused_and_left_alone(open_ledger: Opener, draft: Drafter, path: Path) -> None:
     fill(open_ledger, draft)
     with sqlite3.connect(path) as connection:
