@@ -23,6 +23,7 @@ from typing import Any
 
 import pynvml
 
+from benchmarks import nvml_open_files
 from benchmarks.nvml_questions import TIMES, answered, questions, reads_only
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
@@ -159,6 +160,7 @@ def measure(host: Host, library: Library) -> dict[str, Any]:
         found |= {"looks": _told(lambda: looks(eyes, devices)), "idle_round": _told(lambda: idle_round(eyes))}
     found["opening_seconds"] = openings(library)
     library.close()
+    found["open_files"] = nvml_open_files.measure(host)  # now this process has no file of the driver open itself
     return found
 
 
@@ -176,6 +178,11 @@ def pairs(values: object) -> str:
     if not isinstance(values, dict):
         return str(values)
     return table([{"what": name, "told": value} for name, value in values.items()])
+
+
+def open_files(found: object) -> str:
+    """Markdown, of the tables about the count of the kernel module."""
+    return "\n\n".join(map(table, found.values())) if isinstance(found, dict) else f"{found}."
 
 
 def page(taken: str, command: str, found: dict[str, Any]) -> str:
@@ -217,6 +224,14 @@ In milliseconds; the first look, and the median of {TIMES - 1} more.
 
 One round over all devices, as the monitor makes them: {found["idle_round"]}. Opening NVML after it was closed:
 {found["opening_seconds"]} s.
+
+## Open files in the reference count of the kernel module
+
+The service does not use this count yet. The figure per open file must be a constant, and a dup and a fork must add
+nothing; if the count is not the same again with all closed, somebody else has opened or closed a file meanwhile. Then
+the modules that depend on the driver's, and the programs that have its nodes open.
+
+{open_files(found["open_files"])}
 """
 
 

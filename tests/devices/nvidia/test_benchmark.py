@@ -50,6 +50,9 @@ def test_it_says_what_was_run_on_what_and_what_came_of_it(rig, measured) -> None
     assert document["idle_round"]["wall_ms"] > 0
     assert document["settings"]["power_limit"] == 700000
     assert "| nvmlDeviceGetName |  | told |" in page
+    assert [row["with"] for row in document["open_files"]["rows"][:2]] == ["not measured: no device node"] * 2
+    assert document["open_files"]["modules"] == [{"module": "nvidia_uvm", "count": "0"}]
+    assert "| nvidia_uvm | 0 |" in page
 
 
 def test_no_serial_number_and_no_whole_uuid_is_published(measured) -> None:
@@ -105,6 +108,7 @@ def test_where_the_kernel_shows_no_driver_the_library_is_asked_all_the_same(tmp_
     document = json.loads((tmp_path / "nvidia-h200-nvml.json").read_text())
     assert document["inventory"].startswith("not told: cannot find the NVIDIA driver")
     assert document["looks"] == []
+    assert document["open_files"] == "not measured: no module"
     assert document["questions"] != []
 
 
