@@ -69,8 +69,8 @@ NO_PROOF = "it cannot be proven that no process uses it"
 def test_operators_and_no_tenant_read_which_process_was_too_slow_to_read():
     held_up = replace(facts(None), held_up=HELD_UP_BY)
     assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW) == NOT_PROVEN
-    refused = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
-    assert refused == Refuse(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
+    waits = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
+    assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
     for waiting in (lives.CLEAN, lives.DIRTY):
         assert upkeep.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
     fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
