@@ -259,6 +259,10 @@ class Observer:
         if holders is None and record.device.uuid in search.open:
             # A holder that no search can name may leave before the next observation, and leave its bytes behind.
             self._observed_since.interrupt(record.device.uuid)
+        for sibling in siblings:
+            if sibling.state is State.CLEAN and search.holders[sibling.device.uuid]:
+                # It may leave before the next observation of the sibling itself.
+                self._observed_since.interrupt(sibling.device.uuid)
         seen = Facts(
             incarnation,
             self.epoch(),

@@ -268,3 +268,19 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await running.finished.wait()
     assert (running.receipt, "the device was not observed" in running.why) == (None, True)
     await world.clean(device)
+
+
+async def test_a_visitor_that_only_the_scrub_of_a_sibling_saw_ends_the_proof(build):
+    world = build(gpus=3, interval=60.0)
+    await world.start()
+    await world.clean()
+    _, device, sibling = world.uuids
+    await asyncio.sleep(1)
+    job = await world.operations.scrub(sibling, Path.FAST)
+    visitor = world.intrude(device, container=True)
+    await asyncio.sleep(0.6)
+    world.node.end_container(visitor.container)
+    await job.finished.wait()
+    assert visitor.seen
+    await world.acquire("next", device)
+    assert len(rows(world, ev.ScrubPassed, device)) == 2
