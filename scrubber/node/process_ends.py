@@ -29,19 +29,14 @@ class ProcessEnds:
             return
         self.forget(name)
         try:
-            handle = os.pidfd_open(pid)
+            handle = _opened(pid, same)
         except ProcessLookupError:
             self._report(name)
-            return
         except OSError as error:  # not permitted, or too many open files: the monitor's rounds notice the end
             self._warn(error)
-            return
-        if not same():
-            os.close(handle)
-            self._report(name)
-            return
-        self._followed[name] = (pid, handle)
-        asyncio.get_running_loop().add_reader(handle, self._on_end, name)
+        else:
+            self._followed[name] = (pid, handle)
+            asyncio.get_running_loop().add_reader(handle, self._on_end, name)
 
     def forget(self, name: str) -> None:
         """Follow no process under this name."""
@@ -75,3 +70,15 @@ class ProcessEnds:
     def _report(self, name: str) -> None:
         self._ended.add(name)
         self._changed.set()
+
+
+def _opened(pid: int, same: Callable[[], bool]) -> int:
+    """A pidfd of the intended process; ProcessLookupError if that process has ended."""
+    handle = os.pidfd_open(pid)
+    try:
+        if not same():
+            raise ProcessLookupError(pid)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle

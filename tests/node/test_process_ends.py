@@ -115,6 +115,23 @@ async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born,
     assert await told(ends) == {"one"}
 
 
+async def test_a_process_that_cannot_be_read_is_not_followed_and_leaves_no_file_open(ends, born):
+    """Another process took the last free descriptor between the pidfd and the question."""
+    one = born()
+
+    def unreadable() -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = open_files()
+    with structlog.testing.capture_logs() as lines:
+        ends.follow("one", one.pid, unreadable)
+    assert [it["log_level"] for it in lines] == ["warning"]
+    assert open_files() == before
+    ends.follow("one", one.pid, yes)
+    one.kill()
+    assert await told(ends) == {"one"}
+
+
 async def test_nothing_is_left_open(born):
     before = open_files()
     ends = ProcessEnds()
