@@ -45,16 +45,25 @@ class Words:
         files = (it for it in sorted(self.directory.iterdir()) if not it.name.startswith("."))
         return [text for it in files if (text := it.read_text())]
 
+    def inside(self, container: str) -> tuple[str, ...]:
+        """What starts a process in a container, before the words of the process itself."""
+        del container
+        return ()
+
+    def environment(self, container: str) -> dict[str, str]:
+        """Of a process of a container, or of none."""
+        return {containers.MARK: container} if container else {"PATH": os.defpath}
+
     async def begin(self, uid: str, deeds: str, memories: Iterable[Path], container: str = "") -> Process | None:
         """A tenant of a container, or of none, as soon as it says that it is there; None when it never does."""
-        environment = {containers.MARK: container} if container else {"PATH": os.defpath}
         with self.errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
+                *self.inside(container),
                 *(sys.executable, "-I", "-S", str(PROGRAM), str(self.directory), uid, deeds, *map(str, memories)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
-                env=environment,
+                env=self.environment(container),
                 start_new_session=True,
             )
         said = b""
@@ -89,9 +98,11 @@ class Seen:
 class Guests(ContainerRunner):
     """Runs tenants as containers, and guests beside them; whoever ends though nobody ended it is a fault."""
 
+    speaks: type[Words] = Words
+
     def __init__(self, simulated: Path) -> None:
         super().__init__(simulated)
-        self.words = Words(simulated.parent / "words")
+        self.words = self.speaks(simulated.parent / "words")
         self.seen = Seen()
         self.begun: Counter[ContainerKind] = Counter()
         self.careless: set[Key] = set()  # containers that leave a process behind at their next end

@@ -88,7 +88,7 @@ class Pods:
                 if not await self._fits(pod, dice):
                     continue
                 self.counters.pods += 1
-                self._placed[pod.uid] = _gpus(pod)
+                self._placed[pod.uid] = gpus_of(pod)
                 lives.create_task(self._live(pod, dice_of(self._seed, pod.name)))
                 await asyncio.sleep(dice.uniform(0, 0.05))
 
@@ -114,7 +114,7 @@ class Pods:
 
         def room() -> bool:
             free = self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
-            return len(self._placed) < self.at_once and (bound or free >= _gpus(pod))
+            return len(self._placed) < self.at_once and (bound or free >= gpus_of(pod))
 
         while not self.over and not room():
             with suppress(TimeoutError):
@@ -204,8 +204,8 @@ class Pods:
             await asyncio.sleep(0.01)
 
 
-def _gpus(pod: Pod) -> int:
-    """As a scheduler counts: init containers run one after the other, and before the others."""
+def gpus_of(pod: Pod) -> int:
+    """How many it needs, as a scheduler counts: init containers run one after the other, and before the others."""
     inits, later = ([it.resources.get(RESOURCE, 0) for it in pod.of_kind(*kinds)] for kinds in KINDS)
     return max(*inits, 0, sum(later))
 

@@ -1,0 +1,208 @@
+"""A process that keeps the memory of a GPU in a way that is hard to see, and reads or writes there.
+
+``python -I -S attacker.py DIRECTORY ID POD MANNER DEED STAY MEMORY`` prints the uptime when it has the memory. After
+the first byte on stdin it reads (``reads``: it tells each pod whose bytes it sees), writes its fingerprint at random
+places (``writes``), or does neither (``silent``). MANNER says how it keeps the memory: the name of a method. All
+processes that come of it are in one session, and have its stdout open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+BLOCK = 64  # bytes of a fingerprint, as in tenant.py
+NAME = 38  # of them say whose it is
+EVERY = 0.01  # seconds from one deed to the next
+SAMPLES = 16  # blocks that are read at once
+MOVES = 2000  # of a descriptor, from one deed to the next
+URING_SETUP, URING_REGISTER, REGISTER_FILES = 425, 427, 2  # the numbers are the same on each architecture
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
+
+Read = Callable[[int, int], bytes]  # length, offset
+Write = Callable[[bytes, int], object]  # data, offset
+
+
+class Attacker:
+    """One of them. It acts with whatever way it has to the memory at that moment."""
+
+    def __init__(self, directory: str, own: str, pod: str, deed: str, stay: str, memory: str) -> None:
+        self._directory, self._own, self._memory, self._deed = directory, own, memory, deed
+        self._stay = float(stay)
+        self._known = {own, pod, ""}
+        self._fingerprint = f"<{own}>".encode().ljust(BLOCK, b"\0")
+        self._unleashed = False
+        self._dice = random.Random(own)  # noqa: S311 - no secret comes of it
+        self._handle = self._opened()
+        self._size = os.fstat(self._handle).st_size
+
+    def _opened(self) -> int:
+        return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
+
+    def ready(self) -> None:
+        """Whoever started it waits for this line."""
+        os.write(1, f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f}\n".encode())
+
+    # -- the ways
+
+    def holds(self) -> None:
+        """It has the file open, and does not listen to SIGTERM."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.ready()
+        while True:
+            self._act_on(self._handle)
+            time.sleep(EVERY)
+
+    def moves(self) -> None:
+        """Its descriptor has another number all the time."""
+        self.ready()
+        while True:
+            self._act_on(self._handle)
+            for _ in range(MOVES):
+                other = os.dup(self._handle)
+                os.close(self._handle)
+                self._handle = other
+
+    def forks(self) -> None:
+        """A child takes over every few milliseconds."""
+        self.ready()
+        while True:
+            self._act_on(self._handle)
+            time.sleep(self._dice.uniform(0.003, 0.02))
+            if os.fork():
+                os._exit(0)
+
+    def maps(self) -> None:
+        """It has no descriptor of it, only a mapping."""
+        at = LIBC.mmap(None, self._size, 3, 1, self._handle, 0)
+        os.close(self._handle)
+        self.ready()
+        while True:
+            self._act(
+                lambda length, offset: ctypes.string_at(at + offset, length),
+                lambda data, offset: _put(at + offset, data),
+            )
+            time.sleep(EVERY)
+
+    def sends(self) -> None:
+        """The file is in a socket nearly all the time."""
+        one, other = socket.socketpair()
+        socket.send_fds(one, [b"x"], [self._handle])
+        os.close(self._handle)
+        self.ready()
+        while True:
+            time.sleep(20 * EVERY)
+            if self._goes():
+                _, [handle], _, _ = socket.recv_fds(other, 1, 1)
+                self._act_on(handle)
+                socket.send_fds(one, [b"x"], [handle])
+                os.close(handle)
+
+    def registers(self) -> None:
+        """Only an io_uring has the file."""
+        ring = LIBC.syscall(URING_SETUP, 2, ctypes.create_string_buffer(120))
+        files = (ctypes.c_int * 1)(self._handle)
+        if ring < 0 or LIBC.syscall(URING_REGISTER, ring, REGISTER_FILES, files, 1) != 0:
+            raise OSError(ctypes.get_errno(), "cannot use io_uring")
+        os.close(self._handle)
+        self.ready()
+        while True:
+            signal.pause()
+
+    def stops(self) -> None:
+        """It does nothing, also not what a signal asks for."""
+        self.ready()
+        while True:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._act_on(self._handle)
+
+    def grows(self) -> None:
+        """It makes the file larger, and writes there."""
+        self.ready()
+        most, end = self._size + 64 * BLOCK, self._size
+        while True:
+            self._act_on(self._handle)
+            if self._goes() and end < most:
+                end += os.pwrite(self._handle, self._fingerprint, end)
+            time.sleep(EVERY)
+
+    def visits(self) -> None:
+        """It comes and goes."""
+        os.close(self._handle)
+        self.ready()
+        while True:
+            with self._visit() as handle:
+                self._act_on(handle)
+                time.sleep(self._dice.uniform(0, self._stay))
+            time.sleep(self._dice.uniform(0, 0.1))
+
+    @contextmanager
+    def _visit(self) -> Iterator[int]:
+        handle = self._opened()
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    # -- the deeds
+
+    def _goes(self) -> bool:
+        """Whether it was told to begin."""
+        if not self._unleashed and select.select([0], [], [], 0)[0]:
+            if not os.read(0, 1):
+                os._exit(0)  # whoever started it has gone
+            self._unleashed = True
+        return self._unleashed
+
+    def _act_on(self, handle: int) -> None:
+        self._act(
+            lambda length, offset: os.pread(handle, length, offset),
+            lambda data, offset: os.pwrite(handle, data, offset),
+        )
+
+    def _act(self, read: Read, write: Write) -> None:
+        if not self._goes() or self._deed == "silent":
+            return
+        places = [self._dice.randrange(self._size // BLOCK) * BLOCK for _ in range(SAMPLES)]
+        if self._deed == "writes":
+            write(self._fingerprint, places[0])
+            return
+        for offset in places:
+            self._judge(read(NAME, offset), offset)
+
+    def _judge(self, found: bytes, offset: int) -> None:
+        whose = found[1:-1].decode("latin-1") if found[:1] == b"<" and found[-1:] == b">" else ""
+        if whose in self._known or whose.count("-") != 4:
+            return
+        self._known.add(whose)
+        words = (
+            f"SEEN: attacker {self._own} (pid {os.getpid()}) sees {found!r} at offset {offset:#x} of {self._memory}\n"
+        )
+        name = f"SEEN-{self._own}-{whose}"
+        aside = os.open(f"{self._directory}/.{name}", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.write(aside, words.encode())
+        os.close(aside)
+        os.replace(f"{self._directory}/.{name}", f"{self._directory}/{name}")  # noqa: PTH105 - pathlib is slow to load
+
+
+def _put(address: int, data: bytes) -> None:
+    ctypes.memmove(address, data, len(data))
+
+
+def main(directory: str, own: str, pod: str, manner: str, deed: str, stay: str, memory: str) -> None:
+    """Until it is killed."""
+    getattr(Attacker(directory, own, pod, deed, stay, memory), manner)()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,301 @@
+"""Random histories against whole nodes, each from one seed: pods and attackers, kubelet, plugin and service in trouble.
+
+    python -m tests.soak.campaign --seconds 7200 --seed 1      seeds 1, 2, 3, ... for two hours
+    python -m tests.soak.campaign --only 17                    the moves of seed 17 again
+
+A history is one node of 2 to 4 simulated GPUs. It alternates between trouble and calm. In trouble everything may
+happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each GPU must be clean and offered again.
+In the calm that follows, pods come and go in ordinary ways, and none may be refused. ``judge.py`` says what must not
+be, and what docs/threat-model.md names as not closed. The same seed makes the same moves, not the same timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from pathlib import Path
+from typing import TextIO
+
+from plugin.testing.pods import Phase, Pod
+from scrubber.core import views
+from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.devices.simulated import drills
+from tests import forking
+from tests.flows.node import Node
+from tests.soak.aftermath import answer, complaints
+from tests.soak.dice import dice as dice_of
+from tests.soak.hostile import Hostile
+from tests.soak.judge import BETWEEN, Judge
+from tests.soak.moves import WEIGHTS, Moves, Visiting
+from tests.soak.waiting import within
+
+BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
+SURVIVES = "proof: {survives_restart: true}"
+POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container")
+MEMORY = "256KiB"
+ROUNDS, TROUBLE, CALM = (2, 3), (20, 40), (4, 6)  # rounds of a history; moves of a round
+GAP = 0.25  # seconds at most from one move to the next
+PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
+STREAMS = 100
+HEALS_WITHIN = 240.0  # seconds: a scrub that failed is tried again after a minute at the latest
+HANGS_AFTER = 900.0
+HOLDING = ("holds", "moves", "forks", "maps", "sends", "registers", "stops")
+GRPC = re.compile(r"[IWE]\d{4} ")  # its own lines about connections and open files
+DEEDS = ("reads", "writes", "silent")
+
+
+@dataclass
+class Figures:
+    """Of all histories."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+    attackers: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    excused: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def report(self) -> str:
+        """For people."""
+        tables = {"": self.counts, "move: ": self.moves, "attacker: ": self.attackers, "refused: ": self.refused}
+        tables["exception: "] = self.excused
+        lines = [f"{count:7} {name}{what}" for name, table in tables.items() for what, count in table.most_common()]
+        return "\n".join([*lines, f"{len(self.findings):7} findings", *self.findings])
+
+
+class History:
+    """One node from its first to its last moment."""
+
+    def __init__(self, seed: int, root: Path) -> None:
+        dice = dice_of(str(seed), "node")
+        self.seed, self.step, self.said, self.moves = str(seed), 0, list[str](), Counter[str]()
+        self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4)), dice.random() < 0.5
+        file = root / "policy.yaml"
+        file.write_text(f"name: campaign\ndefaults: {{{self.policy}}}\n")
+        self.stage = Stage(gpus, MEMORY, str(file), root=root / "node", runs=Hostile)
+        assert isinstance(self.stage.containers, Hostile)
+        self.runtime, self.kubelet = self.stage.containers, self.stage.kubelet
+        self.runtime.tenants.grouped = grouped and os.geteuid() == 0
+        self.node = Node(self.stage)
+        self.pods = Visiting(self.node, self.runtime, self.seed)
+        self.judge = Judge(self.runtime, self.kubelet)
+        self._began = time.monotonic()
+        self._moves = Moves(self.node, self.pods, self.judge, root / "copy", survives=SURVIVES in self.policy)
+        self.runtime.say = self.say
+        self.say(f"{gpus} GPUs, {'control groups' if self.runtime.tenants.grouped else 'environments'}, {self.policy}")
+
+    def say(self, words: str) -> None:
+        """A line of the history."""
+        self.said.append(f"  {time.monotonic() - self._began:7.2f} s {words}")
+
+    @property
+    def findings(self) -> list[str]:
+        """What must not be."""
+        return self.judge.findings
+
+    # -- its course
+
+    async def run(self) -> None:
+        """All rounds, or until there is a finding."""
+        course = dice_of(self.seed, "course")
+        try:
+            async with asyncio.timeout(HANGS_AFTER):
+                await self.node.up()
+                await self._moves.make("keep", dice_of(self.seed, "keep"))
+                for _ in range(course.randint(*ROUNDS)):
+                    self.pods.calm = False
+                    await self._round(
+                        course.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=course.randint(*TROUBLE))
+                    )
+                    await self._settle()
+                    self.pods.calm = True
+                    await self._round(["pod"] * course.randint(*CALM))
+                    await self._settle()
+        except* Found:
+            pass
+        except* Exception as errors:  # noqa: BLE001 - whatever it is, it is a finding
+            self.findings.append("".join(traceback.format_exception(errors)))
+        lines = (it for it in complaints(self.node) if not GRPC.match(it))
+        self.findings.extend(f"a line in a log: {it}" for it in lines)
+
+    async def _round(self, moves: Sequence[str]) -> None:
+        """Each move begins some moment after the one before, and takes its time."""
+        async with asyncio.TaskGroup() as under_way:
+            for name in moves:
+                self.step += 1
+                dice = dice_of(self.seed, self.step)
+                under_way.create_task(self._move(self.step, name, dice))
+                await asyncio.sleep(dice.uniform(0, GAP))
+                self.demand_nothing()
+        self.demand_nothing()
+
+    async def _move(self, step: int, name: str, dice: random.Random) -> None:
+        label = f"{step:3} {name}{' (calm)' if self.pods.calm else ''}"
+        self.say(f"{label} begins")
+        self.moves[name] += 1
+        done = await self._moves.make(name, dice)
+        self.say(f"{label}: {done}")
+
+    def demand_nothing(self) -> None:
+        """The history ends with the first finding."""
+        self.judge.look()
+        self.findings.extend(f"the kubelet died: {it!r}" for it in self.kubelet.panics)
+        self.findings.extend(self.pods.counters.faults)
+        if self.findings:
+            raise Found
+
+    async def _settle(self) -> None:
+        """Everybody goes; then each GPU must be clean and offered."""
+        await self.runtime.end_attackers()
+        await self.runtime.end_guests()
+        for uuid in self.stage.uuids:
+            drills.heal(self.stage.simulated, uuid)
+        for pod in list(self.kubelet.pods.values()):
+            await self.kubelet.delete(pod)
+        async with within(HEALS_WITHIN, self._what):
+            await answer(self.node)
+            for number in range(self.stage.gpus):
+                await self._come_back(number)
+            await self.kubelet.registered(RESOURCE, HEALS_WITHIN)
+            await self.node.offered(self.stage.gpus)
+            await self._take_all()
+            for number in range(self.stage.gpus):
+                device = await self.stage.settled(number, _is_clean, HEALS_WITHIN)
+                if not _is_clean(device):
+                    self.findings.append(f"GPU {number} is not clean: {device.state}, {device.why}, {device.setback}")
+            await self.node.offered(self.stage.gpus)
+        self.say("settled")
+        self._moves.written.clear()
+        self.demand_nothing()
+
+    def _what(self) -> str:
+        return f"each GPU to be clean and offered: {self.kubelet.devices(RESOURCE)}"
+
+    async def _come_back(self, number: int) -> None:
+        """Nobody is there, so a scrub ends well."""
+        device = await self.stage.settled(number, _rests, HEALS_WITHIN)
+        if device.state == "quarantined":
+            excuse = BETWEEN if device.device in self._moves.written else None
+            self.judge.take(f"{device.device} is quarantined: {device.why}", excuse)
+            async with self.stage.admin() as admin:
+                async for _ in admin.reinstate(device.device, "", "the campaign"):
+                    pass
+        elif device.state == "clean" and not self.judge.examine(device.device):
+            async with self.stage.admin() as admin:  # an exception, which would be one of each pod from now on
+                async for _ in admin.scrub([device.device]):
+                    pass
+
+    async def _take_all(self) -> None:
+        """A pod on all GPUs: what no pod ever released, because none ever came, is asked for again."""
+        pod = Pod.of("all", {RESOURCE: self.stage.gpus})
+        self.runtime.names[pod.uid], excused = pod.name, self.judge.excused.total()
+        await self.kubelet.run(pod)
+        self.judge.look()
+        if pod.phase is not Phase.RUNNING and self.judge.excused.total() == excused:
+            self.judge.take(f"no pod gets all GPUs: {pod.status} {pod.statuses}", self._moves.slow())
+        await self.kubelet.delete(pod)
+
+
+class Found(Exception):
+    """There is a finding."""
+
+
+def _is_clean(device: views.DeviceStatus) -> bool:
+    return device.state == "clean"
+
+
+def _rests(device: views.DeviceStatus) -> bool:
+    """It is clean, or belongs to a pod that never came, or waits for a person."""
+    return device.state in ("clean", "granted", "in_use", "quarantined") and device.job is None
+
+
+async def play(seed: int, figures: Figures, *, keep: bool) -> History:
+    """One history; its findings are printed with all of its moves."""
+    root = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
+    (root / "node").mkdir()
+    history = History(seed, root)
+    try:
+        await history.run()
+    finally:
+        await history.stage.clear_away(keep=True)
+        if not (keep and history.findings):
+            shutil.rmtree(root)
+    _count(history, figures)
+    for finding in history.findings:
+        figures.findings.append(f"FINDING seed={seed} step={history.step}: {finding}")
+    if history.findings:
+        kept = [f"  kept in {root}"] if keep else []
+        _print(sys.stdout, *history.said, *figures.findings[-len(history.findings) :], *kept)
+    return history
+
+
+def _print(where: TextIO, *lines: str) -> None:
+    print(*lines, sep="\n", file=where, flush=True)
+
+
+def _count(history: History, figures: Figures) -> None:
+    calls = Counter(it.method for it in history.kubelet.calls)
+    figures.counts.update({"histories": 1, "moves": history.step, "starts": len(history.kubelet.starts)})
+    figures.counts.update({name: calls[name] for name in ("Allocate", "PreStartContainer")})
+    figures.counts["starts without PreStartContainer"] += sum(not it.prestart for it in history.kubelet.starts)
+    figures.counts["hand-overs from pod to pod"] += history.runtime.seen.handovers
+    figures.counts["faults"] += history.moves.total() - history.moves["pod"]
+    figures.moves.update(history.moves)
+    figures.attackers.update(it.what.partition(",")[0] for it in history.runtime.attackers)
+    figures.refused.update(history.pods.counters.refused)
+    figures.excused.update(history.judge.excused)
+
+
+def campaign(seeds: Iterable[int], figures: Figures, *, keep: bool = False) -> None:
+    """One history for each seed."""
+    with forking.forking(forking.Popen):
+        for seed in seeds:
+            began = time.monotonic()
+            history = asyncio.run(play(seed, figures, keep=keep))
+            took, allocates = time.monotonic() - began, sum(it.method == "Allocate" for it in history.kubelet.calls)
+            found = f"{len(history.findings)} findings" if history.findings else "nothing found"
+            words = f"seed {seed}: {history.step} moves, {allocates} Allocates, {took:.0f} s: {found}"
+            _print(sys.stderr, f"{words} {dict(history.judge.excused) or ''}")
+
+
+def _until(ends: float, first: int) -> Iterator[int]:
+    """Consecutive seeds until the time is over; one at least."""
+    yield first
+    yield from takewhile(lambda _: time.monotonic() < ends, count(first + 1))
+
+
+def main() -> int:
+    """The exit status is 1 if there was a finding."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="one history, of this seed")
+    parser.add_argument("--keep", action="store_true", help="keep the directory of a history with a finding")
+    asked, figures = parser.parse_args(), Figures()
+    seeds = _until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        campaign(seeds, figures, keep=asked.keep)
+    except KeyboardInterrupt:
+        _print(sys.stderr, "interrupted")
+    finally:
+        forking.close()
+    _print(sys.stdout, figures.report())
+    return 1 if figures.findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,208 @@
+"""The runtime of the campaign: tenants that look for themselves, and attackers beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import time
+import uuid as uuids
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plugin.kubelet_api import deviceplugin_pb2
+from plugin.testing.pods import Container, Pod
+from plugin.testing.runtime import Devices
+from scrubber.devices.simulated import layout
+from scrubber.node.cgroups import GROUPS
+from tests.patience import WITHIN
+from tests.soak.guests import PROGRAM, Guests, Key, Process, Words
+
+ATTACKER = PROGRAM.with_name("attacker.py")
+LEFTOVER, FOREIGN, VISITOR = "leftover", "foreign process", "short visitor"
+
+
+def uptime() -> float:
+    """The clock of tenants and attackers."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class GroupedWords(Words):
+    """Tenants are in the control group of their pod, or are known by their environment alone."""
+
+    grouped: bool = False
+    emptied: set[str] = field(default_factory=set)  # pods whose processes have no environment
+
+    def inside(self, container: str) -> tuple[str, ...]:
+        if not (self.grouped and container):
+            return ()
+        return ("sh", "-c", 'echo 0 > "$0" && exec "$@"', str(group_of(container) / "cgroup.procs"))
+
+    def environment(self, container: str) -> dict[str, str]:
+        return {} if container in self.emptied else super().environment(container)
+
+
+@dataclass(eq=False)
+class Attacker:
+    """A process, or several that come of one, with the memory of a GPU open."""
+
+    kind: str
+    what: str
+    gpu: str
+    own: str  # the name in its fingerprint
+    pod: str  # the UID of the pod that left it behind; empty for others
+    opened: float  # uptime
+    process: Process
+    pipe: int  # open for writing in each of its processes
+    gone: float | None = None  # uptime at which it was ended
+
+    def lives(self) -> bool:
+        """Whether any of its processes is there."""
+        return self.gone is None and not _hung_up(self.pipe, 0)
+
+    def begin(self) -> None:
+        """It reads or writes from now on."""
+        if self.process.stdin is not None:
+            self.process.stdin.write(b"\n")
+
+    async def end(self) -> None:
+        """All of its processes."""
+        if self.gone is None:
+            if not _hung_up(self.pipe, 0):  # so its group cannot be another one by now
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            assert await asyncio.to_thread(_hung_up, self.pipe, WITHIN), f"cannot end {self.what}"
+            self.gone = uptime()
+            os.close(self.pipe)
+        await self.process.wait()
+
+
+def _hung_up(pipe: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)  # only the end counts
+    return bool(poll.poll(seconds * 1000))
+
+
+class Hostile(Guests):
+    """Runs tenants as containers, and attackers beside them."""
+
+    speaks = GroupedWords
+
+    def __init__(self, simulated: Path) -> None:
+        super().__init__(simulated)
+        self.say: Callable[[str], None] = lambda _: None  # what comes about, for a history
+        self.attackers: list[Attacker] = []
+        self.names: dict[str, str] = {}  # pod UID to its name
+        self.gates: dict[str, list[float]] = {}  # pod UID to the uptimes just before it asked to start, or started
+        self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
+
+    @property
+    def tenants(self) -> GroupedWords:
+        """How they are started."""
+        assert isinstance(self.words, GroupedWords)
+        return self.words
+
+    async def open_sandbox(self, pod: Pod) -> None:
+        self.names[pod.uid] = pod.name
+        self.gates.setdefault(pod.uid, []).append(uptime())
+        if self.tenants.grouped and (pod.uid, "") not in self._running:
+            group_of(pod.uid).mkdir(parents=True, exist_ok=True)
+            await super().open_sandbox(pod)
+            (group_of(pod.uid) / "cgroup.procs").write_text(str(self.pids(pod, "")[0]))
+            return
+        await super().open_sandbox(pod)
+
+    async def close_sandbox(self, pod: Pod) -> None:
+        await super().close_sandbox(pod)
+        if self.tenants.grouped:
+            with suppress(OSError):  # it never was there, or a process is still about to leave it
+                group_of(pod.uid).rmdir()
+
+    async def start(
+        self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
+    ) -> None:
+        gpus = {uuid for ids in devices.values() for uuid in ids}
+        gate = self.gates[pod.uid][-1]
+        others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
+        self.company += [(pod, gate, it) for it in others]
+        self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
+        await super().start(pod, container, devices, response)
+
+    async def stop(self, pod: Pod, container: Container) -> None:
+        await super().stop(pod, container)
+        self.say(f"    {container.name} of {pod.name} has ended")
+        if not any(uid == pod.uid for uid, _ in self._on):
+            for attacker in self.attackers:
+                if attacker.pod == pod.uid:
+                    attacker.begin()
+
+    async def late(self, pod: Pod, gpus: Sequence[str], seconds: float) -> None:
+        """A container of a pod that the kubelet has dropped comes, stays for a while and ends."""
+        self._last.update(dict.fromkeys(gpus, pod.uid))
+        process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
+        if process is not None:
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                await self._ends_well(process, f"main of {pod.name}", may_be_killed=False)
+
+    @property
+    def simulated(self) -> Path:
+        """The directory of all GPUs."""
+        return self._simulated
+
+    def running(self) -> list[Key]:
+        """The containers that run on a GPU."""
+        return [key for key in self._on if self.lives(*key)]
+
+    async def attack(
+        self, kind: str, gpu: str, manner: str, deed: str, pod: str = "", stay: float = 0.0
+    ) -> Attacker | None:
+        """A new attacker, as soon as it has the memory; None if it does not come to that."""
+        own = str(uuids.uuid4())
+        ours, theirs = os.pipe()
+        memory = layout.find(self._simulated, gpu).memory
+        words = (str(self.words.directory), own, pod, manner, deed, str(stay), str(memory))
+        try:
+            with self.words.errors.open("ab") as errors:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(ATTACKER), *words),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=theirs,
+                    stderr=errors,
+                    env={"PATH": os.defpath},
+                    start_new_session=True,
+                )
+        finally:
+            os.close(theirs)
+        said = await asyncio.to_thread(os.read, ours, 64)
+        attacker = Attacker(kind, f"{manner}, {deed}", gpu, own, pod, float(said or 0), process, ours)
+        self.attackers.append(attacker)
+        self.say(f"    {kind}, {attacker.what}, of {self.names.get(pod, 'nobody')}, has {gpu}: {own}")
+        if not said:
+            await attacker.end()
+            return None
+        return attacker
+
+    async def end_attackers(self) -> None:
+        """All of them."""
+        for attacker in self.attackers:
+            await attacker.end()
+
+    async def clear_away(self) -> None:
+        await self.end_attackers()
+        await super().clear_away()
+        if self.tenants.grouped:
+            for uid in self.gates:
+                with suppress(OSError):
+                    group_of(uid).rmdir()
+
+
+def group_of(pod: str) -> Path:
+    """The control group of a pod, in the unified hierarchy or in one of the first version."""
+    return (GROUPS if (GROUPS / "cgroup.procs").exists() else GROUPS / "pids") / f"kubepods/pod{pod}"

@@ -1,0 +1,135 @@
+"""What must not be, by what tenants, attackers and the kubelet have seen; the product is asked nothing here.
+
+Each of EXCEPTIONS is a case that docs/threat-model.md or docs/limits.md names as not closed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from plugin.testing.kubelet import Kubelet
+from scrubber.devices.simulated import layout
+from tests.soak.hostile import FOREIGN, VISITOR, Attacker, Hostile, uptime
+from tests.soak.tenant import BLOCK
+
+SHORT = "short visit: a process opens and closes a GPU between two observations"
+LATE = "a process of the host opens a GPU after the last question of the pod that has it"
+UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
+UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
+BETWEEN = "a process of the host writes between clear and verify: the GPU is quarantined"
+SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
+SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid (\d+)\)")
+WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
+
+
+@dataclass
+class Judge:
+    """Of one history."""
+
+    runtime: Hostile
+    kubelet: Kubelet
+    findings: list[str] = field(default_factory=list)
+    excused: Counter[str] = field(default_factory=Counter)
+    unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
+    late: set[str] = field(default_factory=set)  # pods whose start another program asked for, as the kubelet would
+    _known: set[str] = field(default_factory=set)
+    _errors: int = 0
+
+    def look(self) -> None:
+        """At everything that is new."""
+        told = "".join(self.runtime.words.told())
+        for what in self._new():
+            said = SAID.search(what)
+            if said is None:
+                self.findings.append(f"fault of a tenant or attacker: {what}")
+            else:
+                self._judge(what, said[1], said[2])
+        while self.runtime.company:
+            pod, gate, attacker = self.runtime.company.pop()
+            self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
+        while self.runtime.seen.faults:
+            fault = self.runtime.seen.faults.pop()
+            pid = re.search(r"\(pid \d+\)", fault)
+            if pid is None or pid[0] not in told:
+                self.findings.append(f"a live process was ended: {self._named(fault)}")
+
+    def examine(self, gpu: str) -> bool:
+        """Whether a GPU holds nothing: it is clean, and no process has it open."""
+        memory = layout.find(self.runtime.simulated, gpu).memory.read_bytes()
+        left = memory.lstrip(b"\0")
+        if left:
+            found = WHOSE.search(left[:BLOCK].decode("latin-1"))
+            writer = next((it for it in self.runtime.attackers if found is not None and it.own == found[1]), None)
+            excuse = self._excuse(writer, "", uptime()) if writer is not None else None
+            self.take(f"{gpu} is clean and holds {left[:BLOCK]!r} at offset {len(memory) - len(left):#x}", excuse)
+        return not left
+
+    def _new(self) -> Iterator[str]:
+        for file in sorted(self.runtime.words.directory.iterdir()):
+            if file.name.startswith("."):
+                continue
+            if file == self.runtime.words.errors:
+                text = file.read_text()
+                if text[self._errors :]:
+                    yield text[self._errors :]
+                self._errors = len(text)
+            elif file.name not in self._known:
+                self._known.add(file.name)
+                yield file.read_text()
+
+    def _judge(self, what: str, kind: str, who: str) -> None:
+        found = WHOSE.search(what.partition("holds" if kind != "SEEN" else "sees")[2])
+        attackers = {it.own: it for it in self.runtime.attackers}
+        if kind == "SEEN":  # an attacker sees bytes of a pod, or of another attacker
+            excuse = None
+            if found is not None and found[1] in self.runtime.gates:
+                excuse = self._excuse(attackers[who], found[1], self.runtime.gates[found[1]][0])
+            elif found is not None and found[1] in attackers:
+                excuse = SHORT if VISITOR in (attackers[found[1]].kind, attackers[who].kind) else LATE
+            self.take(f"leak: {what}", excuse)
+            return
+        if found is not None and found[1] in attackers and attackers[found[1]].pod == who:
+            return  # a leftover of the pod itself
+        word = "leak" if kind == "RESIDUE" or found is not None else "wipe"
+        if found is not None and found[1] in attackers:
+            excuse = self._excuse(attackers[found[1]], who, self.runtime.gates[who][-1])
+        else:
+            excuse = None
+        self.take(f"{word}: {what}", excuse)
+
+    def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
+        """Why bytes of an attacker may be on the GPU of a pod whose last question was at ``gate``."""
+        if attacker.kind == VISITOR:
+            return SHORT
+        if attacker.opened > gate:
+            return LATE
+        if not self.asked(pod, gate):
+            return UNASKED
+        until = attacker.gone or uptime()
+        came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
+        return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None
+
+    def asked(self, pod: str, gate: float) -> bool:
+        """Whether PreStartContainer was asked for this start."""
+        began = gate - (uptime() - time.monotonic())
+        calls = (it for it in self.kubelet.calls if it.method == "PreStartContainer" and it.outcome == "OK")
+        return not pod or pod in self.late or any(it.began >= began for it in calls)
+
+    def take(self, what: str, excuse: str | None) -> None:
+        """A finding, or one more of an exception."""
+        if not excuse:
+            self.findings.append(self._named(what))
+        else:
+            self.excused[excuse] += 1
+
+    def _named(self, words: str) -> str:
+        """With the names of pods and attackers instead of their UIDs."""
+        for uid, name in self.runtime.names.items():
+            words = words.replace(uid, f"[{name}]")
+        for attacker in self.runtime.attackers:
+            words = words.replace(attacker.own, f"[{attacker.what}]")
+        return words.strip()

@@ -1,0 +1,401 @@
+"""What may happen to a node of the campaign: each move takes its choices from its dice, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.kubelet import NotRunning
+from plugin.testing.pods import Phase, Pod
+from scrubber.demo.stage import RESOURCE, ServiceProgram
+from scrubber.devices.simulated import drills
+from scrubber.ground.errors import NotReady, Refused, Unreachable
+from scrubber.node import checkpoint
+from tests.flows.node import Node
+from tests.patience import WITHIN
+from tests.soak.aftermath import answer
+from tests.soak.hostile import FOREIGN, LEFTOVER, VISITOR, Hostile, uptime
+from tests.soak.judge import SLOW, Judge
+from tests.soak.pods import Pods, gpus_of
+from tests.soak.weather import damage
+
+HOLDING = ("holds", "moves", "forks", "maps", "sends", "registers", "stops")
+DEEDS = ("reads", "writes", "silent")
+PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
+LIFE = 5.0  # seconds that a leftover waits for the end of that pod
+STREAMS = 100
+# How often each move comes.
+WEIGHTS = {
+    "pod": 80,
+    "leftover": 18,
+    "foreign": 4,
+    "visits": 4,
+    "importer": 3,
+    "doubled": 8,
+    "kubelet_restart": 4,
+    "stale": 4,
+    "keep": 2,
+    "rollback": 2,
+    "list": 3,
+    "service_end": 4,
+    "service_stop": 3,
+    "plugin_end": 3,
+    "plugin_stop": 2,
+    "shortage": 3,
+    "streams": 2,
+    "order": 3,
+    "stall": 4,
+}
+
+
+class Visiting(Pods):
+    """The pods of a history; each comes by a move."""
+
+    runs_within = 150.0
+    patience = 6.0  # a pod that does not run for so long is deleted
+
+    def __init__(self, node: Node, runtime: Hostile, seed: str) -> None:
+        super().__init__(node, runtime, seed)
+        self.calm = False
+        self._guests = runtime
+
+    async def come(self, dice: random.Random) -> Pod | None:
+        """From its admission to its end; None if there is no room for it."""
+        pod = self._next(dice, len(self._guests.names))
+        self._guests.names[pod.uid] = pod.name
+        if self.calm:
+            await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN)
+        elif dice.random() < 0.85 and self._free() < gpus_of(pod):
+            return None
+        if not self.calm and dice.random() < 0.1:
+            self._guests.tenants.emptied.add(pod.uid)
+        self._placed[pod.uid] = gpus_of(pod)
+        await self._live(pod, dice)
+        return pod
+
+    async def through(self, pod: Pod, dice: random.Random) -> None:
+        """One that was admitted runs, works and ends."""
+        if pod.phase is not Phase.FAILED and await self._up(pod, dice):
+            await self._work(pod, dice)
+
+    async def forget(self, *pods: Pod) -> None:
+        """They are deleted, whatever became of them."""
+        for pod in pods:
+            if pod.uid in self._kubelet.pods:
+                await self._insist(partial(self._kubelet.delete, pod))
+
+    def _free(self) -> int:
+        return self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
+
+    async def _work(self, pod: Pod, dice: random.Random) -> None:
+        for _ in range(dice.choice((0, 0, 1))):
+            await asyncio.sleep(dice.uniform(0.02, 0.4))
+            await self._kubelet.exit_container(pod, "main")
+            if not await self._up(pod, dice):
+                return
+        await asyncio.sleep(dice.uniform(0.02, dice.choice((0.3, 0.6, 2.0))))
+        if dice.random() < 0.3 and self._guests.lives(pod.uid, "main"):
+            self._guests.shoot(pod.uid, "main")
+            await self._kubelet.exit_container(pod, "main")
+
+    async def _end(self, pod: Pod, dice: random.Random) -> None:
+        if not self.calm or pod.phase is Phase.FAILED:
+            await super()._end(pod, dice)
+            return
+        if dice.random() < 0.5:
+            await self._kubelet.finish(pod)
+        await self._kubelet.delete(pod)
+
+
+class Moves:
+    """All moves of one history."""
+
+    def __init__(self, node: Node, pods: Visiting, judge: Judge, copy: Path, *, survives: bool) -> None:
+        """``copy``: a directory for copies. ``survives``: whether proofs outlive a restart of the service."""
+        self.written: set[str] = set()  # GPUs that an attacker may have written to while they were scrubbed
+        self._node, self._pods, self._judge, self._copy, self._survives = node, pods, judge, copy, survives
+        self._stage, self._kubelet, self._runtime = node.stage, node.kubelet, judge.runtime
+        self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
+
+    async def make(self, name: str, dice: random.Random) -> str:
+        """One of them, by its name in ``WEIGHTS``; what came of it."""
+        move: Callable[[random.Random], Coroutine[None, None, str]] = getattr(self, f"_{name}")
+        return await move(dice)
+
+    def slow(self) -> str | None:
+        """The exception for a refusal while something beside the campaign makes the search of /proc slow."""
+        return SLOW if "reading all processes takes too long" in self._stage.service.log.read_text() else None
+
+    async def _pod(self, dice: random.Random) -> str:
+        pod = await self._pods.come(dice)
+        if pod is None:
+            return "no room"
+        starts = sum(it.starts for it in pod.statuses.values())
+        if self._pods.calm and (pod.phase is Phase.FAILED or not starts):
+            self._judge.take(f"{pod.name} was refused in calm: {pod.status} {pod.statuses}", self.slow())
+        return f"{pod.name}: {pod.phase.value}, {starts} starts {pod.message}"
+
+    async def _leftover(self, dice: random.Random) -> str:
+        manner, deed = dice.choice((*HOLDING, "grows")), dice.choice(DEEDS)
+        patience = dice.uniform(0.3, 3)
+        try:
+            await self._kubelet.until(self._runtime.running, PATIENCE)
+        except TimeoutError:
+            return "no pod runs"
+        key = dice.choice(self._runtime.running())
+        gpu = dice.choice(self._runtime.gpus(*key))
+        attacker = await self._runtime.attack(LEFTOVER, gpu, manner, deed, key[0])
+        if attacker is None:
+            return f"{manner}: it did not start"
+        with suppress(TimeoutError):
+            await self._kubelet.until(lambda: not self._runtime.lives(*key), LIFE)
+        attacker.begin()
+        await asyncio.sleep(patience)
+        ended = "still there" if attacker.lives() else "ended by the service"
+        await attacker.end()
+        return f"{manner}, {deed}, of {self._runtime.names[key[0]]} on {gpu}: {ended}"
+
+    async def _foreign(self, dice: random.Random) -> str:
+        manner, deed = dice.choice(HOLDING), dice.choice(DEEDS)
+        return await self._from_outside(FOREIGN, manner, deed, dice.uniform(3.2, 5), dice)
+
+    async def _visits(self, dice: random.Random) -> str:
+        deed, stay = dice.choice(DEEDS), dice.choice((0.002, 0.02, 0.1))
+        return await self._from_outside(VISITOR, "visits", deed, dice.uniform(0.3, 2), dice, stay)
+
+    async def _from_outside(
+        self, kind: str, manner: str, deed: str, seconds: float, dice: random.Random, stay: float = 0.0
+    ) -> str:
+        """On a GPU that no pod uses."""
+        used = {gpu for key in self._runtime.running() for gpu in self._runtime.gpus(*key)}
+        free = [gpu for gpu in self._stage.uuids if gpu not in used]
+        if not free:
+            return "no GPU is free"
+        gpu = dice.choice(free)
+        attacker = await self._runtime.attack(kind, gpu, manner, deed, stay=stay)
+        if attacker is None:
+            return f"{manner}: it did not start"
+        self.written.add(gpu)
+        attacker.begin()
+        await asyncio.sleep(seconds)
+        await attacker.end()
+        return f"{manner}, {deed}, on {gpu} for {seconds:.1f} s"
+
+    async def _importer(self, dice: random.Random) -> str:
+        """A process of another pod has the memory of a pod open, as after cudaIpcOpenMemHandle."""
+        running = self._runtime.running()
+        pairs = [(key, other[0]) for key in running for other in running if other[0] != key[0]]
+        if not pairs:
+            return "no two pods run"
+        key, other = dice.choice(pairs)
+        async with self._runtime.importer(key, other) as came:
+            await asyncio.sleep(dice.uniform(0.1, 2))
+        return f"of {self._runtime.names[other]} at {self._runtime.names[key[0]]}: {came}"
+
+    async def _doubled(self, dice: random.Random) -> str:
+        """The kubelet drops a pod while its start is on its way, and admits another one."""
+        first, second = (Pod.of(f"{which}-{len(self._runtime.names)}", {RESOURCE: 1}) for which in ("dropped", "next"))
+        late, soon = dice.choice(((0.2, 1.0), (0.2, 1.0), (1.5, 0.1)))  # which start comes first
+        pauses = [dice.uniform(0, most) for most in (0.5, late, 0.05, 0.5, soon)]
+        self._runtime.names.update({it.uid: it.name for it in (first, second)})
+        try:
+            await self._kubelet.admit(first)
+            if first.phase is Phase.FAILED:
+                await self._kubelet.delete(first)
+                return f"refused: {first.message}"
+            ids = self._kubelet.held(first)["main"][RESOURCE]
+            await self._kubelet.force_delete(first)
+            await asyncio.sleep(pauses[0])
+            await self._kubelet.admit(second)
+            async with asyncio.TaskGroup() as both:
+                came = both.create_task(self._late_start(first, ids, pauses[1:4]))
+                await asyncio.sleep(pauses[4])
+                both.create_task(self._pods.through(second, dice))
+        except NotRunning:
+            return "the kubelet ended"
+        finally:
+            await self._pods.forget(first, second)
+        return f"{came.result()}; {second.phase.value}: {second.message or second.statuses['main']}"
+
+    async def _late_start(self, pod: Pod, ids: Sequence[str], pauses: Sequence[float]) -> str:
+        await asyncio.sleep(pauses[0])
+        await self._runtime.open_sandbox(pod)
+        self._judge.late.add(pod.uid)
+        try:
+            async with self._node.door() as plugin:
+                await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids), timeout=30)
+            await asyncio.sleep(pauses[1])
+            await self._runtime.late(pod, ids, pauses[2])
+        except grpc.aio.AioRpcError as error:
+            return f"the late start is refused: {error.details()}"
+        finally:
+            await self._runtime.close_sandbox(pod)
+        return f"the late start came, for {pauses[2]:.2f} s"
+
+    async def _kubelet_restart(self, dice: random.Random) -> str:
+        old, pause, waits = dice.random() < 0.25, dice.uniform(0, 0.4), dice.uniform(0, 0.5)
+        async with self._busy["kubelet"]:
+            self._pods.kubelet_runs.clear()
+            await self._kubelet.kill()
+            if old:
+                self._put_back(checkpoint.NAME, self._stage.kubelet_dir)
+            await asyncio.sleep(pause)
+            await self._kubelet.start()
+            with suppress(TimeoutError):  # after that its pods are admitted again, whether the plugin is back or not
+                await self._kubelet.registered(RESOURCE, waits)
+            self._pods.kubelet_runs.set()
+        return "with an old checkpoint" if old else "done"
+
+    async def _stale(self, dice: random.Random) -> str:
+        """The file is an older one until the kubelet writes it again. Its time is that of the older one, too."""
+        if dice.random() < 0.3:
+            damage(self._node, dice)
+            return "damaged"
+        self._put_back(checkpoint.NAME, self._stage.kubelet_dir)
+        return "an older checkpoint"
+
+    async def _keep(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
+        """Copies for later."""
+        async with self._busy["service"], self._stopped(self._stage.service):
+            shutil.rmtree(self._copy, ignore_errors=True)
+            self._copy.mkdir()
+            shutil.copytree(self._stage.root / "state", self._copy / "state", ignore=shutil.ignore_patterns("*.lock"))
+            with suppress(FileNotFoundError):
+                shutil.copy2(self._stage.kubelet_dir / checkpoint.NAME, self._copy)
+        return "copies of state directory and checkpoint"
+
+    def _put_back(self, name: str, directory: Path) -> None:
+        if (self._copy / name).exists():
+            shutil.copy2(self._copy / name, directory / f".{name}")
+            (directory / f".{name}").replace(directory / name)
+
+    async def _rollback(self, dice: random.Random) -> str:
+        """The state directory becomes an older copy while the service is down."""
+        state = self._stage.root / "state"
+        async with self._down("service", signal.SIGKILL, dice):
+            for file in state.iterdir():
+                file.unlink()
+            shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
+        return "done"
+
+    async def _service_end(self, dice: random.Random) -> str:
+        return await self._end_program("service", dice)
+
+    async def _plugin_end(self, dice: random.Random) -> str:
+        return await self._end_program("plugin", dice)
+
+    async def _end_program(self, name: str, dice: random.Random) -> str:
+        number = dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        async with self._down(name, number, dice):
+            await asyncio.sleep(dice.uniform(0, 0.8))
+        return number.name
+
+    @asynccontextmanager
+    async def _down(self, name: str, number: signal.Signals, dice: random.Random) -> AsyncIterator[None]:
+        del dice
+        program = self._program(name)
+        async with self._busy[name]:
+            began = uptime()
+            await program.end(number)
+            try:
+                yield
+            finally:
+                await program.start()
+            if name == "service":
+                await answer(self._node)
+                if self._survives:
+                    self._judge.unobserved.append((began, uptime()))
+
+    async def _service_stop(self, dice: random.Random) -> str:
+        return await self._stop_program("service", dice)
+
+    async def _plugin_stop(self, dice: random.Random) -> str:
+        return await self._stop_program("plugin", dice)
+
+    async def _stop_program(self, name: str, dice: random.Random) -> str:
+        seconds = dice.uniform(0.1, dice.choice((1, 4)))
+        async with self._busy[name], self._stopped(self._program(name)):
+            await asyncio.sleep(seconds)
+        return f"for {seconds:.1f} s"
+
+    @asynccontextmanager
+    async def _stopped(self, program: ServiceProgram) -> AsyncIterator[None]:
+        began, pid = uptime(), program.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            if program is self._stage.service:
+                self._judge.unobserved.append((began, uptime()))
+
+    async def _shortage(self, dice: random.Random) -> str:
+        """The service or the plugin can open no more files for a while."""
+        name, most = dice.choice(("service", "service", "plugin")), dice.choice((3, 16, 30))
+        seconds = dice.uniform(0.2, 3)
+        async with self._busy[name]:
+            with suppress(TimeoutError):  # a program that starts ends without files
+                await self._kubelet.registered(RESOURCE, PATIENCE)
+            program, began = self._program(name), uptime()
+            limits = resource.prlimit(program.pid, resource.RLIMIT_NOFILE)
+            with suppress(ProcessLookupError):
+                resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+                await asyncio.sleep(seconds)
+                resource.prlimit(program.pid, resource.RLIMIT_NOFILE, limits)
+            if program.ended:
+                await program.start()
+            if name == "service":
+                self._judge.unobserved.append((began, uptime()))
+        return f"{name}: {most} files for {seconds:.1f} s"
+
+    async def _streams(self, dice: random.Random) -> str:
+        """More Watch streams than there are places."""
+
+        async def follow(watch: AsyncIterator[object]) -> None:
+            with suppress(Refused, NotReady, Unreachable):
+                async for _ in watch:
+                    pass
+
+        async with self._stage.scrubber() as scrubber:
+            tasks = [asyncio.create_task(follow(scrubber.watch())) for _ in range(STREAMS)]
+            await asyncio.sleep(dice.uniform(0.2, 1.5))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return f"{STREAMS}"
+
+    async def _order(self, dice: random.Random) -> str:
+        """A person wants a GPU scrubbed, whoever has it."""
+        try:
+            async with self._stage.admin() as admin:
+                ends = [it.result async for it in admin.scrub([dice.choice(self._stage.uuids)]) if it.result]
+        except (Refused, NotReady, Unreachable) as error:
+            return str(error)
+        return str([it.clean for it in ends])
+
+    async def _list(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
+        """PodResources: the kubelet forgets an Allocate that is under way."""
+        with suppress(NotRunning):
+            self._kubelet.list_pod_resources()
+        return "done"
+
+    async def _stall(self, dice: random.Random) -> str:
+        gpu = dice.choice(self._stage.uuids)
+        drills.stall_clears(self._stage.simulated, gpu)
+        await asyncio.sleep(dice.uniform(0.2, 1.5))
+        drills.heal(self._stage.simulated, gpu)
+        return gpu
+
+    def _program(self, name: str) -> ServiceProgram:
+        return self._stage.service if name == "service" else self._stage.plugin

@@ -1,0 +1,140 @@
+"""A slice of the campaign, and what shows that its attackers attack and that its judge sees what they do."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Pod
+from plugin.testing.runtime import CannotCreate
+from scrubber.demo.stage import RESOURCE
+from scrubber.devices.simulated import creation, layout
+from scrubber.node import open_check
+from tests.patience import WITHIN
+from tests.soak.campaign import Figures, campaign
+from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
+from tests.soak.judge import LATE, Judge
+from tests.soak.moves import HOLDING
+
+pytestmark = pytest.mark.night
+
+ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
+SEEDS = (1, 2, 3, 4)  # about two minutes
+
+
+@pytest.mark.timeout(1800)
+def test_a_slice_of_the_campaign_finds_nothing():
+    figures = Figures()
+    campaign(SEEDS, figures)
+    assert figures.findings == [], "\n".join(figures.findings)
+    assert figures.counts["histories"] == len(SEEDS)
+
+
+@pytest.fixture
+async def runtime(tmp_path):
+    """One GPU without a service: nobody scrubs it."""
+    creation.create(tmp_path / "gpus", 1, 2**18)
+    it = Hostile(tmp_path / "gpus")
+    yield it
+    await it.clear_away()
+
+
+@pytest.fixture
+def judge(runtime, tmp_path):
+    return Judge(runtime, Kubelet(tmp_path, runtime))
+
+
+@pytest.fixture
+def gpu(runtime):
+    return layout.places(runtime.simulated)[0]
+
+
+@pytest.mark.parametrize("manner", [*HOLDING, "grows"])
+async def test_each_attacker_keeps_the_memory_until_it_is_ended(runtime, gpu, manner):
+    attacker = await runtime.attack(FOREIGN, gpu.info().uuid, manner, "writes")
+    attacker.begin()
+    held = {open_check.is_open([str(gpu.memory)]) for _ in range(100)}
+    assert (held, attacker.lives()) == ({True}, True)
+    await attacker.end()
+    assert not attacker.lives()
+
+
+@pytest.fixture
+def comes(runtime, judge, gpu):
+    """The first container of a new pod starts, if it finds its memory clean."""
+
+    async def come(name) -> Pod:
+        pod = Pod.of(name, {RESOURCE: 1})
+        judge.late.add(pod.uid)  # PreStartContainer said yes
+        await runtime.open_sandbox(pod)
+        with suppress(CannotCreate):
+            await runtime.start(pod, pod.containers[0], {RESOURCE: (gpu.info().uuid,)}, ANSWER)
+        return pod
+
+    return come
+
+
+def findings(judge):
+    judge.look()
+    return [it.partition(":")[0] for it in judge.findings]
+
+
+async def test_bytes_of_another_pod_are_a_leak(runtime, judge, comes):
+    first = await comes("first")
+    await runtime.stop(first, first.containers[0])
+    await comes("second")
+    assert findings(judge) == ["leak"]
+    assert "<[first]>" in judge.findings[0]
+
+
+async def test_memory_that_is_overwritten_in_use_is_a_wipe(runtime, judge, gpu, comes):
+    pod = await comes("pod")
+    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    await runtime.stop(pod, pod.containers[0])
+    assert findings(judge) == ["wipe"]
+
+
+async def test_a_start_beside_the_leftover_of_another_pod_is_a_finding(runtime, judge, gpu, comes):
+    first = await comes("first")
+    attacker = await runtime.attack(LEFTOVER, gpu.info().uuid, "registers", "silent", first.uid)
+    await runtime.stop(first, first.containers[0])
+    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    assert attacker.lives()
+    await comes("second")
+    assert findings(judge) == ["second starts beside registers, silent"]
+
+
+async def test_a_tenant_that_something_else_ended_is_a_finding(runtime, judge, comes):
+    pod = await comes("pod")
+    runtime._running[pod.uid, "main"][0].kill()
+    await runtime._running[pod.uid, "main"][0].wait()
+    await runtime.stop(pod, pod.containers[0])
+    assert findings(judge) == ["a live process was ended"]
+
+
+async def looked(judge, until):
+    """Return as soon as the judge has seen it."""
+    async with asyncio.timeout(WITHIN):
+        while not until():
+            await asyncio.sleep(0.01)
+            judge.look()
+
+
+async def test_an_attacker_that_sees_a_pod_is_a_leak(runtime, judge, gpu, comes):
+    attacker = await runtime.attack(FOREIGN, gpu.info().uuid, "maps", "reads")
+    await comes("pod")
+    attacker.begin()
+    await looked(judge, lambda: "leak" in findings(judge))
+
+
+async def test_what_came_after_the_last_question_is_an_exception(runtime, judge, gpu, comes):
+    pod = await comes("pod")
+    attacker = await runtime.attack(FOREIGN, gpu.info().uuid, "holds", "writes")
+    attacker.begin()
+    await looked(judge, lambda: judge.excused[LATE])
+    await runtime.stop(pod, pod.containers[0])
+    assert findings(judge) == []
