@@ -39,7 +39,7 @@ from tests.soak.aftermath import answer, complaints
 from tests.soak.dice import dice as dice_of
 from tests.soak.hostile import Hostile
 from tests.soak.judge import BETWEEN, Judge
-from tests.soak.moves import WEIGHTS, Moves, Visiting
+from tests.soak.moves import ATTACKS, FAULTS, Moves, Visiting
 from tests.soak.waiting import within
 
 BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
@@ -47,7 +47,7 @@ SURVIVES = "proof: {survives_restart: true}"
 POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container")
 MEMORY = "256KiB"
 ROUNDS, TROUBLE, CALM = (2, 3), (20, 40), (4, 6)  # rounds of a history; moves of a round
-GAP = 0.25  # seconds at most from one move to the next
+GAP = 0.4  # seconds at most from one move to the next
 PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 STREAMS = 100
 HEALS_WITHIN = 240.0  # seconds: a scrub that failed is tried again after a minute at the latest
@@ -117,9 +117,9 @@ class History:
                 await self._moves.make("keep", dice_of(self.seed, "keep"))
                 for _ in range(course.randint(*ROUNDS)):
                     self.pods.calm = False
-                    await self._round(
-                        course.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=course.randint(*TROUBLE))
-                    )
+                    weights = course.choice((ATTACKS, ATTACKS | FAULTS))
+                    moves = course.choices(tuple(weights), tuple(weights.values()), k=course.randint(*TROUBLE))
+                    await self._round(moves)
                     await self._settle()
                     self.pods.calm = True
                     await self._round(["pod"] * course.randint(*CALM))

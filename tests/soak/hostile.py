@@ -99,6 +99,7 @@ class Hostile(Guests):
         self.attackers: list[Attacker] = []
         self.names: dict[str, str] = {}  # pod UID to its name
         self.gates: dict[str, list[float]] = {}  # pod UID to the uptimes just before it asked to start, or started
+        self.starts: dict[str, float] = {}  # pod UID to the uptime of its last start
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
 
     @property
@@ -127,7 +128,7 @@ class Hostile(Guests):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         gpus = {uuid for ids in devices.values() for uuid in ids}
-        gate = self.gates[pod.uid][-1]
+        gate, self.starts[pod.uid] = self.gates[pod.uid][-1], uptime()
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
         self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
@@ -144,6 +145,7 @@ class Hostile(Guests):
     async def late(self, pod: Pod, gpus: Sequence[str], seconds: float) -> None:
         """A container of a pod that the kubelet has dropped comes, stays for a while and ends."""
         self._last.update(dict.fromkeys(gpus, pod.uid))
+        self.starts[pod.uid] = uptime()
         process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
         if process is not None:
             try:

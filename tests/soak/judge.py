@@ -21,8 +21,10 @@ LATE = "a process of the host opens a GPU after the last question of the pod tha
 UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
 BETWEEN = "a process of the host writes between clear and verify: the GPU is quarantined"
+DROPPED = "the container of a pod that the kubelet has dropped comes after the scrub for the next pod began"
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
-SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid (\d+)\)")
+SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)(?: at uptime ([\d.]+))?")
+SOON = 1.0  # seconds from the start of a container to the observation that must see it
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
 
 
@@ -35,7 +37,8 @@ class Judge:
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
-    late: set[str] = field(default_factory=set)  # pods whose start another program asked for, as the kubelet would
+    late: set[str] = field(default_factory=set)  # pods that the kubelet has dropped, and whose start is on its way
+    admitted: dict[str, float] = field(default_factory=dict)  # of these, the uptime of the yes to their start
     _known: set[str] = field(default_factory=set)
     _errors: int = 0
 
@@ -47,7 +50,7 @@ class Judge:
             if said is None:
                 self.findings.append(f"fault of a tenant or attacker: {what}")
             else:
-                self._judge(what, said[1], said[2])
+                self._judge(what, said[1], said[2], float(said[3] or 0))
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
@@ -81,7 +84,7 @@ class Judge:
                 self._known.add(file.name)
                 yield file.read_text()
 
-    def _judge(self, what: str, kind: str, who: str) -> None:
+    def _judge(self, what: str, kind: str, who: str, at: float) -> None:
         found = WHOSE.search(what.partition("holds" if kind != "SEEN" else "sees")[2])
         attackers = {it.own: it for it in self.runtime.attackers}
         if kind == "SEEN":  # an attacker sees bytes of a pod, or of another attacker
@@ -98,7 +101,7 @@ class Judge:
         if found is not None and found[1] in attackers:
             excuse = self._excuse(attackers[found[1]], who, self.runtime.gates[who][-1])
         else:
-            excuse = None
+            excuse = DROPPED if self._came_too_late(who, found[1] if found is not None else "", at) else None
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
@@ -112,6 +115,13 @@ class Judge:
         until = attacker.gone or uptime()
         came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
         return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None
+
+    def _came_too_late(self, who: str, other: str, at: float) -> bool:
+        """Whether a dropped pod came when the GPU was already on its way to the next pod, the ``other``."""
+        starts, gates = self.runtime.starts, self.runtime.gates
+        if who in self.late:  # what the next pod wrote, or what the scrub for it did
+            return starts.get(other, at) > self.admitted.get(who, at) if other else at - starts[who] <= SOON
+        return other in self.late and starts.get(other, 0.0) > gates[who][-1]
 
     def asked(self, pod: str, gate: float) -> bool:
         """Whether PreStartContainer was asked for this start."""

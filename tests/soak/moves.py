@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,27 +35,29 @@ DEEDS = ("reads", "writes", "silent")
 PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
-# How often each move comes.
-WEIGHTS = {
+# How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
+ATTACKS = {
     "pod": 80,
-    "leftover": 18,
+    "leftover": 20,
     "foreign": 4,
     "visits": 4,
     "importer": 3,
     "doubled": 8,
+    "stale": 3,
+    "list": 3,
+    "streams": 2,
+    "order": 3,
+    "stall": 4,
+}
+FAULTS = {
     "kubelet_restart": 4,
-    "stale": 4,
     "keep": 2,
     "rollback": 2,
-    "list": 3,
     "service_end": 4,
     "service_stop": 3,
     "plugin_end": 3,
     "plugin_stop": 2,
     "shortage": 3,
-    "streams": 2,
-    "order": 3,
-    "stall": 4,
 }
 
 
@@ -74,9 +76,12 @@ class Visiting(Pods):
         """From its admission to its end; None if there is no room for it."""
         pod = self._next(dice, len(self._guests.names))
         self._guests.names[pod.uid] = pod.name
-        if self.calm:
-            await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN)
-        elif dice.random() < 0.85 and self._free() < gpus_of(pod):
+        try:
+            if self.calm or dice.random() < 0.85:
+                await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN if self.calm else PATIENCE)
+        except TimeoutError:
+            if self.calm:
+                raise
             return None
         if not self.calm and dice.random() < 0.1:
             self._guests.tenants.emptied.add(pod.uid)
@@ -100,11 +105,11 @@ class Visiting(Pods):
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
         for _ in range(dice.choice((0, 0, 1))):
-            await asyncio.sleep(dice.uniform(0.02, 0.4))
+            await self._until_shaken(dice.uniform(0.02, 0.4))
             await self._kubelet.exit_container(pod, "main")
             if not await self._up(pod, dice):
                 return
-        await asyncio.sleep(dice.uniform(0.02, dice.choice((0.3, 0.6, 2.0))))
+        await self._until_shaken(dice.uniform(0.02, dice.choice((0.3, 0.6, 2.0))))
         if dice.random() < 0.3 and self._guests.lives(pod.uid, "main"):
             self._guests.shoot(pod.uid, "main")
             await self._kubelet.exit_container(pod, "main")
@@ -129,7 +134,7 @@ class Moves:
         self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
 
     async def make(self, name: str, dice: random.Random) -> str:
-        """One of them, by its name in ``WEIGHTS``; what came of it."""
+        """One of them, by its name in ``ATTACKS`` or ``FAULTS``; what came of it."""
         move: Callable[[random.Random], Coroutine[None, None, str]] = getattr(self, f"_{name}")
         return await move(dice)
 
@@ -235,6 +240,7 @@ class Moves:
         try:
             async with self._node.door() as plugin:
                 await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids), timeout=30)
+            self._judge.admitted[pod.uid] = uptime()
             await asyncio.sleep(pauses[1])
             await self._runtime.late(pod, ids, pauses[2])
         except grpc.aio.AioRpcError as error:
@@ -244,8 +250,11 @@ class Moves:
         return f"the late start came, for {pauses[2]:.2f} s"
 
     async def _kubelet_restart(self, dice: random.Random) -> str:
-        old, pause, waits = dice.random() < 0.25, dice.uniform(0, 0.4), dice.uniform(0, 0.5)
-        async with self._busy["kubelet"]:
+        old, deaf, pause, waits = dice.random() < 0.25, dice.random() < 0.5, dice.uniform(0, 0.4), dice.uniform(0, 0.5)
+        async with AsyncExitStack() as over, self._busy["kubelet"]:
+            if deaf:  # the plugin registers late: meanwhile containers start without a question
+                await over.enter_async_context(self._busy["plugin"])
+                await over.enter_async_context(self._stopped(self._stage.plugin))
             self._pods.kubelet_runs.clear()
             await self._kubelet.kill()
             if old:
@@ -255,7 +264,9 @@ class Moves:
             with suppress(TimeoutError):  # after that its pods are admitted again, whether the plugin is back or not
                 await self._kubelet.registered(RESOURCE, waits)
             self._pods.kubelet_runs.set()
-        return "with an old checkpoint" if old else "done"
+            self._pods.shake()
+            await asyncio.sleep(pause * deaf)
+        return f"{'with an old checkpoint, ' * old}{'without the plugin' * deaf}"
 
     async def _stale(self, dice: random.Random) -> str:
         """The file is an older one until the kubelet writes it again. Its time is that of the older one, too."""

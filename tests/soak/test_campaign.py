@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2
+from plugin.testing.journal import Call
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Pod
 from plugin.testing.runtime import CannotCreate
@@ -16,8 +17,8 @@ from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Figures, campaign
-from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
-from tests.soak.judge import LATE, Judge
+from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile, uptime
+from tests.soak.judge import DROPPED, LATE, Judge
 from tests.soak.moves import HOLDING
 
 pytestmark = pytest.mark.night
@@ -69,8 +70,8 @@ def comes(runtime, judge, gpu):
 
     async def come(name) -> Pod:
         pod = Pod.of(name, {RESOURCE: 1})
-        judge.late.add(pod.uid)  # PreStartContainer said yes
         await runtime.open_sandbox(pod)
+        judge.kubelet.calls.append(Call("PreStartContainer", RESOURCE, outcome="OK"))
         with suppress(CannotCreate):
             await runtime.start(pod, pod.containers[0], {RESOURCE: (gpu.info().uuid,)}, ANSWER)
         return pod
@@ -138,3 +139,18 @@ async def test_what_came_after_the_last_question_is_an_exception(runtime, judge,
     await looked(judge, lambda: judge.excused[LATE])
     await runtime.stop(pod, pod.containers[0])
     assert findings(judge) == []
+
+
+@pytest.mark.parametrize("first_asked", [True, False])
+async def test_a_dropped_pod_is_excused_only_if_it_asked_first(runtime, judge, comes, first_asked):
+    dropped = Pod.of("dropped", {RESOURCE: 1})
+    judge.late.add(dropped.uid)
+    await runtime.open_sandbox(dropped)
+    if first_asked:
+        judge.admitted[dropped.uid] = uptime()
+    await comes("next")
+    if not first_asked:
+        judge.admitted[dropped.uid] = uptime()
+    await runtime.late(dropped, [runtime.gpus(*runtime.running()[0])[0]], 0)
+    assert (findings(judge), judge.excused[DROPPED]) == (([], 1) if first_asked else (["leak"], 0))
+    await runtime.close_sandbox(dropped)
