@@ -242,3 +242,7 @@ async def test_s20_a_gpu_that_is_open_where_no_process_shows_it_goes_to_no_pod(b
     finally:
         hidden.kill()
         await hidden.wait()
+    await node.clean(uuid)
+    await node.offered(1)
+    await node.run("last")
+    assert await node.scrubs(uuid) == 2, "nobody knows what the hidden process wrote"

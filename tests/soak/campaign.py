@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TextIO
 
 from plugin.testing.pods import Phase, Pod
-from scrubber.core import views
+from scrubber.core import ownership, views
 from scrubber.demo.stage import RESOURCE, Stage
 from scrubber.devices.simulated import drills
 from tests import forking
@@ -186,7 +186,8 @@ class History:
 
     async def _come_back(self, number: int) -> None:
         """Nobody is there, so a scrub ends well."""
-        device = await self.stage.settled(number, _rests, HEALS_WITHIN)
+        await self.stage.settled(number, _rests, HEALS_WITHIN)
+        device = await self.stage.settled(number, _is_nobodys, ownership.STARTS_WITHIN + 2)
         if device.state == "quarantined":
             excuse = BETWEEN if device.device in self._moves.written else None
             self.judge.take(f"{device.device} is quarantined: {device.why}", excuse)
@@ -215,6 +216,11 @@ class Found(Exception):
 
 def _is_clean(device: views.DeviceStatus) -> bool:
     return device.state == "clean"
+
+
+def _is_nobodys(device: views.DeviceStatus) -> bool:
+    """An admitted start whose container never came counts for a while, or until somebody asks for the GPU."""
+    return _rests(device) and device.state != "in_use"
 
 
 def _rests(device: views.DeviceStatus) -> bool:

@@ -98,7 +98,8 @@ class Hostile(Guests):
         self.say: Callable[[str], None] = lambda _: None  # what comes about, for a history
         self.attackers: list[Attacker] = []
         self.names: dict[str, str] = {}  # pod UID to its name
-        self.gates: dict[str, list[float]] = {}  # pod UID to the uptimes just before it asked to start, or started
+        self.gates: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
+        self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
         self.starts: dict[str, float] = {}  # pod UID to the uptime of its last start
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
 
@@ -110,7 +111,7 @@ class Hostile(Guests):
 
     async def open_sandbox(self, pod: Pod) -> None:
         self.names[pod.uid] = pod.name
-        self.gates.setdefault(pod.uid, []).append(uptime())
+        self.gates[pod.uid] = uptime()
         if self.tenants.grouped and (pod.uid, "") not in self._running:
             group_of(pod.uid).mkdir(parents=True, exist_ok=True)
             await super().open_sandbox(pod)
@@ -128,11 +129,17 @@ class Hostile(Guests):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         gpus = {uuid for ids in devices.values() for uuid in ids}
-        gate, self.starts[pod.uid] = self.gates[pod.uid][-1], uptime()
+        gate = self._enters(pod)
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
         self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
         await super().start(pod, container, devices, response)
+
+    def _enters(self, pod: Pod) -> float:
+        """Its gate: a container of it starts now."""
+        gate, self.starts[pod.uid] = self.gates[pod.uid], uptime()
+        self.entered.setdefault(pod.uid, gate)
+        return gate
 
     async def stop(self, pod: Pod, container: Container) -> None:
         await super().stop(pod, container)
@@ -145,7 +152,7 @@ class Hostile(Guests):
     async def late(self, pod: Pod, gpus: Sequence[str], seconds: float) -> None:
         """A container of a pod that the kubelet has dropped comes, stays for a while and ends."""
         self._last.update(dict.fromkeys(gpus, pod.uid))
-        self.starts[pod.uid] = uptime()
+        self._enters(pod)
         process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
         if process is not None:
             try:

@@ -89,8 +89,8 @@ class Judge:
         attackers = {it.own: it for it in self.runtime.attackers}
         if kind == "SEEN":  # an attacker sees bytes of a pod, or of another attacker
             excuse = None
-            if found is not None and found[1] in self.runtime.gates:
-                excuse = self._excuse(attackers[who], found[1], self.runtime.gates[found[1]][0])
+            if found is not None and found[1] in self.runtime.entered:
+                excuse = self._excuse(attackers[who], found[1], self.runtime.entered[found[1]])
             elif found is not None and found[1] in attackers:
                 excuse = SHORT if VISITOR in (attackers[found[1]].kind, attackers[who].kind) else LATE
             self.take(f"leak: {what}", excuse)
@@ -99,13 +99,13 @@ class Judge:
             return  # a leftover of the pod itself
         word = "leak" if kind == "RESIDUE" or found is not None else "wipe"
         if found is not None and found[1] in attackers:
-            excuse = self._excuse(attackers[found[1]], who, self.runtime.gates[who][-1])
+            excuse = self._excuse(attackers[found[1]], who, self.runtime.entered[who])
         else:
             excuse = DROPPED if self._came_too_late(who, found[1] if found is not None else "", at) else None
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
-        """Why bytes of an attacker may be on the GPU of a pod whose last question was at ``gate``."""
+        """Why bytes of an attacker may be on the GPU of a pod that asked at ``gate``, and was let on."""
         if attacker.kind == VISITOR:
             return SHORT
         if attacker.opened > gate:
@@ -121,7 +121,7 @@ class Judge:
         starts, gates = self.runtime.starts, self.runtime.gates
         if who in self.late:  # what the next pod wrote, or what the scrub for it did
             return starts.get(other, at) > self.admitted.get(who, at) if other else at - starts[who] <= SOON
-        return other in self.late and starts.get(other, 0.0) > gates[who][-1]
+        return other in self.late and starts.get(other, 0.0) > gates[who]
 
     def asked(self, pod: str, gate: float) -> bool:
         """Whether PreStartContainer was asked for this start."""

@@ -352,23 +352,16 @@ class Moves:
                 self._judge.unobserved.append((began, uptime()))
 
     async def _shortage(self, dice: random.Random) -> str:
-        """The service or the plugin can open no more files for a while."""
-        name, most = dice.choice(("service", "service", "plugin")), dice.choice((3, 16, 30))
-        seconds = dice.uniform(0.2, 3)
-        async with self._busy[name]:
-            with suppress(TimeoutError):  # a program that starts ends without files
-                await self._kubelet.registered(RESOURCE, PATIENCE)
-            program, began = self._program(name), uptime()
+        """The service can open no more files for a while."""
+        most, seconds = dice.choice((3, 16, 30)), dice.uniform(0.2, 3)
+        async with self._busy["service"]:
+            program, began = self._stage.service, uptime()
             limits = resource.prlimit(program.pid, resource.RLIMIT_NOFILE)
-            with suppress(ProcessLookupError):
-                resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
-                await asyncio.sleep(seconds)
-                resource.prlimit(program.pid, resource.RLIMIT_NOFILE, limits)
-            if program.ended:
-                await program.start()
-            if name == "service":
-                self._judge.unobserved.append((began, uptime()))
-        return f"{name}: {most} files for {seconds:.1f} s"
+            resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+            await asyncio.sleep(seconds)
+            resource.prlimit(program.pid, resource.RLIMIT_NOFILE, limits)
+            self._judge.unobserved.append((began, uptime()))
+        return f"{most} files for {seconds:.1f} s"
 
     async def _streams(self, dice: random.Random) -> str:
         """More Watch streams than there are places."""
