@@ -21,9 +21,10 @@ LATE = "a process of the host opens a GPU after the last question of the pod tha
 UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
 BETWEEN = "a process of the host writes between clear and verify: the GPU is quarantined"
-DROPPED = "the container of a pod that the kubelet has dropped comes after the scrub for the next pod began"
+DROPPED = "a pod that the kubelet has dropped, and the next one: both ask before the container of either comes"
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
 SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)(?: at uptime ([\d.]+))?")
+PRESTART = 30.0  # seconds that the kubelet waits for an answer
 SOON = 1.0  # seconds from the start of a container to the observation that must see it
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
 
@@ -38,7 +39,6 @@ class Judge:
     excused: Counter[str] = field(default_factory=Counter)
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     late: set[str] = field(default_factory=set)  # pods that the kubelet has dropped, and whose start is on its way
-    admitted: dict[str, float] = field(default_factory=dict)  # of these, the uptime of the yes to their start
     _known: set[str] = field(default_factory=set)
     _errors: int = 0
 
@@ -101,7 +101,7 @@ class Judge:
         if found is not None and found[1] in attackers:
             excuse = self._excuse(attackers[found[1]], who, self.runtime.entered[who])
         else:
-            excuse = DROPPED if self._came_too_late(who, found[1] if found is not None else "", at) else None
+            excuse = DROPPED if self._both_were_asked(who, found[1] if found is not None else "", at) else None
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
@@ -116,12 +116,14 @@ class Judge:
         came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
         return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None
 
-    def _came_too_late(self, who: str, other: str, at: float) -> bool:
-        """Whether a dropped pod came when the GPU was already on its way to the next pod, the ``other``."""
+    def _both_were_asked(self, who: str, other: str, at: float) -> bool:
+        """Whether a dropped pod and the next one both asked before the container of either was there."""
         starts, gates = self.runtime.starts, self.runtime.gates
-        if who in self.late:  # what the next pod wrote, or what the scrub for it did
-            return starts.get(other, at) > self.admitted.get(who, at) if other else at - starts[who] <= SOON
-        return other in self.late and starts.get(other, 0.0) > gates[who]
+        if other:
+            both = gates[who] < starts.get(other, at) and gates.get(other, at) < starts[who]
+            return both and not self.late.isdisjoint({who, other})
+        asked = any(0 < starts[who] - gates[it] < PRESTART for it in self.late if it in gates)
+        return asked and at - starts[who] <= SOON  # otherwise the scrub between them has seen it
 
     def asked(self, pod: str, gate: float) -> bool:
         """Whether PreStartContainer was asked for this start."""

@@ -240,7 +240,6 @@ class Moves:
         try:
             async with self._node.door() as plugin:
                 await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids), timeout=30)
-            self._judge.admitted[pod.uid] = uptime()
             await asyncio.sleep(pauses[1])
             await self._runtime.late(pod, ids, pauses[2])
         except grpc.aio.AioRpcError as error:

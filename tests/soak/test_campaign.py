@@ -17,7 +17,7 @@ from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Figures, campaign
-from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile, uptime
+from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
 from tests.soak.moves import HOLDING
 
@@ -145,12 +145,11 @@ async def test_what_came_after_the_last_question_is_an_exception(runtime, judge,
 async def test_a_dropped_pod_is_excused_only_if_it_asked_first(runtime, judge, comes, first_asked):
     dropped = Pod.of("dropped", {RESOURCE: 1})
     judge.late.add(dropped.uid)
-    await runtime.open_sandbox(dropped)
     if first_asked:
-        judge.admitted[dropped.uid] = uptime()
+        await runtime.open_sandbox(dropped)
     await comes("next")
     if not first_asked:
-        judge.admitted[dropped.uid] = uptime()
+        await runtime.open_sandbox(dropped)
     await runtime.late(dropped, [runtime.gpus(*runtime.running()[0])[0]], 0)
     assert (findings(judge), judge.excused[DROPPED]) == (([], 1) if first_asked else (["leak"], 0))
     await runtime.close_sandbox(dropped)
