@@ -299,7 +299,11 @@ class Observer:
     def _remember(self, record: Record, facts: Facts) -> None:
         owner = record.owner.container if record.owner and self.backend.lists_holders else None
         member = self._members.get(owner or "")
-        witnesses = facts.holders or (self._processes.process(member) if member is not None else ())
+        try:
+            witnesses = facts.holders or (self._processes.process(member) if member is not None else ())
+        except OSError:  # such as too many open files
+            self._cache.forget(record)
+            return
         listed = self._listed.get(record.device.uuid, frozenset())
         self._cache.remember(record, facts, listed, witnesses, self._took)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Incarnation, Moment, Owner, Record, State
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record, State
 from scrubber.core.states import apply
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.backend import Simulated
@@ -69,6 +70,21 @@ async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_sam
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
     assert await observer.quick(record) == seen
     assert processes.walks == 1
+
+
+async def test_an_owner_that_cannot_be_read_for_lack_of_files_is_looked_for_again(bank, eyes, monkeypatch):
+    observer, backend, processes = eyes
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    record = exposed(backend, bank.second, POD)  # the owner runs, and does not use the device
+
+    def unreadable(_pid: int) -> tuple[Holder, ...]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(processes, "process", unreadable)
+        assert (await observer.full(record)).owner_alive is True
+    assert (await observer.quick(record)).owner_alive is True
+    assert processes.walks == 2
 
 
 async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
