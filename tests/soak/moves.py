@@ -52,7 +52,7 @@ ATTACKS = {
 FAULTS = {
     "kubelet_restart": 4,
     "keep": 2,
-    "rollback": 2,
+    "rollback": 4,
     "service_end": 4,
     "service_stop": 3,
     "plugin_end": 3,
@@ -293,7 +293,8 @@ class Moves:
     async def _rollback(self, dice: random.Random) -> str:
         """The state directory becomes an older copy while the service is down."""
         state = self._stage.root / "state"
-        async with self._down("service", signal.SIGKILL, dice):
+        async with self._down("service", signal.SIGKILL):
+            await asyncio.sleep(dice.uniform(0, 1))
             for file in state.iterdir():
                 file.unlink()
             shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
@@ -307,13 +308,12 @@ class Moves:
 
     async def _end_program(self, name: str, dice: random.Random) -> str:
         number = dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
-        async with self._down(name, number, dice):
+        async with self._down(name, number):
             await asyncio.sleep(dice.uniform(0, 0.8))
         return number.name
 
     @asynccontextmanager
-    async def _down(self, name: str, number: signal.Signals, dice: random.Random) -> AsyncIterator[None]:
-        del dice
+    async def _down(self, name: str, number: signal.Signals) -> AsyncIterator[None]:
         program = self._program(name)
         async with self._busy[name]:
             began = uptime()
