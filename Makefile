@@ -7,6 +7,10 @@ ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
 READY := .venv/.ready
+# The programs of a node: Kubernetes says its version, and NVIDIA's plugin finds NVML when it runs.
+GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' nice -n 19 go build -p 2 -trimpath \
+  -buildvcs=false -tags no_btrfs,no_devmapper,no_zfs \
+  -ldflags "-s -w -extldflags=-Wl,-z,lazy -X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # What the image is made of: the releases of requirements.lock, each by its hash.
 IMAGE := --universal --python-version 3.11 --extra cluster --generate-hashes --constraint requirements.lock \
@@ -17,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench mutate night soak proto kernels docs dashboards deploy preview lock clean
+.PHONY: help demo observe check test lint format bench mutate night soak node proto kernels docs dashboards deploy preview lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +55,11 @@ night: $(READY) ## the gate, and the tests marked night: many random examples, e
 
 soak: $(READY) ## ten minutes of tenants that check their memory, 200 random kills, 1,000 pods
 	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)
+
+node: ## build the programs of a real Kubernetes node into build/node; needs Go, takes half an hour once
+	@command -v go >/dev/null || { echo "cannot build the node: Go is not installed (go.dev/dl)" >&2; exit 1; }
+	@cd tests/cluster/node && for program in $$(go list tool) ./gpuapp ./pause; do \
+	  echo "building $${program##*/}" >&2; $(GO_BUILD) -o $(CURDIR)/build/node/ $$program || exit 1; done
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \

@@ -1,6 +1,6 @@
 """A device plugin that does nothing: what the language costs. Answers every Allocate at once, proves and keeps nothing.
 
-python -m benchmarks.floor --directory D --devices N
+python -m benchmarks.floor --directory D --devices N|ID,...
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--devices", type=int, required=True)
+    parser.add_argument("--devices", required=True)
     options = parser.parse_args()
-    ids = [f"GPU-{number:032d}" for number in range(options.devices)]
+    many = range(int(options.devices)) if options.devices.isdecimal() else ()
+    ids = [f"GPU-{number:032d}" for number in many] or options.devices.split(",")
     asyncio.run(serve(options.directory, Floor(ids)))
 
 

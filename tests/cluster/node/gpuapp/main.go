@@ -1,0 +1,151 @@
+// Command gpuapp is the container of the tests' pods. It reads every byte of each GPU that it is given, writes a secret,
+// and verifies the secret as long as it lives. It writes what happens to its standard output and to a journal that
+// outlives the pod.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// Exit statuses: a pod whose GPU was not clean, or whose memory was overwritten, is a failed pod.
+const (
+	dirty = 41 + iota
+	wiped
+	noGPU
+)
+
+const pause = 250 * time.Millisecond // between two looks at the secret
+
+type gpu struct {
+	name   string
+	file   *os.File // open as long as the process lives
+	memory []byte
+}
+
+var journal *os.File
+
+func say(format string, values ...any) {
+	line := fmt.Sprintf("%.6f ", float64(time.Now().UnixNano())/1e9) + fmt.Sprintf(format, values...) + "\n"
+	os.Stdout.WriteString(line)
+	if journal != nil {
+		journal.WriteString(line)
+	}
+}
+
+func main() {
+	secret := flag.String("secret", os.Getenv("POD_UID"), "the secret of this pod")
+	journals := flag.String("journals", "", "directory of the journals")
+	stubborn := flag.Bool("stubborn", false, "ignore SIGTERM")
+	lifetime := flag.Duration("for", 0, "end after this time; 0: after SIGTERM")
+	status := flag.Int("exit", 0, "exit status at the end of that time")
+	without := flag.Bool("without", false, "needs no GPU")
+	flag.Parse()
+
+	terminated := make(chan os.Signal, 1)
+	if *stubborn {
+		signal.Ignore(syscall.SIGTERM)
+	} else {
+		signal.Notify(terminated, syscall.SIGTERM)
+	}
+	if *journals != "" {
+		name := fmt.Sprintf("%s.%s", os.Getenv("POD_NAME"), os.Getenv("CONTAINER"))
+		file, err := os.OpenFile(filepath.Join(*journals, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			panic(err)
+		}
+		journal = file
+	}
+	say("START pid=%d", os.Getpid())
+	var ended <-chan time.Time
+	if *lifetime > 0 {
+		ended = time.After(*lifetime)
+	}
+
+	gpus := open()
+	if len(gpus) == 0 && !*without {
+		say("NOGPU")
+		os.Exit(noGPU)
+	}
+	for _, it := range gpus {
+		found := bytes.Trim(it.memory, "\x00")
+		switch {
+		case len(found) == 0:
+			say("CLEAN gpu=%s bytes=%d", it.name, len(it.memory))
+		case filled(it.memory, *secret): // by an earlier container of this pod
+			say("OWN gpu=%s bytes=%d", it.name, len(it.memory))
+		default:
+			say("DIRTY gpu=%s bytes=%d text=%q", it.name, len(found), found[:min(len(found), 60)])
+			os.Exit(dirty)
+		}
+	}
+	// Each GPU is full of the secret: what is left of it anywhere is found.
+	for _, it := range gpus {
+		fill(it.memory, *secret)
+	}
+	say("HOLDING gpus=%d", len(gpus))
+	for {
+		for _, it := range gpus {
+			if !filled(it.memory, *secret) {
+				say("WIPED gpu=%s", it.name)
+				os.Exit(wiped)
+			}
+		}
+		say("INTACT")
+		select {
+		case <-terminated:
+			say("TERM")
+			return
+		case <-ended:
+			say("END status=%d", *status)
+			os.Exit(*status)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// open maps the memory of each GPU of this container.
+func open() (gpus []gpu) {
+	places, err := filepath.Glob("/gpu/*/memory")
+	if err != nil {
+		panic(err)
+	}
+	for _, place := range places {
+		file, err := os.OpenFile(place, os.O_RDWR, 0)
+		if err != nil {
+			panic(err)
+		}
+		info, err := file.Stat()
+		if err != nil {
+			panic(err)
+		}
+		memory, err := syscall.Mmap(int(file.Fd()), 0, int(info.Size()), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+		if err != nil {
+			panic(err)
+		}
+		gpus = append(gpus, gpu{filepath.Base(filepath.Dir(place)), file, memory})
+	}
+	return gpus
+}
+
+func fill(memory []byte, secret string) {
+	for at := 0; at < len(memory); {
+		at += copy(memory[at:], secret)
+	}
+}
+
+func filled(memory []byte, secret string) bool {
+	for at := 0; at < len(memory); at += len(secret) {
+		part := memory[at:min(at+len(secret), len(memory))]
+		if string(part) != secret[:len(part)] {
+			return false
+		}
+	}
+	return true
+}
