@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench mutate night soak node proto kernels docs dashboards deploy preview lock clean
+.PHONY: help demo observe check test lint format bench mutate night soak node cluster proto kernels docs dashboards deploy preview lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,11 @@ node: ## build the programs of a real Kubernetes node into build/node; needs Go,
 	@command -v go >/dev/null || { echo "cannot build the node: Go is not installed (go.dev/dl)" >&2; exit 1; }
 	@cd tests/cluster/node && for program in $$(go list tool) ./gpuapp ./pause; do \
 	  echo "building $${program##*/}" >&2; $(GO_BUILD) -o $(CURDIR)/build/node/ $$program || exit 1; done
+
+# BIN: the node's programs
+cluster: BIN = build/node
+cluster: $(READY) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
+	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \

@@ -81,6 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_refuse_network)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the tests of a real node unless they are asked for: they need large libraries."""
+    return True if collection_path == ROOT / "cluster" and "cluster" not in config.getoption("-m") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep tests with the mark ``gpu`` for ``-m gpu``, and tests with the mark ``night`` for the night and the soak."""
     night = config.getoption("--night") or config.getoption("--soak")

@@ -1,0 +1,123 @@
+"""Autoclave on the real node: service and plugin as processes, and what stands in for a CDI specification."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.devices.simulated import layout
+from scrubber.ground import paths
+from tests.cluster import files
+from tests.cluster.isolated import RUN, STATE
+from tests.cluster.programs import Program, connects, until_ready
+from tests.patience import WITHIN
+
+Wanted = Callable[[views.DeviceStatus], bool]
+
+GPUS = 4
+RUN_DIR = RUN / "autoclave"
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+SIMULATED = STATE / "autoclave/simulated"
+_PROGRAM = [sys.executable, "-m", "scrubber"]
+
+
+class Autoclave:
+    """The scrub service and the device plugin of the node."""
+
+    def __init__(self, logs: Path) -> None:
+        """Nothing is started."""
+        self._logs = logs
+        service: list[str | Path] = [
+            *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS), "--simulated-memory", "16MiB"),
+            *("--sight", "namespace", "--state-dir", STATE / "autoclave"),
+        ]
+        self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
+        self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
+
+    async def up(self) -> None:
+        """Start what does not run. Return when the service answers and the plugin has registered."""
+        if self.service.process is None:
+            self.service.start()
+            until_ready(self.service, lambda: connects(paths.admin_socket(RUN_DIR)))
+            write_cdi()
+        if self.plugin.process is None:
+            async with self.registered():
+                self.plugin.start()
+
+    def down(self) -> None:
+        """End both."""
+        for program in (self.plugin, self.service):
+            if program.process is not None:
+                program.end()
+
+    def floor(self) -> Program:
+        """A plugin that does nothing, for the same GPUs."""
+        ids = ",".join(place.info().uuid for place in layout.places(SIMULATED))
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "benchmarks.floor",
+            "--directory",
+            DEVICE_PLUGINS,
+            "--devices",
+            ids,
+        ]
+        return Program("floor", command, self._logs)
+
+    async def devices(self, wanted: Wanted, index: int | None = None) -> tuple[views.DeviceStatus, ...]:
+        """All devices or one, as soon as each of them is as wanted."""
+        names = [] if index is None else [str(index)]
+        seen = 0
+        async with asyncio.timeout(WITHIN), client.AdminClient(paths.admin_socket(RUN_DIR)) as admin:
+            while True:
+                status = await admin.status(names, newer_than=seen, wait=10 if seen else 0)
+                if all(map(wanted, status.devices)):
+                    return status.devices
+                seen = status.service.ledger_rows
+
+    @asynccontextmanager
+    async def registered(self) -> AsyncIterator[None]:
+        """Leave when the plugin has registered once more."""
+        log = self.plugin.log
+
+        def count() -> int:
+            return log.read_text().count('"event": "registered"') if log.exists() else 0
+
+        before = count()
+        yield
+        await files.until(log, lambda: count() > before)
+
+    async def reinstate(self, device: str) -> None:
+        """Test a quarantined device now."""
+        async with client.AdminClient(paths.admin_socket(RUN_DIR)) as admin:
+            async for _ in admin.reinstate(device, "healed", "the test"):
+                pass
+
+    async def clean(self) -> tuple[views.DeviceStatus, ...]:
+        """All devices, as soon as they are clean and offered."""
+        return await self.devices(lambda device: device.state == "clean" and device.healthy)
+
+
+def write_cdi() -> None:
+    """The CDI specification of the simulated GPUs, until the service writes it."""
+
+    def device(place: layout.GpuFiles) -> dict[str, Any]:
+        info = place.info()
+        memory = {
+            "hostPath": str(place.memory),
+            "containerPath": f"/gpu/{info.index}/memory",
+            "options": ["bind", "rw"],
+        }
+        return {"name": info.uuid, "containerEdits": {"mounts": [memory]}}
+
+    devices = [device(place) for place in layout.places(SIMULATED)]
+    document = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (RUN / "cdi").mkdir(exist_ok=True)
+    (RUN / "cdi/simulated.json").write_text(json.dumps(document))

@@ -1,0 +1,254 @@
+"""The programs of a real node, on a machine of their own (``isolated``): started, ended, restarted."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGTERM, Signals
+
+from tests.cluster.isolated import ADDRESS, STATE
+from tests.patience import WITHIN
+
+NODE = "node"
+IMAGE = "docker.io/autoclave/pods:1"
+BUILT = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "ctr",
+         "containerd-shim-runc-v2", "gpuapp", "pause")  # fmt: skip
+OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl"}  # program: package of Debian
+TOKEN = "admin"  # noqa: S105 - known to nobody but this machine's loopback
+CONTAINERD = STATE / "containerd.sock"
+CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
+KUBECONFIG = STATE / "kubeconfig"
+
+
+def missing(folder: Path) -> str | None:
+    """Why no node can run here; None if one can."""
+    if not STATE.is_dir():
+        return "a node needs a machine of its own: run make cluster"
+    if absent := [name for name in BUILT if not os.access(folder / name, os.X_OK)]:
+        return f"{', '.join(absent)} not found in {folder}: run make node"
+    if packages := [package for name, package in OF_DISTRIBUTION.items() if shutil.which(name) is None]:
+        return f"not installed: {', '.join(packages)}"
+    return None
+
+
+@dataclass
+class Program:
+    """A program of the node, as a process."""
+
+    name: str
+    command: list[str | Path]
+    logs: Path
+    folder: Path | None = None  # programs that it starts
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def log(self) -> Path:
+        """The file with all that it wrote."""
+        return self.logs / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start it; it is not ready yet."""
+        path = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"} if self.folder else None
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=path
+            )
+
+    def end(self, number: Signals = SIGTERM) -> None:
+        """Send a signal, and wait until the process has ended."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(WITHIN)
+        self.process = None
+
+    def demand_running(self) -> None:
+        """Fail with the end of the log if the process has ended."""
+        if self.process is None or self.process.poll() is not None:
+            raise AssertionError(f"{self.name} has ended:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+
+class Node:
+    """etcd, the control plane, containerd and the kubelet."""
+
+    def __init__(self, folder: Path, logs: Path) -> None:
+        """Nothing is started. ``folder``: the programs; ``logs``: what they write."""
+        self._folder, self._logs = folder, logs
+        self._started: list[Program] = []
+        self.kubelet = Program("kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs)
+
+    def up(self) -> None:
+        """Return when the API server, the runtime and the kubelet's process run."""
+        self._start("etcd", "etcd", "--data-dir", STATE / "etcd", "--unsafe-no-fsync")
+        _credentials()
+        self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER)
+        until_ready(self._started[-1], _api_ready)
+        _kubeconfig()
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            more = _CONTROLLERS if name == "kube-controller-manager" else ()
+            self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", *more)
+        _runtime_files()
+        self._start("containerd", self._folder / "containerd", "--config", STATE / "containerd.toml")
+        until_ready(self._started[-1], lambda: connects(CONTAINERD))
+        _image(self._folder, STATE / "image.tar")
+        ctr: list[str | Path] = [self._folder / "ctr", "--address", CONTAINERD, "--namespace", "k8s.io"]
+        subprocess.run([*ctr, "images", "import", STATE / "image.tar"], check=True, capture_output=True)
+        self.kubelet.start()
+        self._started.append(self.kubelet)
+
+    def down(self) -> None:
+        """End all programs. Containers end with the machine."""
+        for program in reversed(self._started):
+            if program.process is not None:
+                program.end()
+
+    def demand_running(self) -> None:
+        """Fail if a program has ended by itself."""
+        for program in self._started:
+            program.demand_running()
+
+    def _start(self, name: str, *command: str | Path) -> None:
+        program = Program(name, list(command), self._logs, self._folder)
+        program.start()
+        self._started.append(program)
+
+
+def until_ready(program: Program, ready: Callable[[], bool]) -> None:
+    """Return when a program that was started is ready."""
+    end = time.monotonic() + WITHIN
+    while not ready():  # no event tells it
+        program.demand_running()
+        assert time.monotonic() < end, f"{program.name} is not ready"
+        time.sleep(0.05)
+
+
+_KUBELET = (f"--kubeconfig={KUBECONFIG}", f"--hostname-override={NODE}", f"--node-ip={ADDRESS}", "--v=2")
+_APISERVER = (
+    "--etcd-servers=http://127.0.0.1:2379",
+    f"--advertise-address={ADDRESS}",
+    f"--tls-cert-file={CERTIFICATE}",
+    f"--tls-private-key-file={KEY}",
+    f"--token-auth-file={STATE / 'tokens.csv'}",
+    "--authorization-mode=Node,RBAC",
+    "--allow-privileged",
+    "--service-cluster-ip-range=10.96.0.0/16",
+    "--service-account-issuer=https://kubernetes.default.svc",
+    f"--service-account-key-file={KEY}",
+    f"--service-account-signing-key-file={KEY}",
+)
+_CONTROLLERS = (f"--service-account-private-key-file={KEY}",)
+
+
+def _credentials() -> None:
+    """A certificate whose key signs the tokens of service accounts, too, and the token of the administrator."""
+    name = ("-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1")
+    made = ("-newkey", "rsa:2048", "-nodes", "-keyout", KEY, "-out", CERTIFICATE)
+    subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
+    (STATE / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+
+
+def _kubeconfig() -> None:
+    cluster = {"server": "https://127.0.0.1:6443", "certificate-authority": str(CERTIFICATE)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "node", "cluster": cluster}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "node", "context": {"cluster": "node", "user": "admin"}}],
+        "current-context": "node",
+    }
+    KUBECONFIG.write_text(json.dumps(document))
+
+
+def _runtime_files() -> None:
+    networks = STATE / "networks"
+    networks.mkdir()
+    # The runtime is ready when it has a network. It is never set up: all pods use the host's.
+    none = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
+    (networks / "none.conflist").write_text(json.dumps(none))
+    (STATE / "containerd.toml").write_text(_CONTAINERD)
+    (STATE / "kubelet.json").write_text(json.dumps(_KUBELET_CONFIGURATION))
+
+
+_CONTAINERD = f"""
+version = 3
+root = "{STATE}/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{CONTAINERD}"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{IMAGE}"
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  disable_hugetlb_controller = true
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+  conf_dir = "{STATE}/networks"
+"""
+_KUBELET_CONFIGURATION = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "failCgroupV1": False,
+    "cgroupDriver": "cgroupfs",
+    "failSwapOn": False,
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
+    "maxPods": 200,
+    "evictionHard": {"memory.available": "100Mi"},
+    "localStorageCapacityIsolation": False,
+    "featureGates": {"ResourceHealthStatus": True},
+}
+
+
+def _api_ready() -> bool:
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    connection = http.client.HTTPSConnection("127.0.0.1", 6443, context=context, timeout=WITHIN)
+    try:
+        connection.request("GET", "/readyz", headers={"Authorization": f"Bearer {TOKEN}"})
+        return connection.getresponse().status == http.client.OK
+    except ConnectionError:
+        return False
+    finally:
+        connection.close()
+
+
+def connects(path: Path) -> bool:
+    """Whether a process listens on this socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _image(folder: Path, archive: Path) -> None:
+    """An image with the two programs of our pods, as ``docker save`` writes it."""
+    layer = _tar({name: (folder / name).read_bytes() for name in ("gpuapp", "pause")})
+    config = {
+        "architecture": os.uname().machine.replace("x86_64", "amd64").replace("aarch64", "arm64"),
+        "os": "linux",
+        "config": {"Entrypoint": ["/pause"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    documents = {"config.json": config, "manifest.json": manifest}
+    files = {name: json.dumps(document).encode() for name, document in documents.items()}
+    archive.write_bytes(_tar({**files, "layer.tar": layer}))
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()
