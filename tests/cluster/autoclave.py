@@ -35,7 +35,7 @@ class Autoclave:
         """Nothing is started."""
         self._logs = logs
         service: list[str | Path] = [
-            *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS), "--simulated-memory", "16MiB"),
+            *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS)),
             *("--sight", "namespace", "--state-dir", STATE / "autoclave"),
         ]
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
@@ -107,17 +107,18 @@ class Autoclave:
 
 def write_cdi() -> None:
     """The CDI specification of the simulated GPUs, until the service writes it."""
+    places = {place.info(): place.memory for place in layout.places(SIMULATED)}
+    specify("simulated", {info.uuid: (info.index, memory) for info, memory in places.items()})
 
-    def device(place: layout.GpuFiles) -> dict[str, Any]:
-        info = place.info()
-        memory = {
-            "hostPath": str(place.memory),
-            "containerPath": f"/gpu/{info.index}/memory",
-            "options": ["bind", "rw"],
-        }
-        return {"name": info.uuid, "containerEdits": {"mounts": [memory]}}
 
-    devices = [device(place) for place in layout.places(SIMULATED)]
+def specify(name: str, gpus: dict[str, tuple[int, Path]]) -> None:
+    """Write a CDI specification. ``gpus``: index and memory of each."""
+
+    def device(uuid: str, index: int, memory: Path) -> dict[str, Any]:
+        mount = {"hostPath": str(memory), "containerPath": f"/gpu/{index}/memory", "options": ["bind", "rw"]}
+        return {"name": uuid, "containerEdits": {"mounts": [mount]}}
+
+    devices = [device(uuid, *gpu) for uuid, gpu in gpus.items()]
     document = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
     (RUN / "cdi").mkdir(exist_ok=True)
-    (RUN / "cdi/simulated.json").write_text(json.dumps(document))
+    (RUN / f"cdi/{name}.json").write_text(json.dumps(document))

@@ -86,3 +86,10 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
     program.start()
     yield RESOURCE
     program.end()
+
+
+@pytest.fixture(params=[0, 2], ids=["quiet", "busy"])
+def load(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing beside, or two programs that use a core each."""
+    with programs.busy(request.param):
+        yield

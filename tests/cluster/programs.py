@@ -11,9 +11,11 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -77,6 +79,18 @@ class Program:
         """Fail with the end of the log if the process has ended."""
         if self.process is None or self.process.poll() is not None:
             raise AssertionError(f"{self.name} has ended:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """So many programs beside, each of which uses a core."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for program in running:
+            program.kill()
+            program.wait()
 
 
 class Node:

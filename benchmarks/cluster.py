@@ -1,0 +1,130 @@
+"""How long a pod waits for its start on a real node: with Autoclave, with a plugin that does nothing, without a GPU.
+
+As root, after ``make node``: python -m tests.cluster.isolated .venv/bin/python -m benchmarks.cluster [--busy N]
+
+Each pod asks for one clean GPU, and its node is named, so that the scheduler takes no part. The kinds take turns in the
+same run. The plugin that does nothing has GPUs of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import ssl
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import floor
+from benchmarks.figures import Figure, quantile, table
+from scrubber.devices.simulated.creation import DEFAULT_MEMORY_BYTES
+from tests.cluster import programs
+from tests.cluster.autoclave import DEVICE_PLUGINS, GPUS, Autoclave, specify
+from tests.cluster.cluster import GPU, Cluster, container
+from tests.cluster.isolated import STATE
+
+RESOURCES = {"Autoclave": GPU, "do-nothing plugin": floor.RESOURCE, "no GPU": ""}
+KUBELET = "https://127.0.0.1:10250/metrics"
+ALLOCATE = re.compile(r'kubelet_device_plugin_alloc_duration_seconds_(sum|count){resource_name="([^"]+)"} (\S+)')
+
+
+async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
+    """So many pods of each kind, in turn."""
+    autoclave, other = Autoclave(logs), _do_nothing(logs)
+    waits: dict[str, list[float]] = {kind: [] for kind in RESOURCES}
+    async with Cluster.connect() as client:
+        cluster = Cluster(client, logs)
+        await autoclave.up()
+        other.start()
+        for resource in (GPU, floor.RESOURCE):
+            await cluster.offered(GPUS, resource)
+        before = _allocations()
+        for number in range(pods):
+            for kind, resource in RESOURCES.items():
+                await autoclave.clean()
+                waits[kind].append(await _wait(cluster, f"{kind.split()[0].lower()}-{number}", resource))
+        after = _allocations()
+    node.demand_running()
+    other.end()
+    autoclave.down()
+    return [*_starts(waits), *_means(before, after)]
+
+
+async def _wait(cluster: Cluster, name: str, resource: str) -> float:
+    """From the request for a pod to the first line of its program."""
+    flags = container("-for", "50ms", gpus=1 if resource else 0, resource=resource)
+    began = time.time()
+    await cluster.create(name, flags, nodeName=programs.NODE)
+    await cluster.ended(name)
+    await cluster.delete(name)
+    await cluster.gone(name)
+    [start] = [line for line in cluster.lines(name) if line.word == "START"]
+    return start.time - began
+
+
+def _do_nothing(logs: Path) -> programs.Program:
+    """The plugin, and its GPUs: sparse files."""
+    names = [f"GPU-{number:032d}" for number in range(GPUS)]
+    folder = STATE / "floor"
+    folder.mkdir()
+    for name in names:
+        with (folder / name).open("wb") as memory:
+            memory.truncate(DEFAULT_MEMORY_BYTES)
+    specify("floor", {name: (index, folder / name) for index, name in enumerate(names)})
+    command = (sys.executable, "-m", "benchmarks.floor", "--directory", DEVICE_PLUGINS, "--devices", str(GPUS))
+    return programs.Program("floor", list(command), logs)
+
+
+def _allocations() -> dict[str, tuple[float, float]]:
+    """The seconds in Allocate, and the calls, of each resource, as the kubelet counts them."""
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001 - the kubelet's own certificate, on our loopback
+    with urllib.request.urlopen(KUBELET, context=context) as answer:
+        found = {(kind, resource): float(value) for kind, resource, value in ALLOCATE.findall(answer.read().decode())}
+    return {resource: (found["sum", resource], found["count", resource]) for kind, resource in found if kind == "sum"}
+
+
+def _starts(waits: dict[str, list[float]]) -> Iterator[Figure]:
+    for kind, samples in waits.items():
+        for share, name in ((0.5, "p50"), (0.9, "p90")):
+            value = quantile(samples, share) * 1000
+            yield Figure(f"pod created to its first line, {kind}, {name}", value, "ms", len(samples))
+
+
+def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> Iterator[Figure]:
+    for kind, resource in RESOURCES.items():
+        if resource:
+            seconds, calls = (new - old for new, old in zip(after[resource], before.get(resource, (0, 0)), strict=True))
+            yield Figure(f"kubelet's Allocate, {kind}, mean", seconds / calls * 1000, "ms", int(calls))
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
+    parser.add_argument("--programs", type=Path, default=Path("build/node"))
+    parser.add_argument("--pods", type=int, default=30)
+    parser.add_argument("--busy", type=int, default=0, help="loops beside")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if reason := programs.missing(options.programs):
+        sys.exit(f"cannot measure: {reason}")
+    with tempfile.TemporaryDirectory() as directory:
+        logs = Path(directory)
+        node = programs.Node(options.programs.resolve(), logs)
+        try:
+            node.up()
+            with programs.busy(options.busy):
+                figures = asyncio.run(measure(node, logs, options.pods))
+        finally:
+            node.down()
+    if options.json:
+        options.json.write_text(json.dumps([figure.as_dict() for figure in figures], indent=1))
+    print(table(figures))
+
+
+if __name__ == "__main__":
+    main()
