@@ -39,6 +39,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
     waits: dict[str, list[float]] = {kind: [] for kind in RESOURCES}
     async with Cluster.connect() as client:
         cluster = Cluster(client, logs)
+        autoclave.rule()
         await autoclave.up()
         other.start()
         for resource in (GPU, floor.RESOURCE):

@@ -25,6 +25,7 @@ GPUS = 4
 RUN_DIR = RUN / "autoclave"
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
+POLICY = STATE / "policy.yaml"
 _PROGRAM = [sys.executable, "-m", "scrubber"]
 
 
@@ -36,10 +37,14 @@ class Autoclave:
         self._logs = logs
         service: list[str | Path] = [
             *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS)),
-            *("--sight", "namespace", "--state-dir", STATE / "autoclave"),
+            *("--sight", "namespace", "--state-dir", STATE / "autoclave", "--policy", POLICY),
         ]
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
+
+    def rule(self, policy: str = "{}") -> None:
+        """Another policy; without one, that of every node."""
+        POLICY.write_text(f"name: cluster\ndefaults: {policy}\n")
 
     async def up(self) -> None:
         """Start what does not run. Return when the service answers and the plugin has registered."""

@@ -18,6 +18,7 @@ from tests.patience import WITHIN
 
 GPU = "nvidia.com/gpu"
 JOURNALS = "/journals"
+MOST_TOLD = 20  # containers
 FAULTS = {"DIRTY", "WIPED", "NOGPU"}
 
 
@@ -109,10 +110,11 @@ class Cluster:
         """An object, as soon as it is as wanted; None stands for an object that does not exist."""
         last = None
         try:
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WITHIN) as limit:
                 async for last in self.versions(kind, name):
                     if wanted(last):
                         return last
+                    limit.reschedule(asyncio.get_running_loop().time() + WITHIN)  # after each change: a Job takes long
         except TimeoutError:
             status = last.status.to_dict() if last is not None else "does not exist"
             raise AssertionError(f"{name}: {json.dumps(status, default=str)}\n{self.story()}") from None
@@ -161,9 +163,10 @@ class Cluster:
         return {line.text.split()[0].removeprefix("gpu=") for line in self.lines(name) if line.word in {"CLEAN", "OWN"}}
 
     def story(self) -> str:
-        """What all pods of this test wrote."""
+        """What the pods of this test wrote."""
         names = sorted(file.name.rsplit(".", 1) for file in self.journals.iterdir())
-        return "\n".join(f"{pod} {name}: {' '.join(self.words(pod, name))}" for pod, name in names)
+        told = [f"{pod} {name}: {' '.join(self.words(pod, name))}" for pod, name in names]
+        return "\n".join(told[-MOST_TOLD:])
 
     def faults(self) -> list[str]:
         """Containers that found the bytes of another pod, lost their own, or got no GPU."""

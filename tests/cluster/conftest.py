@@ -60,6 +60,7 @@ async def pods(autoclave: Autoclave, request: pytest.FixtureRequest) -> AsyncIte
     journals.mkdir(parents=True)
     async with Cluster.connect() as client:
         cluster = Cluster(client, journals)
+        autoclave.rule()
         await autoclave.up()
         await autoclave.clean()
         await cluster.offered(GPUS)

@@ -32,6 +32,7 @@ TOKEN = "admin"  # noqa: S105 - known to nobody but this machine's loopback
 CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
 KUBECONFIG = STATE / "kubeconfig"
+MANIFESTS = STATE / "manifests"  # of static pods
 
 
 def missing(folder: Path) -> str | None:
@@ -187,7 +188,8 @@ def _kubeconfig() -> None:
 
 def _runtime_files() -> None:
     networks = STATE / "networks"
-    networks.mkdir()
+    for folder in (networks, MANIFESTS):
+        folder.mkdir()
     # The runtime is ready when it has a network. It is never set up: all pods use the host's.
     none = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
     (networks / "none.conflist").write_text(json.dumps(none))
@@ -219,6 +221,7 @@ _KUBELET_CONFIGURATION = {
     "authorization": {"mode": "AlwaysAllow"},
     "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
     "maxPods": 200,
+    "staticPodPath": str(MANIFESTS),
     "evictionHard": {"memory.available": "100Mi"},
     "localStorageCapacityIsolation": False,
     "featureGates": {"ResourceHealthStatus": True},

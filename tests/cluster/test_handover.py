@@ -1,11 +1,13 @@
 """Hand-overs between pods. Each pod reads every byte of its GPUs and fills them with its own secret."""
 
 import asyncio
+import json
 
 import pytest
 from lightkube.resources.batch_v1 import Job
 
 from tests.cluster.cluster import container
+from tests.cluster.programs import MANIFESTS, NODE
 
 
 async def test_the_next_pod_finds_no_byte_of_the_last(cluster):
@@ -27,7 +29,7 @@ async def test_without_autoclave_the_next_pod_finds_the_secret(pods, floor):
 
 
 @pytest.mark.xfail(reason="the plugin waits no longer than the kubelet waits for the container", strict=False)
-async def test_of_ten_pods_after_force_deletes_one_is_refused(cluster, autoclave):
+async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     """A force delete frees the GPUs in the kubelet while the container, which ignores SIGTERM, runs on for 2 s."""
     phases = []
     for number in range(10):
@@ -40,6 +42,13 @@ async def test_of_ten_pods_after_force_deletes_one_is_refused(cluster, autoclave
     assert phases.count("Failed") <= 1, await cluster.refused()
 
 
+async def test_under_the_second_gate_a_force_delete_refuses_no_pod(cluster, autoclave):
+    autoclave.rule("{gate: prestart}")
+    await cluster.hold("first", "-stubborn", gpus=4)
+    await cluster.delete("first", grace=0)
+    await cluster.hold("second", gpus=4)
+
+
 @pytest.mark.parametrize("gpus", [1, 4])
 async def test_an_init_container_and_its_pod_share_gpus(cluster, gpus):
     """What the pod may find is its own; the next pod finds nothing."""
@@ -48,6 +57,30 @@ async def test_an_init_container_and_its_pod_share_gpus(cluster, gpus):
     first = await cluster.ended("first")
     assert first.status.phase == "Succeeded", first.status.message
     await cluster.hold("second", gpus=4)
+
+
+async def test_a_sidecar_and_its_pod_have_gpus_of_their_own(cluster):
+    sidecar = container(name="sidecar", gpus=2) | {"restartPolicy": "Always"}
+    await cluster.create("first", container(gpus=2), initContainers=[sidecar])
+    await cluster.said("first", "HOLDING", "sidecar")
+    await cluster.said("first", "HOLDING")
+    await cluster.delete("first")
+    await cluster.hold("second", gpus=4)
+
+
+async def test_a_static_pod_holds_its_gpus(cluster):
+    """The kubelet reads it from a file."""
+    metadata = {"name": "static", "namespace": "default"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": cluster.spec(container(gpus=3))}
+    file = MANIFESTS / "static.json"
+    file.write_text(json.dumps(pod))
+    name = f"static-{NODE}"
+    await cluster.said(name, "HOLDING")
+    await cluster.hold("beside")
+    file.unlink()
+    await cluster.gone(name)
+    await cluster.hold("next", gpus=3)
+    assert cluster.gpus("next") == cluster.gpus(name)
 
 
 @pytest.mark.usefixtures("load")
