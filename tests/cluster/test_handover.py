@@ -28,7 +28,6 @@ async def test_without_autoclave_the_next_pod_finds_the_secret(pods, floor):
     assert "DIRTY" in pods.words("second")
 
 
-@pytest.mark.xfail(reason="the plugin waits no longer than the kubelet waits for the container", strict=False)
 async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     """A force delete frees the GPUs in the kubelet while the container, which ignores SIGTERM, runs on for 2 s."""
     phases = []
