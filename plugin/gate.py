@@ -19,7 +19,7 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Unrea
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
-SECOND_CHANCE = 1.0  # seconds to wait for a service that restarts: meanwhile no other pod of the node can start
+SECOND_CHANCE = 3.5  # seconds to wait for a service that restarts: most of what Allocate may take
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits until the unhealthy list is sent
 SETTLING = 0.1  # seconds for the kubelet to process that list

@@ -1,4 +1,4 @@
-"""Autoclave on the real node: service and plugin as processes, and what stands in for a CDI specification."""
+"""Autoclave on the real node: service and plugin as processes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ RUN_DIR = RUN / "autoclave"
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
 POLICY = STATE / "policy.yaml"
+CDI = RUN / "cdi"
 _PROGRAM = [sys.executable, "-m", "scrubber"]
 
 
@@ -35,9 +36,19 @@ class Autoclave:
     def __init__(self, logs: Path) -> None:
         """Nothing is started."""
         self._logs = logs
+        CDI.mkdir(exist_ok=True)
         service: list[str | Path] = [
             *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS)),
-            *("--sight", "namespace", "--state-dir", STATE / "autoclave", "--policy", POLICY),
+            *(
+                "--sight",
+                "namespace",
+                "--state-dir",
+                STATE / "autoclave",
+                "--policy",
+                POLICY,
+                "--simulated-cdi-dir",
+                CDI,
+            ),
         ]
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
@@ -51,7 +62,6 @@ class Autoclave:
         if self.service.process is None:
             self.service.start()
             until_ready(self.service, lambda: connects(paths.admin_socket(RUN_DIR)))
-            write_cdi()
         if self.plugin.process is None:
             async with self.registered():
                 self.plugin.start()
@@ -110,20 +120,13 @@ class Autoclave:
         return await self.devices(lambda device: device.state == "clean" and device.healthy)
 
 
-def write_cdi() -> None:
-    """The CDI specification of the simulated GPUs, until the service writes it."""
-    places = {place.info(): place.memory for place in layout.places(SIMULATED)}
-    specify("simulated", {info.uuid: (info.index, memory) for info, memory in places.items()})
-
-
 def specify(name: str, gpus: dict[str, tuple[int, Path]]) -> None:
-    """Write a CDI specification. ``gpus``: index and memory of each."""
+    """Write a CDI specification of GPUs that Autoclave does not have. ``gpus``: index and memory of each."""
 
     def device(uuid: str, index: int, memory: Path) -> dict[str, Any]:
-        mount = {"hostPath": str(memory), "containerPath": f"/gpu/{index}/memory", "options": ["bind", "rw"]}
+        mount = {"hostPath": str(memory), "containerPath": f"/dev/simulated-gpu{index}", "options": ["bind", "rw"]}
         return {"name": uuid, "containerEdits": {"mounts": [mount]}}
 
     devices = [device(uuid, *gpu) for uuid, gpu in gpus.items()]
     document = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
-    (RUN / "cdi").mkdir(exist_ok=True)
-    (RUN / f"cdi/{name}.json").write_text(json.dumps(document))
+    (CDI / f"{name}.json").write_text(json.dumps(document))

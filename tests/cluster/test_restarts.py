@@ -40,7 +40,6 @@ async def test_a_gpu_released_while_autoclave_was_away_is_clean(cluster, autocla
     await cluster.hold("second", gpus=4)
 
 
-@pytest.mark.xfail(reason="the plugin asks the service for a second only", strict=False)
 async def test_a_pod_waits_while_the_service_restarts(cluster, autoclave):
     autoclave.service.end(SIGTERM)
     autoclave.service.start()

@@ -112,7 +112,7 @@ func main() {
 
 // open maps the memory of each GPU of this container.
 func open() (gpus []gpu) {
-	places, err := filepath.Glob("/gpu/*/memory")
+	places, err := filepath.Glob("/dev/simulated-gpu*")
 	if err != nil {
 		panic(err)
 	}
@@ -129,7 +129,7 @@ func open() (gpus []gpu) {
 		if err != nil {
 			panic(err)
 		}
-		gpus = append(gpus, gpu{filepath.Base(filepath.Dir(place)), file, memory})
+		gpus = append(gpus, gpu{filepath.Base(place), file, memory})
 	}
 	return gpus
 }
