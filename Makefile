@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench mutate night soak node cluster proto kernels docs dashboards deploy preview lock clean
+.PHONY: help demo observe check test lint format bench mutate night soak node cluster proto kernels docs dashboards deploy preview image lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +89,9 @@ preview: $(READY) ## pictures of the dashboards, with the data of make observe; 
 
 deploy: $(READY) ## write anew what is made of the chart, and what the chart is made of
 	@$(BIN)/python -m deploy.generate
+
+image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda cuda13")
+	@$(BIN)/python -m deploy.image $(ARGS)
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \

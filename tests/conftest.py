@@ -1,7 +1,8 @@
 """Guards around every test: no network, no home directory, nothing of the caller's environment.
 
 ``make test`` runs few random examples, always the same ones, and no test with the mark ``night``. ``--night`` runs many
-examples, every mutant and the tests with that mark. Tests that need a GPU run with ``-m gpu`` only.
+examples, every mutant and the tests with that mark. Tests that need a GPU run with ``-m gpu`` only,
+and tests that build the image with ``-m image`` only.
 """
 
 import gc
@@ -87,9 +88,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests with the mark ``gpu`` for ``-m gpu``, and tests with the mark ``night`` for the night and the soak."""
+    """Keep tests with a mark for those who ask: ``-m gpu``, ``-m image``; ``night`` is for the night and the soak."""
     night = config.getoption("--night") or config.getoption("--soak")
-    asked = {"gpu": "gpu" in config.getoption("-m"), "night": night}
+    asked = {"gpu": "gpu" in config.getoption("-m"), "image": "image" in config.getoption("-m"), "night": night}
     left = {item for item in items for mark, wanted in asked.items() if not wanted and item.get_closest_marker(mark)}
     items[:] = [item for item in items if item not in left]
     config.hook.pytest_deselected(items=list(left))

@@ -1,0 +1,133 @@
+"""`make image`: which program builds, on which base; and with the mark ``image``, the image that is built."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy import image
+
+ROOT = Path(__file__).parents[2]
+PLANTED = "planted-in-the-configuration-of-pip"
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Makes programs that do nothing, and fail when they are called with one of some words. The path has no others."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, fails: tuple[str, ...] = ()) -> image.Builder:
+        program = tmp_path / name
+        program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit(not set({fails!r}).isdisjoint(sys.argv))\n")
+        program.chmod(0o755)
+        return image.Builder(name)
+
+    return make
+
+
+def test_a_docker_without_its_daemon_is_passed_over(stand_in):
+    stand_in("docker", fails=("info",))
+    stand_in("buildah")
+    assert image.find_builder().name == "buildah"
+
+
+def test_without_a_builder_the_message_names_them(stand_in):
+    stand_in("docker", fails=("info",))
+    with pytest.raises(image.CannotBuildError, match="docker, podman, buildah"):
+        image.find_builder()
+
+
+def test_a_registry_gives_the_pinned_base(stand_in):
+    builder = stand_in("podman", fails=("inspect",))
+    assert image.find_base(builder) == image.default_base()
+
+
+def test_without_a_registry_the_base_made_here_is_used(stand_in):
+    builder = stand_in("podman", fails=("pull", image.default_base()))
+    assert image.find_base(builder) == image.LOCAL_BASE
+
+
+def test_a_base_is_made_only_with_root_and_debootstrap(stand_in):
+    builder = stand_in("podman", fails=("inspect", "pull"))
+    with pytest.raises(image.CannotBuildError, match="root and debootstrap"):
+        image.find_base(builder)
+
+
+def test_the_local_base_has_the_python_that_is_shipped():
+    """Debian trixie has Python 3.13. Change both together."""
+    assert (image.SUITE, "python:3.13-" in image.default_base()) == ("trixie", True)
+
+
+def test_the_image_has_the_name_that_the_manifests_use():
+    values = yaml.safe_load((ROOT / "deploy/helm/autoclave/values.yaml").read_text())["image"]
+    assert values["repository"] == image.REPOSITORY
+    assert image.name_of(values["cuda"]).endswith(f"-{values['cuda']}")
+
+
+def test_configuration_of_packages_goes_in_as_secrets(tmp_path):
+    own = tmp_path / ".config/pip/pip.conf"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    bundle = tmp_path / "bundle.pem"
+    bundle.touch()
+    found = image.secrets({"SSL_CERT_FILE": str(bundle), "UV_CONFIG_FILE": str(tmp_path / "none")}, tmp_path)
+    assert {f"--secret=id=pip,src={own}", f"--secret=id=certificates,src={bundle}"} <= set(found)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The image of this tree, built with a planted word in pip's configuration: builder, base, name."""
+    try:
+        builder = image.find_builder()
+        base = image.find_base(builder)
+    except image.CannotBuildError as error:
+        pytest.skip(str(error))
+    tag, planted = "localhost/autoclave:test", tmp_path_factory.mktemp("pip") / "pip.conf"
+    with pytest.MonkeyPatch.context() as patch:
+        given = os.environ.get("PIP_CONFIG_FILE", "/etc/pip.conf")
+        text = Path(given).read_text() if Path(given).is_file() else "[global]\n"
+        planted.write_text(f"{text}\n# {PLANTED}\n")
+        patch.setenv("PIP_CONFIG_FILE", str(planted))
+        image.build(builder, base, "none", tag)
+    return builder, base, tag
+
+
+@pytest.mark.image
+class TestBuilt:
+    pytestmark = pytest.mark.timeout(3600)
+
+    def test_every_promise_of_the_demo_holds_without_root(self, built):
+        builder, _, tag = built
+        assert builder.run(tag, ["id", "-u"]).stdout.strip() == "65532"
+        run = builder.run(tag, ["autoclave", "demo", "--json"])
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert all(check["held"] for check in json.loads(run.stdout)["checks"])
+
+    def test_nothing_of_this_machine_stays_in_the_image(self, built):
+        builder, base, tag = built
+        searched = ["bin", "etc", "home", "opt", "root", "run", "srv", "tmp", "usr", "var"]
+        command = ["grep", "-rlF", PLANTED, *(f"/{name}" for name in searched)]
+        assert builder.run(tag, command, user="0").stdout == ""
+        bundle = ["sha256sum", "/etc/ssl/certs/ca-certificates.crt"]
+        assert builder.run(tag, bundle).stdout == builder.run(base, bundle).stdout != ""
+        assert builder.run(tag, ["ls", "/etc/pip.conf", "/etc/uv"]).stdout == ""
+
+    def test_there_is_a_bill_of_materials_and_no_pip(self, built):
+        builder, _, tag = built
+        bill = json.loads(builder.run(tag, ["cat", "/usr/share/doc/autoclave/sbom.cdx.json"]).stdout)
+        assert "grpcio" in {component["name"] for component in bill["components"]}
+        assert builder.run(tag, ["python3", "-m", "pip", "--version"]).returncode != 0
+
+    def test_a_start_compiles_nothing(self, built):
+        """The running image is read-only: what the base did not compile would be compiled at each start."""
+        builder, _, tag = built
+        uncompiled = (
+            "import os, sys, scrubber.daemon, plugin.app\n"
+            "files = [m.__spec__.cached for m in sys.modules.values() if getattr(m, '__spec__', None)]\n"
+            "print([file for file in files if file and not os.path.exists(file)])"
+        )
+        run = builder.run(tag, ["/opt/autoclave/bin/python", "-c", uncompiled])
+        assert run.stdout == "[]\n", run.stderr
