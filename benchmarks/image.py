@@ -1,9 +1,10 @@
-"""How much the image's own packages take on disk, and that both commands run from them. Needs uv and a package index.
+"""How large the image is, part by part, and how long starts take in it. Needs uv and a package index.
 
 python -m benchmarks.image [--output DIR]
 
-The steps are those of deploy/Dockerfile, in an empty environment: every locked package by its hash, compiled, then the
-wheel of this tree. Writes ``image.md`` and ``.json``. What the base image takes is not measured: it takes an engine.
+For each CUDA, the steps of deploy/Dockerfile in an empty environment: every locked package by its hash, compiled, then
+the wheel of this tree. Where docker, podman or buildah is, also the image itself: its parts, and its starts beside
+those of the same packages outside. Writes ``image.md`` and ``.json``.
 """
 
 from __future__ import annotations
@@ -16,18 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import quantile
+from deploy import image as recipe
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy" / "requirements"
 VARIANTS = ("none", "cuda12", "cuda13")
 UV: list[str | Path] = [sys.executable, "-m", "uv", "--quiet"]
 STARTS = (["--version"], ["scrubber", "--help"], ["plugin", "--help"])
+SIZE_PROBE, START_PROBE = (
+    Path(__file__).with_name(f"image_{name}.py").read_text("utf-8") for name in ("sizes", "starts")
+)
+TAG = "localhost/autoclave:measured"
 COMMAND = "python -m benchmarks.image --output docs/measurements"
 MIB = 2**20
+UNBUILT = "\nThe image itself was not built here: there was no docker, podman or buildah, or no base.\n"
 BIGGEST = 6
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,18 @@ class Variant:
     packages: int
     bytes: int
     largest: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was found in an image that was built, and of starts outside of it."""
+
+    builder: str
+    base: str
+    before: dict[str, Any]
+    sizes: dict[str, Any]
+    inside: dict[str, Any]
+    outside: dict[str, Any]
 
 
 def main() -> None:
@@ -51,10 +75,12 @@ def main() -> None:
         subprocess.run(build, cwd=ROOT, check=True)
         (wheel,) = (place / "wheel").glob("*.whl")
         found = [_measure(place / variant, variant, wheel) for variant in VARIANTS]
+        built = _image(place / "none")
     taken = time.strftime("%Y-%m-%d", time.gmtime())
     machine = {"processor": platform.machine(), "python": platform.python_version()}
-    document = {"taken": taken, "command": COMMAND, "machine": machine, "variants": [asdict(it) for it in found]}
-    text = _text(taken, machine, found)
+    document: dict[str, Any] = {"taken": taken, "command": COMMAND, "machine": machine}
+    document |= {"variants": [asdict(it) for it in found], "image": asdict(built) if built else None}
+    text = _text(taken, machine, found) + (_built(built) if built else UNBUILT)
     print(text)
     if options.output is not None:
         (options.output / "image.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -78,6 +104,50 @@ def _measure(prefix: Path, variant: str, wheel: Path) -> Variant:
     return Variant(variant, len(sizes), total, {name: sizes[name] for name in largest})
 
 
+def _image(prefix: Path) -> Built | None:
+    """Build, and measure inside and outside; or print why there is no image."""
+    try:
+        builder = recipe.find_builder()
+        base = recipe.find_base(builder)
+        recipe.build(builder, base, "none", TAG)
+    except recipe.CannotBuildError as error:
+        print(error, file=sys.stderr)
+        return None
+    python = "/opt/autoclave/bin/python"
+    inside, outside = [], []
+    for _ in range(ROUNDS):  # in turns: the load of the machine changes
+        inside.append(_inside(builder, TAG, [python, "-c", START_PROBE], ""))
+        outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE]))
+    return Built(
+        builder.name,
+        base,
+        before=_inside(builder, base, ["python3", "-c", SIZE_PROBE], "0"),
+        sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], "0"),
+        inside=_together(inside),
+        outside=_together(outside),
+    )
+
+
+def _together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    starts = {name: [sample for it in rounds for sample in it["starts"][name]] for name in rounds[0]["starts"]}
+    return {"python": rounds[0]["python"], "starts": starts}
+
+
+def _outside(command: list[str | Path]) -> dict[str, Any]:
+    empty = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=empty, cwd="/")
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def _inside(builder: recipe.Builder, image: str, command: list[str], user: str) -> dict[str, Any]:
+    run = builder.run(image, command, user=user)
+    if run.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed in {image}: {run.stderr}")
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
 def _size(distribution: metadata.Distribution) -> int:
     """Its files as they were unpacked; what was compiled of them counts for the total alone."""
     return sum(file.size or 0 for file in distribution.files or ())
@@ -97,9 +167,54 @@ steps of `deploy/Dockerfile` in an empty environment. Both commands were started
 |---|---|---|---|
 {chr(10).join(rows)}
 
-"On disk" is `/opt/autoclave` whole, compiled Python files included. What the base image takes comes on top and was not
-measured. The image has another minor version of Python than this machine may have: sizes differ a little.
+"On disk" is `/opt/autoclave` whole, compiled Python files included. What the base image takes comes on top. The image
+has another minor version of Python than this machine may have: sizes differ a little.
 """
+
+
+def _built(it: Built) -> str:
+    parts = {**it.sizes["parts"], "whole image": sum(it.sizes["parts"].values())}
+    before = {**it.before["parts"], "whole image": sum(it.before["parts"].values())}
+    sizes = [f"| {name} | {before[name] / MIB:.1f} | {size / MIB:.1f} |" for name, size in parts.items()]
+    packages = sorted(it.sizes["packages"].items(), key=lambda package: package[1], reverse=True)
+    named = [f"| {name} | {size / MIB:.1f} |" for name, size in packages if size >= MIB]
+    rest = sum(size for _, size in packages if size < MIB)
+    others = f"| {len(packages) - len(named)} others | {rest / MIB:.1f} |"
+    starts = [
+        f"| {name} | {' | '.join(f'{quantile(samples, 0.5) * 1000:.0f} ms' for samples in _columns(it, name))} |"
+        for name in it.inside["starts"]
+    ]
+    samples = len(next(iter(it.inside["starts"].values())))
+    return f"""
+## The image for simulated GPUs
+
+Built with {it.builder} on `{it.base}`. Inside is Python {it.sizes["python"]}, outside Python {it.outside["python"]}.
+
+| part | base, MiB | image, MiB |
+|---|---|---|
+{chr(10).join(sizes)}
+
+`/opt/autoclave` by package, with what was compiled of it:
+
+| package | MiB |
+|---|---|
+{chr(10).join(named)}
+{others}
+
+Starts, median of {samples}, inside and outside in turns, as user 65532 inside. "Outside" has the same packages on the
+machine's own Python. The service has 8 simulated GPUs, and its ledger knows them. Processor time is that of the one
+process, at its first answer or when it is registered. Other programs kept the machine busy: compare processor times.
+
+| start | inside | outside | inside, processor time | outside, processor time |
+|---|---|---|---|---|
+{chr(10).join(starts)}
+"""
+
+
+def _columns(it: Built, name: str) -> Iterator[list[float]]:
+    for which in (0, 1):
+        for place in (it.inside, it.outside):
+            yield [sample[which] for sample in place["starts"][name]]
 
 
 if __name__ == "__main__":
