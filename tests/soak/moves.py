@@ -30,7 +30,8 @@ from tests.soak.judge import SLOW, Judge
 from tests.soak.pods import Pods, gpus_of
 from tests.soak.weather import damage
 
-HOLDING = ("holds", "moves", "forks", "maps", "sends", "registers", "stops")
+ACTING = ("holds", "moves", "forks", "maps", "sends")
+HOLDING = (*ACTING, "registers", "stops")
 DEEDS = ("reads", "writes", "silent")
 PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
@@ -39,7 +40,7 @@ STREAMS = 100
 ATTACKS = {
     "pod": 80,
     "leftover": 20,
-    "foreign": 4,
+    "foreign": 8,
     "visits": 4,
     "importer": 3,
     "doubled": 8,
@@ -76,18 +77,24 @@ class Visiting(Pods):
         """From its admission to its end; None if there is no room for it."""
         pod = self._next(dice, len(self._guests.names))
         self._guests.names[pod.uid] = pod.name
-        try:
-            if self.calm or dice.random() < 0.85:
-                await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN if self.calm else PATIENCE)
-        except TimeoutError:
-            if self.calm:
-                raise
+        bound = not self.calm and dice.random() < 0.15
+        if not bound and not await self.placed(pod):
             return None
         if not self.calm and dice.random() < 0.1:
             self._guests.tenants.emptied.add(pod.uid)
-        self._placed[pod.uid] = gpus_of(pod)
         await self._live(pod, dice)
         return pod
+
+    async def placed(self, pod: Pod) -> bool:
+        """Whether there is room for it, now or soon; as a scheduler counts, it is there from now on."""
+        try:
+            await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN if self.calm else PATIENCE)
+        except TimeoutError:
+            if self.calm:
+                raise
+            return False
+        self._placed[pod.uid] = gpus_of(pod)
+        return True
 
     async def through(self, pod: Pod, dice: random.Random) -> None:
         """One that was admitted runs, works and ends."""
@@ -97,6 +104,7 @@ class Visiting(Pods):
     async def forget(self, *pods: Pod) -> None:
         """They are deleted, whatever became of them."""
         for pod in pods:
+            self._placed.pop(pod.uid, None)
             if pod.uid in self._kubelet.pods:
                 await self._insist(partial(self._kubelet.delete, pod))
 
@@ -172,7 +180,7 @@ class Moves:
         return f"{manner}, {deed}, of {self._runtime.names[key[0]]} on {gpu}: {ended}"
 
     async def _foreign(self, dice: random.Random) -> str:
-        manner, deed = dice.choice(HOLDING), dice.choice(DEEDS)
+        manner, deed = dice.choice(ACTING), dice.choice(DEEDS)
         return await self._from_outside(FOREIGN, manner, deed, dice.uniform(3.2, 5), dice)
 
     async def _visits(self, dice: random.Random) -> str:
@@ -214,6 +222,8 @@ class Moves:
         late, soon = dice.choice(((0.2, 1.0), (0.2, 1.0), (1.5, 0.1)))  # which start comes first
         pauses = [dice.uniform(0, most) for most in (0.5, late, 0.05, 0.5, soon)]
         self._runtime.names.update({it.uid: it.name for it in (first, second)})
+        if not await self._pods.placed(second):
+            return "no room"
         try:
             await self._kubelet.admit(first)
             if first.phase is Phase.FAILED:
