@@ -112,7 +112,7 @@ class Visiting(Pods):
         return self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
-        for _ in range(dice.choice((0, 0, 1))):
+        for _ in range(dice.choice((0, 1, 1))):
             await self._until_shaken(dice.uniform(0.02, 0.4))
             await self._kubelet.exit_container(pod, "main")
             if not await self._up(pod, dice):
