@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -383,3 +384,4 @@ class Facts:
     hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process was too slow to read, if the holders are unknown for that reason
+    used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded

@@ -25,19 +25,21 @@ class ObservedSince:
         self._now = now
         self._last: dict[str, float] = {}
         self._since: dict[str, float] = {}
+        self._used_at: dict[str, float] = {}
 
     def interrupt(self, device: str) -> None:
-        """End the time without a gap: something has the device open, and no search can tell what it is."""
-        self._since[device] = self._now().uptime
+        """Something has the device open, and may leave before it can be recorded: no earlier proof is valid."""
+        self._since[device] = self._used_at[device] = self._now().uptime
 
     def stamped(self, device: str, facts: Facts) -> Facts:
-        """The facts with ``observed_since``. An observation that could not tell the holders does not count."""
+        """The facts with both times. An observation that could not tell the holders does not count."""
         if facts.holders is not None:
             now = self._now().uptime
             if now - self._last.get(device, now) > self._unobserved:
                 self._since[device] = now
             self._last[device] = now
-        return replace(facts, observed_since=self._since.get(device, self._began))
+        used_at = self._used_at.get(device, facts.used_at)
+        return replace(facts, observed_since=self._since.get(device, self._began), used_at=used_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,6 +253,13 @@ def test_a_proof_is_valid_only_while_the_service_observes(since, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
 
 
+@pytest.mark.parametrize("policy", [ENFORCE, SURVIVES])
+def test_a_use_that_cannot_be_recorded_ends_a_proof_under_each_policy(policy):
+    used = replace(facts(), used_at=NOW.uptime + 0.001)
+    assert not proof.is_valid(lives.CLEAN.receipt, used, policy, later(1))
+    assert acquire.decide(lives.CLEAN, used, policy, later(1)) == EXPIRED
+
+
 OLDER = ev.Distrusted("the ledger may be an older copy, made before the device was used", lives.HERE)
 
 

@@ -229,7 +229,7 @@ async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
 
 async def test_s20_a_gpu_that_is_open_where_no_process_shows_it_goes_to_no_pod(build):
     """The last tenant may have left the file in a socket; a search of /proc finds nobody."""
-    node = await build(1, brisk("budgets: {owner_wait: 0s}"))
+    node = await build(1, brisk("budgets: {owner_wait: 0s}", "proof: {survives_restart: true}"))
     [uuid] = node.stage.uuids
     memory = layout.find(node.stage.simulated, uuid).memory
     hidden = await asyncio.create_subprocess_exec(sys.executable, "-c", IN_TRANSIT, memory, stdout=subprocess.PIPE)

@@ -141,6 +141,7 @@ PLANTED = [
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
+    Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
     Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
     Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
     Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),

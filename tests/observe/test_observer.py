@@ -124,4 +124,5 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     left = await observer.full(device)
     assert left.holders == ()
     assert left.observed_since >= before
+    assert left.used_at >= before
     assert (await observer.full(record(bank, bank.second))).observed_since == 0.0
