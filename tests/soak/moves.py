@@ -180,7 +180,7 @@ class Moves:
         return f"{manner}, {deed}, of {self._runtime.names[key[0]]} on {gpu}: {ended}"
 
     async def _foreign(self, dice: random.Random) -> str:
-        manner, deed = dice.choice(ACTING), dice.choice(DEEDS)
+        manner, deed = dice.choice((*ACTING, "sends", "sends")), dice.choice((*DEEDS, "writes", "writes"))
         return await self._from_outside(FOREIGN, manner, deed, dice.uniform(3.2, 5), dice)
 
     async def _visits(self, dice: random.Random) -> str:
