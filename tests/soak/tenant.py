@@ -49,14 +49,14 @@ class Tenant:
     def write(self) -> None:
         """In one piece: cut off in the middle, it leaves whole blocks."""
         for handle in self._open.values():
-            own = self._own[os.fstat(handle).st_size]
+            own = self._full(os.fstat(handle).st_size)
             if os.pwrite(handle, own, 0) != len(own):
                 raise OSError("cannot write all of the memory")
 
     def check(self) -> None:
         """All that was written is there."""
         for path, held in self._memories():
-            own = self._own.setdefault(len(held), block(self._uid) * (len(held) // BLOCK))  # others can make it larger
+            own = self._full(len(held))
             if held != own:
                 at = next(at for at in range(0, len(held), BLOCK) if held[at : at + BLOCK] != own[:BLOCK])
                 self._say("WIPED", path, held, at)
@@ -81,6 +81,10 @@ class Tenant:
     def deaf(self) -> None:
         """Only SIGKILL ends it."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def _full(self, size: int) -> bytes:
+        """A memory of this size; a process that was left behind can make one larger."""
+        return self._own.setdefault(size, block(self._uid) * (size // BLOCK))
 
     def _memories(self) -> list[tuple[str, bytes]]:
         return [(path, os.pread(handle, os.fstat(handle).st_size, 0)) for path, handle in self._open.items()]
