@@ -84,8 +84,16 @@ def _simulated(config: ScrubberConfig) -> Simulated:
     if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulated_dir}")
     if config.simulated_cdi_dir is not None:
-        cdi.write(config.simulated_cdi_dir, layout.places(config.simulated_dir))
+        _write_cdi(config.simulated_cdi_dir, config.simulated_dir)
     return Simulated(config.simulated_dir, config.host_root / "sys/fs/cgroup")
+
+
+def _write_cdi(directory: Path, simulated_dir: Path) -> None:
+    try:
+        cdi.write(directory, layout.places(simulated_dir))
+    except OSError as error:
+        why = f"cannot write the CDI specification {directory / cdi.NAME}: {error.strerror}"
+        raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
 
 
 def _care(policy: Policy) -> Care:

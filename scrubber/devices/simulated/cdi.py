@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scrubber.devices.simulated.layout import GpuFiles
-from scrubber.ground.errors import FatalError
 
 VERSION = "0.6.0"
 KIND = "nvidia.com/gpu"  # the kind in the answers of the device plugin, unless --cdi-kind says something else
@@ -34,12 +33,8 @@ def _device(gpu: GpuFiles) -> dict[str, object]:
 def write(directory: Path, gpus: Iterable[GpuFiles]) -> None:
     """Replace the specification in this directory. A container runtime never reads half of it."""
     new = directory / f".{NAME}.new"
-    try:
-        new.unlink(missing_ok=True)
-        handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        with os.fdopen(handle, "w") as file:
-            json.dump(specification(gpus), file, indent=1)
-        new.replace(directory / NAME)
-    except OSError as error:
-        why = f"cannot write the CDI specification {directory / NAME}: {error.strerror}"
-        raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
+    new.unlink(missing_ok=True)
+    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "w") as file:
+        json.dump(specification(gpus), file, indent=1)
+    new.replace(directory / NAME)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from scrubber import app
+from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import cdi, layout
 from scrubber.ground.errors import FatalError
 from scrubber.node import container_toolkit
@@ -42,6 +44,9 @@ def test_an_older_specification_is_replaced_as_a_whole(bank, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_missing_directory_is_named_with_its_flag(bank, tmp_path):
+def test_a_missing_directory_is_named_with_its_flag(tmp_path):
+    config = ScrubberConfig(
+        backend=BackendChoice.SIMULATED, simulated_dir=tmp_path / "gpus", simulated_cdi_dir=tmp_path / "missing"
+    )
     with pytest.raises(FatalError, match=r"No such file or directory; give a directory .* with --simulated-cdi-dir"):
-        cdi.write(tmp_path / "missing", layout.places(bank.root))
+        app.build_backend(config)
