@@ -25,7 +25,6 @@ REPOSITORY = "ghcr.io/autoclave-gpu/autoclave"  # the name in the manifests
 BUILDERS = ("docker", "podman", "buildah")
 # The oldest release of Debian whose Python has the minor version of the Dockerfile's base.
 SUITE = "trixie"
-MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("ca-certificates", "netbase", "python3", "python3-venv", "tzdata")
 LOCAL_BASE = f"localhost/autoclave-base:{SUITE}"
 LOCAL_DOCKERFILE = """\
@@ -106,7 +105,7 @@ def find_builder(wanted: Sequence[str] = BUILDERS) -> Builder:
     )
 
 
-def find_base(builder: Builder, mirror: str = MIRROR) -> str:
+def find_base(builder: Builder, mirror: str = "") -> str:
     """The Dockerfile's own base if a registry gives it, else one that is made here, once."""
     pinned = default_base()
     if builder.has(pinned) or builder.pull(pinned):
@@ -136,7 +135,10 @@ def _make_base(builder: Builder, mirror: str) -> None:
         place = Path(directory)
         root = place / "root"
         include = f"--include={','.join(PACKAGES)}"
-        _run([*OWN_MOUNTS, "debootstrap", "--variant=minbase", include, SUITE, root, mirror], "cannot install a Debian")
+        _run(
+            [*OWN_MOUNTS, "debootstrap", "--variant=minbase", include, SUITE, root, *([mirror] if mirror else [])],
+            "cannot install a Debian",
+        )
         _run(["chroot", root, "python3", "-m", "venv", "/usr/local"], "cannot make an environment of Debian's Python")
         without = [f"--exclude=./{path}" if "/" in path else f"--exclude={path}" for path in LEFT_OUT]
         _run(["tar", "--create", "--file", place / "base.tar", *without, "--directory", root, "."], "cannot pack it")
@@ -190,7 +192,9 @@ def main() -> None:
     parser.add_argument("--tag", help=f"the image's name; default: {name_of('none')}, for CUDA with its name")
     parser.add_argument("--base", help="build on this image; default: that of the Dockerfile, or one made here")
     parser.add_argument("--builder", choices=BUILDERS, help="use this program; default: the first that works")
-    parser.add_argument("--mirror", default=MIRROR, help="Debian's packages for a base made here")
+    parser.add_argument(
+        "--mirror", default="", help="Debian's packages for a base made here [default: debootstrap's own choice]"
+    )
     options = parser.parse_args()
     try:
         builder = find_builder([options.builder] if options.builder else BUILDERS)
