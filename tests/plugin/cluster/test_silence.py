@@ -87,12 +87,15 @@ async def test_a_silence_ends_what_was_proven_healthy(api, door, reporting):
 async def test_a_fault_in_the_report_is_reported_and_proves_nothing(api, door, reporting, monkeypatch):
     door.say(gpu(0), gpu(1))
     with capture_logs() as logs:
-        async with reporting():
+        async with reporting() as listing:
             await api.until(lambda: api.says("True"))
             monkeypatch.setattr(node_report, "report", None)
             door.say(gpu(0), out(1))
             await api.until(lambda: api.says("Unknown", "PluginFault"))
+            before = listing.current()
             door.say(*(gpu(index, healthy=False, clean=False) for index in range(2)))
+            async with asyncio.timeout(WITHIN):
+                await listing.until_differs(before)  # otherwise the next report may be about the list before
             monkeypatch.undo()
             await api.until(lambda: not api.says("Unknown", "PluginFault"))
             assert api.says("Unknown", "DevicesNotReady")
