@@ -25,7 +25,12 @@ def all_holders_hang(facts: Facts) -> bool:
 
 def about_to_start(owner: Owner | None, now: Moment) -> bool:
     """Whether the owner's container was admitted and may still appear: it was not seen yet."""
-    return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
+    return owner is not None and not owner.seen and just_admitted(owner, now)
+
+
+def just_admitted(owner: Owner, now: Moment) -> bool:
+    """Whether a container whose start was admitted may not be there yet."""
+    return now.uptime - owner.since.uptime < STARTS_WITHIN
 
 
 def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:

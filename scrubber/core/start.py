@@ -150,7 +150,9 @@ def _again(
     why = CROWDED if crowded else LEFT_BEHIND if leftovers else each
     if why is None:
         return _same_owner(record, facts, now)
-    if siblings or not eviction.all_terminable(record, facts, policy):
+    # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
+    other_may_come = each == CONTESTED and record.owner is not None and ownership.just_admitted(record.owner, now)
+    if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
     return answers.Note(ev.Released(why, restart=True))
 

@@ -29,7 +29,7 @@ class ObservedSince:
 
     def interrupt(self, device: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid."""
-        self._since[device] = self._used_at[device] = self._now().uptime
+        self._used_at[device] = self._now().uptime
 
     def stamped(self, device: str, facts: Facts) -> Facts:
         """The facts with both times. An observation that could not tell the holders does not count."""

@@ -256,14 +256,13 @@ class Observer:
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
         holders = search.holders[record.device.uuid]
-        if holders is None and record.device.uuid in search.open:
-            # A holder that no search can name may leave before the next observation, and leave its bytes behind.
-            self._observed_since.interrupt(record.device.uuid)
-        for sibling in siblings:
-            if sibling.state is State.CLEAN and search.holders[sibling.device.uuid]:
-                # It may leave before the next observation of the sibling itself.
-                self._observed_since.interrupt(sibling.device.uuid)
-        seen = Facts(
+        for seen in (record, *siblings):
+            uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
+            unnamed = held is None and uuid in search.open
+            unrecorded = seen is not record and seen.state is State.CLEAN and held
+            if unnamed or unrecorded:  # it may leave before the next observation, and leave its bytes behind
+                self._observed_since.interrupt(uuid)
+        unstamped = Facts(
             incarnation,
             self.epoch(),
             holders,
@@ -272,7 +271,7 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.held_up if holders is None else "",
         )
-        facts = self._observed_since.stamped(record.device.uuid, seen)
+        facts = self._observed_since.stamped(record.device.uuid, unstamped)
         self._remember(record, facts)
         if self._ends is not None:
             self._follow(self._ends, record, facts, starting_pod)

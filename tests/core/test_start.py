@@ -13,6 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, Path, Trigger
+from scrubber.core.ownership import STARTS_WITHIN
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
@@ -178,6 +179,8 @@ AGAIN = ev.Granted(lives.grant(lives.GRANTED))
 DOUBLED = live(lives.GRANTED, AGAIN)
 DOUBLED_IN_USE = live(DOUBLED, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
 RESTARTED = live(DOUBLED_IN_USE, ev.Released(start.CONTESTED, restart=True))
+SHOWN = later(STARTS_WITHIN)  # a container that was admitted can be seen by then
+ADMIT_SHOWN = Admit(ev.PutInUse(Owner(A, SHOWN)))
 CONTESTED = Note(ev.Released(start.CONTESTED))
 CONTESTED_AGAIN = Note(ev.Released(start.CONTESTED, restart=True))
 # How often Allocate has handed the device out, and how many containers of the pod the checkpoint names for it.
@@ -188,9 +191,9 @@ DOUBLE = rows(
     ("R8 the other pod's entry is gone, and its container may have run", DOUBLED_IN_USE, HERE, 1, CONTESTED_AGAIN),
     ("the same, three times", live(DOUBLED, AGAIN, ev.PutInUse(Owner(A, lives.NOW, seen=True))), HERE, 2,
      CONTESTED_AGAIN),
-    ("no container of it was admitted yet", DOUBLED, facts(), 1, ADMIT),
+    ("no container of it was admitted yet", DOUBLED, facts(), 1, ADMIT_SHOWN),
     ("R11 the kubelet was restarted since: one may have run", DOUBLED, facts(epoch="epoch-2"), 1, CONTESTED),
-    ("R11 the same, for an init and an app container", DOUBLED, facts(epoch="epoch-2"), 2, ADMIT),
+    ("R11 the same, for an init and an app container", DOUBLED, facts(epoch="epoch-2"), 2, ADMIT_SHOWN),
     ("W18 a container of the pod is on it", DOUBLED_IN_USE, BESIDE, 1, BUSY),
     ("W16 no sight of processes", DOUBLED_IN_USE, facts(None), 1,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
@@ -204,7 +207,13 @@ DOUBLE = rows(
 @pytest.mark.parametrize("policy", [PER_POD, CACHED], ids=["per-pod", "cached"])
 def test_a_contested_device_is_clean_before_each_start(policy, record, seen, containers, wanted):
     named = None if containers is None else names(containers)
-    assert start.decide(record, seen, policy, A, later(1), named) == wanted
+    assert start.decide(record, seen, policy, A, SHOWN, named) == wanted
+
+
+def test_the_first_of_two_contested_starts_gets_time_to_appear():
+    """The other pod may have been admitted under the name of this one."""
+    assert start.decide(DOUBLED_IN_USE, HERE, PER_POD, A, later(STARTS_WITHIN - 0.1), names(1)) == BUSY
+    assert start.decide(DOUBLED_IN_USE, HERE, PER_POD, A, SHOWN, names(1)) == CONTESTED_AGAIN
 
 
 def test_a_contested_device_stays_contested_after_its_scrub():
@@ -212,11 +221,12 @@ def test_a_contested_device_stays_contested_after_its_scrub():
     clean = live(scrubbing, lives.passed(scrubbing))
     granted = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True)))
     in_use = live(granted, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
-    assert start.decide(in_use, HERE, CACHED, A, later(1), names(1)) == CONTESTED_AGAIN
+    assert start.decide(in_use, HERE, CACHED, A, SHOWN, names(1)) == CONTESTED_AGAIN
 
 
 def test_under_observe_a_contested_device_starts_unscrubbed():
-    released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, later(1), names(1))
+    assert start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, later(1), names(1)) == Proceed()
+    released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, SHOWN, names(1))
     assert released == CONTESTED_AGAIN
     unproven = start.decide(RESTARTED, facts(), OBSERVE, A, later(1), names(1))
     assert isinstance(unproven, HandOut)

@@ -116,13 +116,21 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     """It may write and leave before the next observation."""
     observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
     device = record(bank, bank.first)
-    assert (await observer.full(device)).observed_since == 0.0
     tenants.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     assert (await observer.full(device)).holders is None
     tenants.release(bank.root, bank.first)
     left = await observer.full(device)
     assert left.holders == ()
-    assert left.observed_since >= before
     assert left.used_at >= before
-    assert (await observer.full(record(bank, bank.second))).observed_since == 0.0
+    assert (await observer.full(record(bank, bank.second))).used_at < before
+
+
+async def test_a_holder_that_no_search_can_name_ends_a_siblings_proof(bank, processes, tmp_path):
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    sibling = record(bank, bank.first)
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    before = clock.now().uptime
+    assert (await observer.full(record(bank, bank.second), [sibling])).holders == ()
+    tenants.release(bank.root, bank.first)
+    assert (await observer.full(sibling)).used_at >= before

@@ -62,6 +62,27 @@ async def test_r11_a_doubled_grant_used_after_a_kubelet_restart_is_scrubbed(worl
     assert scrubs(world, device) == 2
 
 
+async def test_two_starts_of_a_doubled_grant_never_share_the_device(world):
+    """The second pod asks before the container of the first one is there."""
+    device = world.uuids[0]
+    for pod in ("first", "second"):
+        await world.acquire(pod, device, announced=True)
+    written_down(world, second=[device])
+    await world.handover.start([device], None)  # asked for the first pod, whose container takes a while
+    second = asyncio.create_task(world.handover.start([device], None))
+    await asyncio.sleep(2)
+    world.truth.started("first", device)
+    first = world.run("first", device)
+    await asyncio.sleep(5)
+    assert not second.done()
+    world.node.end_container("first")
+    await second
+    world.truth.started("second", device)
+    world.run("second", device)
+    assert first.seen
+    assert scrubs(world, device) == 2
+
+
 async def test_init_and_app_container_share_one_scrub(world):
     device = world.uuids[0]
     for _ in range(2):

@@ -21,11 +21,8 @@ LATE = "a process of the host opens a GPU after the last question of the pod tha
 UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
 BETWEEN = "a process of the host writes between clear and verify, both times: the GPU is quarantined"
-DROPPED = "a pod that the kubelet has dropped, and the next one: both ask before the container of either comes"
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
-SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)(?: at uptime ([\d.]+))?")
-PRESTART = 30.0  # seconds that the kubelet waits for an answer
-SOON = 1.0  # seconds from the start of a container to the observation that must see it
+SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)")
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
 
 
@@ -50,7 +47,7 @@ class Judge:
             if said is None:
                 self.findings.append(f"fault of a tenant or attacker: {what}")
             else:
-                self._judge(what, said[1], said[2], float(said[3] or 0))
+                self._judge(what, said[1], said[2])
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
@@ -84,7 +81,7 @@ class Judge:
                 self._known.add(file.name)
                 yield file.read_text()
 
-    def _judge(self, what: str, kind: str, who: str, at: float) -> None:
+    def _judge(self, what: str, kind: str, who: str) -> None:
         found = WHOSE.search(what.partition("holds" if kind != "SEEN" else "sees")[2])
         attackers = {it.own: it for it in self.runtime.attackers}
         if kind == "SEEN":  # an attacker sees bytes of a pod, or of another attacker
@@ -98,10 +95,8 @@ class Judge:
         if found is not None and found[1] in attackers and attackers[found[1]].pod == who:
             return  # a leftover of the pod itself
         word = "leak" if kind == "RESIDUE" or found is not None else "wipe"
-        if found is not None and found[1] in attackers:
-            excuse = self._excuse(attackers[found[1]], who, self.runtime.entered[who])
-        else:
-            excuse = DROPPED if self._both_were_asked(who, found[1] if found is not None else "", at) else None
+        attacker = attackers.get(found[1]) if found is not None else None
+        excuse = self._excuse(attacker, who, self.runtime.entered[who]) if attacker is not None else None
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
@@ -115,15 +110,6 @@ class Judge:
         until = attacker.gone or uptime()
         came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
         return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None
-
-    def _both_were_asked(self, who: str, other: str, at: float) -> bool:
-        """Whether a dropped pod and the next one both asked before the container of either was there."""
-        starts, gates = self.runtime.starts, self.runtime.gates
-        if other:
-            both = gates[who] < starts.get(other, at) and gates.get(other, at) < starts[who]
-            return both and not self.late.isdisjoint({who, other})
-        asked = any(0 < starts[who] - gates[it] < PRESTART for it in self.late if it in gates)
-        return asked and at - starts[who] <= SOON  # otherwise the scrub between them has seen it
 
     def asked(self, pod: str, gate: float) -> bool:
         """Whether PreStartContainer was asked for this start."""

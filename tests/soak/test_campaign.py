@@ -18,7 +18,7 @@ from scrubber.node import open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Figures, campaign
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
-from tests.soak.judge import DROPPED, LATE, Judge
+from tests.soak.judge import LATE, Judge
 from tests.soak.moves import HOLDING
 
 pytestmark = pytest.mark.night
@@ -141,15 +141,11 @@ async def test_what_came_after_the_last_question_is_an_exception(runtime, judge,
     assert findings(judge) == []
 
 
-@pytest.mark.parametrize("first_asked", [True, False])
-async def test_a_dropped_pod_is_excused_only_if_it_asked_first(runtime, judge, comes, first_asked):
+async def test_bytes_of_a_pod_that_the_kubelet_dropped_are_a_leak(runtime, judge, comes):
     dropped = Pod.of("dropped", {RESOURCE: 1})
     judge.late.add(dropped.uid)
-    if first_asked:
-        await runtime.open_sandbox(dropped)
+    await runtime.open_sandbox(dropped)
     await comes("next")
-    if not first_asked:
-        await runtime.open_sandbox(dropped)
     await runtime.late(dropped, [runtime.gpus(*runtime.running()[0])[0]], 0)
-    assert (findings(judge), judge.excused[DROPPED]) == (([], 1) if first_asked else (["leak"], 0))
+    assert findings(judge) == ["leak"]
     await runtime.close_sandbox(dropped)

@@ -93,10 +93,18 @@ def _start(
 
 def _holds(pid: int, memory: tuple[int, int]) -> bool:
     try:
-        found = [entry.stat() for entry in os.scandir(f"/proc/{pid}/fd")]
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(_is_file(entry, memory) for entry in entries)
     except OSError:
         return False  # the process has ended: there is nothing to release
-    return any((file.st_dev, file.st_ino) == memory for file in found)
+
+
+def _is_file(entry: os.DirEntry[str], identity: tuple[int, int]) -> bool:
+    try:
+        file = entry.stat()
+    except FileNotFoundError:
+        return False  # closed since it was listed
+    return (file.st_dev, file.st_ino) == identity
 
 
 def _end(pid: int) -> None:
