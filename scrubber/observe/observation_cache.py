@@ -26,10 +26,21 @@ class ObservedSince:
         self._last: dict[str, float] = {}
         self._since: dict[str, float] = {}
         self._used_at: dict[str, float] = {}
+        self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
     def interrupt(self, device: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid."""
         self._used_at[device] = self._now().uptime
+
+    def seen_open(self, device: str) -> None:
+        """A quick observation says that the device has a holder."""
+        self._seen_open[device] = self._now().uptime
+
+    def searched(self, device: str, *, found: bool) -> None:
+        """A search came after. If it found no holder, the holder has left, and no proof from before it is valid."""
+        seen = self._seen_open.pop(device, None)
+        if seen is not None and not found:
+            self._used_at[device] = max(seen, self._used_at.get(device, seen))
 
     def stamped(self, device: str, facts: Facts) -> Facts:
         """The facts with both times. An observation that could not tell the holders does not count."""

@@ -51,7 +51,7 @@ class _Search:
 
     holders: Holders
     held_up: str = ""  # which process was too slow to read, for operators
-    open: frozenset[str] = frozenset()  # the devices that a process has open, as the kernel or the driver says
+    open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
 
 
 class _Shared(Generic[T]):
@@ -161,6 +161,8 @@ class Observer:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if self._says_nothing(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
+        if held:
+            self._observed_since.seen_open(uuid)
         enough = not self.backend.lists_holders or (not last and self._cache.shows_no_holder(record))
         if held is False and record.state is not State.IN_USE and enough:
             return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
@@ -229,6 +231,8 @@ class Observer:
                 return None
             incarnation = driver()
             reported, held = self.backend.quick_observation(uuid)
+            if held:
+                self._observed_since.seen_open(uuid)
             vitals = self._in_layout(reported, parent)
             if removed and vitals.lost:
                 return Facts(incarnation, epoch, None, vitals=vitals)
@@ -256,6 +260,7 @@ class Observer:
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
         holders = search.holders[record.device.uuid]
+        self._observed_since.searched(record.device.uuid, found=bool(holders) or record.device.uuid in search.open)
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
             unnamed = held is None and uuid in search.open
@@ -413,21 +418,44 @@ class Observer:
         return Incarnation(self._boot_id, self.backend.driver())
 
     async def _holders(self, uuids: Sequence[str]) -> _Search:
-        """The holders of these devices. A device that no process has open never waits for a search."""
+        """The holders of these devices. A device that no process has open never waits for a search.
+
+        If a holder has left before the search could find it, the holders are unknown. If the device is still open, and
+        the search found no holder, only bystanders have it open.
+        """
+        search = await self._search_for(uuids)
+        open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
+        if not open_but_not_found:
+            return search
+        states = await self._open_states(open_but_not_found)
+        left = [uuid for uuid, is_open in states.items() if not is_open]
+        return replace(search, holders=search.holders | dict.fromkeys(left))
+
+    async def _search_for(self, uuids: Sequence[str]) -> _Search:
         if self.backend.lists_holders:
             return await self._all_holders.ask(*uuids)
-        states = await self._caller.ask(f"open {uuids[0]}", lambda: self._open_states(uuids), self.patience)
+        states = await self._open_states(uuids)
         free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
         search = await self._all_holders.ask(*rest) if rest else _Search({})
         opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
         return replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
 
-    def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
-        return self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
+    async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
+        """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
+        if self.backend.lists_holders:
+            workers = frozenset(self._workers)
+            listed = await asyncio.gather(*map(self._list_holders, uuids))
+            return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
+        return await self._caller.ask(
+            f"open {uuids[0]}",
+            lambda: self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers)),
+            self.patience,
+        )
 
     async def _find_holders(self, uuids: frozenset[str]) -> _Search:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
+        workers = frozenset(self._workers)
         if self.backend.lists_holders:
             listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
         known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
@@ -442,8 +470,8 @@ class Observer:
             self._took = asyncio.get_running_loop().time() - began
         if search.held_up:
             self._log_slowest()
-        listing_holders = frozenset(uuid for uuid, pids in known.items() if pids)
-        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=listing_holders)
+        opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened)
 
     def _log_slowest(self) -> None:
         """Log which process holds up the search, once for each process."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,48 @@ async def test_a_holder_that_no_search_can_name_ends_a_siblings_proof(bank, proc
     assert (await observer.full(record(bank, bank.second), [sibling])).holders == ()
     tenants.release(bank.root, bank.first)
     assert (await observer.full(sibling)).used_at >= before
+
+
+async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch):
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    device, states = record(bank, bank.first), processes.open_states
+
+    def leaving(files: Mapping[str, Sequence[str]], workers: Collection[int] = ()) -> dict[str, bool | None]:
+        found: dict[str, bool | None] = states(files, workers)
+        tenants.release(bank.root, bank.first)
+        return found
+
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    before = clock.now().uptime
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "open_states", leaving)
+        assert (await observer.full(device)).holders is None
+    left = await observer.full(device)
+    assert left.holders == ()
+    assert left.used_at >= before
+
+
+@pytest.mark.parametrize("ask", ["quick", "quick_all"])
+async def test_a_holder_that_only_a_quick_observation_saw_ends_earlier_proofs(
+    bank, processes, tmp_path, monkeypatch, ask
+):
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    device, asked = record(bank, bank.first), "has_holders" if ask == "quick" else "quick_observation"
+    answer = getattr(bank.backend, asked)
+
+    def leaving(uuid: str) -> object:
+        found = answer(uuid)
+        tenants.release(bank.root, uuid)
+        return found
+
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    before = clock.now().uptime
+    with monkeypatch.context() as patch:
+        patch.setattr(bank.backend, asked, leaving)
+        if ask == "quick":
+            left = await observer.quick(device)
+        else:
+            await observer.quick_all([device])
+            left = await observer.full(device)
+    assert left.holders == ()
+    assert left.used_at >= before

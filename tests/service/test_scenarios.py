@@ -320,7 +320,7 @@ async def test_s16_the_history_follows_the_uuid(world):
     assert world.record(one.info.uuid).device.index == 1
     assert world.record(one.info.uuid).last_receipt is not None
     new = replace(one.info, uuid="GPU-new")
-    world.node.gpus["GPU-new"] = replace(one, info=new)
+    world.node.gpus["GPU-new"] = replace(one, info=new, processes={})
     async with asyncio.timeout(OBSERVED_WITHIN + 1):
         while "GPU-new" not in world.life.ledger.records:
             await world.life.ledger.newer_row(world.life.ledger.seq, 1.0)

@@ -167,7 +167,10 @@ class Moves:
         except TimeoutError:
             return "no pod runs"
         key = dice.choice(self._runtime.running())
-        gpu = dice.choice(self._runtime.gpus(*key))
+        gpus = self._runtime.gpus(*key)
+        if not gpus:
+            return "the container has just ended"
+        gpu = dice.choice(gpus)
         attacker = await self._runtime.attack(LEFTOVER, gpu, manner, deed, key[0])
         if attacker is None:
             return f"{manner}: it did not start"
