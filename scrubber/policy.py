@@ -49,7 +49,7 @@ class ActivePolicy:
         """Load the policy again; True when it has changed. May run in another thread."""
         try:
             fresh = load.load(self.source)
-        except PolicyError as error:
+        except (PolicyError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self.fault = str(error)
             return False
         self.fault = ""
