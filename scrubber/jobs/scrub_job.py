@@ -411,9 +411,8 @@ class ScrubJob:
         if fenced is not None:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
         if self._clear_began is not None and facts.observed_since > self._clear_began:
-            return verdict.failed(
-                Step.HEALTH, Blame.SERVICE, "the device was not observed for a while after it was cleared"
-            )
+            why = "after it was cleared, the device was not observed for a while, or a process had it open"
+            return verdict.failed(Step.HEALTH, Blame.SERVICE, why)
         return judged
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:

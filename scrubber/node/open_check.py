@@ -16,13 +16,15 @@ import fcntl
 import os
 import signal
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 
 from scrubber.node.proc import ENDED, status
 
-_TRIES = 3  # a process of ours may open or close the file between two questions
+_TRIES = 3  # a process of ours may open or close the file between two questions, or ask the same question
+_ONE_AT_A_TIME = threading.Lock()  # two threads that ask at once would take each other for a holder
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILE = 0
 _PIDFD_GETFD = 438  # the same number on every architecture
@@ -45,25 +47,31 @@ def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool
 
 
 def _is_open(path: str, beside: Beside) -> bool | None:
+    """Ask again before a yes: another process that only asks the same question counts as a holder."""
     for _ in range(_TRIES):
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
-                return None
-            # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder.
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            return _refusal(error)
-        try:
-            held = _others_have(handle)
-            if held is not True or not beside:
-                return held
-            identity = os.fstat(handle)
-        finally:
-            os.close(handle)
-        held = _held_besides(identity, beside)
+        with _ONE_AT_A_TIME:
+            held = _asked(path, beside)
         if held is not True:
             return held
     return True
+
+
+def _asked(path: str, beside: Beside) -> bool | None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
+            return None
+        # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder.
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return _refusal(error)
+    try:
+        held = _others_have(handle)
+        if held is not True or not beside:
+            return held
+        identity = os.fstat(handle)
+    finally:
+        os.close(handle)
+    return _held_besides(identity, beside)
 
 
 def _others_have(handle: int) -> bool | None:

@@ -29,8 +29,11 @@ class ObservedSince:
         self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
     def interrupt(self, device: str) -> None:
-        """Something has the device open, and may leave before it can be recorded: no earlier proof is valid."""
-        self._used_at[device] = self._now().uptime
+        """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
+
+        A scrub that has already cleared the memory is not valid either: for the scrub this is a gap.
+        """
+        self._since[device] = self._used_at[device] = self._now().uptime
 
     def seen_open(self, device: str) -> None:
         """A quick observation says that the device has a holder."""

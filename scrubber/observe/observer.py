@@ -52,6 +52,7 @@ class _Search:
     holders: Holders
     held_up: str = ""  # which process was too slow to read, for operators
     open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
+    left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
 
 
 class _Shared(Generic[T]):
@@ -263,7 +264,7 @@ class Observer:
         self._observed_since.searched(record.device.uuid, found=bool(holders) or record.device.uuid in search.open)
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
-            unnamed = held is None and uuid in search.open
+            unnamed = uuid in search.left or (held is None and uuid in search.open)
             unrecorded = seen is not record and seen.state is State.CLEAN and held
             if unnamed or unrecorded:  # it may leave before the next observation, and leave its bytes behind
                 self._observed_since.interrupt(uuid)
@@ -420,16 +421,15 @@ class Observer:
     async def _holders(self, uuids: Sequence[str]) -> _Search:
         """The holders of these devices. A device that no process has open never waits for a search.
 
-        If a holder has left before the search could find it, the holders are unknown. If the device is still open, and
-        the search found no holder, only bystanders have it open.
+        A holder may leave before the search finds it. If the device is still open, and the search found no holder, only
+        bystanders have it open.
         """
         search = await self._search_for(uuids)
         open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
         if not open_but_not_found:
             return search
         states = await self._open_states(open_but_not_found)
-        left = [uuid for uuid, is_open in states.items() if not is_open]
-        return replace(search, holders=search.holders | dict.fromkeys(left))
+        return replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
 
     async def _search_for(self, uuids: Sequence[str]) -> _Search:
         if self.backend.lists_holders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,9 @@ def test_an_open_file_in_this_process_counts_too(memory: Path) -> None:
 def test_what_the_kernel_will_not_say_is_unknown(memory: Path) -> None:
     assert is_open([str(memory.with_name("missing"))]) is None
     assert is_open([os.devnull]) is None
+
+
+def test_two_who_ask_at_once_take_each_other_for_no_holder(memory: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _number: is_open([str(memory)]), range(5_000)))
+    assert set(answers) == {False}

@@ -150,10 +150,10 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(processes, "open_states", leaving)
-        assert (await observer.full(device)).holders is None
-    left = await observer.full(device)
+        left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
+    assert left.observed_since >= before, "a scrub under way is not valid either"
 
 
 @pytest.mark.parametrize("ask", ["quick", "quick_all"])
