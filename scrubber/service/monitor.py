@@ -1,8 +1,8 @@
 """The level-triggered loop: in each round it observes the devices, and reconciles those that need an action.
 
 Rounds are the safety net: what one round misses, the next one finds. The alarm of the backend starts a round at once,
-and the end of a followed process starts an observation of its device at once. A round observes most devices together,
-and on a node with many idle devices it observes only a part of them.
+and the end of a followed process starts an observation of its device at once. A round observes most devices together.
+On a node with many idle devices, only one round in several observes those.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Monitor:
         # Devices that are reconciled because a process ended. True: another process has ended since.
         self._process_ended: dict[str, bool] = {}
         self._end_pauses: dict[str, float] = {}  # seconds before the next of these observations
-        self._quiet: dict[str, Record] = {}  # devices that needed nothing, with their records; oldest observation first
+        self._quiet: dict[str, Record] = {}  # devices that needed nothing, with their records
+        self._quiet_observed = 0.0  # when the quiet devices were last observed together
         self._inventory_due = 0.0
         self.ended: Moment | None = None  # the end of the last round
 
@@ -159,13 +160,17 @@ class Monitor:
             await self._upkeep.register(device, incarnation)
 
     def _due(self) -> list[Record]:
-        """All devices except the quiet ones whose last observation is recent."""
-        records = self._context.ledger.records
-        self._quiet = {device: record for device, record in self._quiet.items() if records.get(device) is record}
-        rounds = max(1, int(OBSERVED_WITHIN / self._interval))
-        per_round = max(CONCURRENT, math.ceil(len(self._quiet) / rounds))
-        spared = frozenset([*self._quiet][per_round:])
-        return [record for device, record in records.items() if device not in spared]
+        """All devices, in most rounds without the quiet ones. One round in several observes all quiet devices.
+
+        To observe many devices in one round costs less than to observe a part of them in each round.
+        """
+        records, now = self._context.ledger.records, asyncio.get_running_loop().time()
+        quiet = {device: record for device, record in self._quiet.items() if records.get(device) is record}
+        rounds = min(int(OBSERVED_WITHIN / self._interval), math.ceil(len(quiet) / CONCURRENT))
+        if now < self._quiet_observed + (rounds - 0.5) * self._interval:
+            return [record for device, record in records.items() if device not in quiet]
+        self._quiet_observed = now
+        return [*records.values()]
 
     def _needs_nothing(self, record: Record, seen: dict[str, Facts]) -> bool:
         facts = seen.get(record.device.uuid)
@@ -178,9 +183,10 @@ class Monitor:
 
     def _remember(self, device: str, record: Record | None) -> None:
         """Keep the record of a device that needs nothing; None forgets the device."""
-        self._quiet.pop(device, None)  # the newest observation is the last of the dictionary
         if record is not None and record.state in QUIET_STATES:
             self._quiet[device] = record
+        else:
+            self._quiet.pop(device, None)
 
     async def _reconcile_all(self, devices: Sequence[str], stagger: float) -> list[BaseException]:
         """Reconcile the devices concurrently. Returns the failures."""

@@ -78,7 +78,7 @@ async def settled(build, gpus: int):
 
 
 @pytest.mark.parametrize("gpus", [2, MANY])
-async def test_quiet_devices_are_observed_in_turn_and_not_reconciled(build, monkeypatch, gpus):
+async def test_quiet_devices_are_observed_in_time_and_not_reconciled(build, monkeypatch, gpus):
     world = await settled(build, gpus)
     reconciled, observed = (
         counting(monkeypatch, world.upkeep, "reconcile"),
@@ -89,6 +89,17 @@ async def test_quiet_devices_are_observed_in_turn_and_not_reconciled(build, monk
     slots = 10 * OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * OBSERVED_WITHIN * CONCURRENT / MANY
     for device in world.uuids:
         assert slots - 2 <= observed.count(device) <= slots + 2
+
+
+async def test_one_round_in_several_observes_all_quiet_devices(build, monkeypatch):
+    world = await settled(build, MANY)
+    observed = counting(monkeypatch, world.node, "quick_observation")
+    looks = []
+    for _ in range(10):
+        await asyncio.sleep(1)
+        looks.append(len(observed))
+        observed.clear()
+    assert set(looks) == {0, MANY}
 
 
 @pytest.mark.parametrize("number", range(0, MANY, 5))
