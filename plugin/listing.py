@@ -59,6 +59,7 @@ class Listing:
         self._scrubber = scrubber
         self._prefix = prefix
         self._strategy = strategy
+        self._stored: tuple[AdvertisedDevice, ...] | None = None  # the service's last list
         self._known: dict[tuple[str, str], Device] = {}
         self._shown: dict[str, Shown] = {}
         self._silence = 0.0
@@ -194,8 +195,11 @@ class Listing:
         finally:
             self._message_timeout = None
 
-    def _store(self, adverts: Iterable[AdvertisedDevice]) -> None:
+    def _store(self, adverts: tuple[AdvertisedDevice, ...]) -> None:
         """Keep the devices of this list. Devices of earlier lists stay known, as unhealthy."""
+        if adverts == self._stored:
+            return  # a sign of life of the service
+        self._stored = adverts
         listed = {(device.resource, device.uuid): device for device in self._offered(adverts)}
         before = {key: listed[key] if key in listed else _gone(device) for key, device in self._known.items()}
         self._known = before | listed

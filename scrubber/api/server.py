@@ -90,8 +90,8 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
-            await self._service.context.ledger.announced(news, WATCH_AT_LEAST_EVERY)
-            await asyncio.sleep(WATCH_SETTLES)
+            if await self._service.context.ledger.announced(news, WATCH_AT_LEAST_EVERY):
+                await asyncio.sleep(WATCH_SETTLES)
 
 
 class AdminServicer(scrub_pb2_grpc.AdminServicer):

@@ -292,6 +292,24 @@ async def test_a_list_from_before_an_unanswered_request_proves_nothing():
     await asyncio.wait({task})
 
 
+async def test_a_list_that_comes_again_changes_nothing():
+    """The service sends its list again every two seconds: that costs next to nothing."""
+    scrubber = Scripted()
+    listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
+    task = asyncio.create_task(listing.follow())
+    await asyncio.sleep(0)
+    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
+    await first(listing)
+    shown = listing.shown(GPU)
+    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert scrubber.streams[0].empty()
+    assert listing.shown(GPU) is shown
+    task.cancel()
+    await asyncio.wait({task})
+
+
 async def test_an_unhealthy_list_counts_once_every_stream_sent_it(door, followed, read):
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
