@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import uuid as uuids
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class Hostile(Guests):
         self.gates: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
         self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
         self.starts: dict[str, float] = {}  # pod UID to the uptime of its last start
+        self.had: defaultdict[str, list[str]] = defaultdict(list)  # GPU to the UIDs of the pods that started on it
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
 
     @property
@@ -131,6 +133,8 @@ class Hostile(Guests):
     ) -> None:
         gpus = {uuid for ids in devices.values() for uuid in ids}
         gate = self._enters(pod)
+        for gpu in gpus:
+            self.had[gpu].append(pod.uid)
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
         self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")

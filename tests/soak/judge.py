@@ -21,6 +21,7 @@ LATE = "a process of the host opens a GPU after the last question of the pod tha
 UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
 BETWEEN = "a process of the host writes between clear and verify, both times: the GPU is quarantined"
+DROPPED = "a pod that the kubelet has dropped starts after a third pod has had its GPU"
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
 SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)")
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
@@ -35,7 +36,8 @@ class Judge:
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
-    late: set[str] = field(default_factory=set)  # pods that the kubelet has dropped, and whose start is on its way
+    # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
+    late: dict[str, dict[str, int]] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
     _errors: int = 0
 
@@ -96,7 +98,10 @@ class Judge:
             return  # a leftover of the pod itself
         word = "leak" if kind == "RESIDUE" or found is not None else "wipe"
         attacker = attackers.get(found[1]) if found is not None else None
-        excuse = self._excuse(attacker, who, self.runtime.entered[who]) if attacker is not None else None
+        if attacker is not None:
+            excuse = self._excuse(attacker, who, self.runtime.entered[who])
+        else:
+            excuse = DROPPED if self._third_pod_between(who, found[1] if found is not None else "") else None
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
@@ -110,6 +115,12 @@ class Judge:
         until = attacker.gone or uptime()
         came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
         return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None
+
+    def _third_pod_between(self, who: str, other: str) -> bool:
+        """Whether the kubelet has dropped one of these pods, and a third one has had its GPU since."""
+        dropped = [self.late[pod] for pod in (who, other) if pod in self.late]
+        had = self.runtime.had
+        return any({*had[gpu][before:]} - {who, other} for gpus in dropped for gpu, before in gpus.items())
 
     def asked(self, pod: str, gate: float) -> bool:
         """Whether PreStartContainer was asked for this start."""

@@ -233,6 +233,7 @@ class Moves:
                 await self._kubelet.delete(first)
                 return f"refused: {first.message}"
             ids = self._kubelet.held(first)["main"][RESOURCE]
+            self._judge.late[first.uid] = {gpu: len(self._runtime.had[gpu]) for gpu in ids}
             await self._kubelet.force_delete(first)
             await asyncio.sleep(pauses[0])
             await self._kubelet.admit(second)
@@ -249,7 +250,6 @@ class Moves:
     async def _late_start(self, pod: Pod, ids: Sequence[str], pauses: Sequence[float]) -> str:
         await asyncio.sleep(pauses[0])
         await self._runtime.open_sandbox(pod)
-        self._judge.late.add(pod.uid)
         try:
             async with self._node.door() as plugin:
                 await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids), timeout=30)
