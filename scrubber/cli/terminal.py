@@ -13,12 +13,14 @@ from rich import box, live
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from scrubber.cli import human, table
 from scrubber.core import views
 
+WIDEST = 10_000  # characters: wider than any table
 STYLES = {
     "clean": "green",
     "yes": "green",
@@ -35,9 +37,16 @@ STYLES = {
 }
 
 
+LAST_AT_LEAST = 24  # characters of the last column, which wraps
+
+
 def show(headers: Sequence[str], rows: table.Rows) -> None:
-    """Print a table on stdout."""
-    Console().print(drawn(headers, rows))
+    """Print a table on stdout. Without room for all columns, no cell is cut: each row is one line, however long."""
+    shown, terminal = drawn(headers, rows), Console()
+    whole = Measurement.get(terminal, terminal.options.update_width(WIDEST), shown).maximum
+    last = max(len(human.printable(row[-1])) for row in (headers, *rows))
+    fits = whole - max(0, last - LAST_AT_LEAST) <= terminal.width
+    Console(width=terminal.width if fits else whole).print(shown)
 
 
 def drawn(headers: Sequence[str], rows: table.Rows) -> RenderableType:

@@ -135,6 +135,20 @@ def test_a_drawn_table_fits_into_80_columns_and_loses_no_word():
     assert "quarantined" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
+@pytest.mark.parametrize("gpus", [1, 8, 112])
+def test_a_wide_table_loses_no_column_and_no_cell_on_any_terminal(monkeypatch, capsys, width, gpus):
+    monkeypatch.setenv("COLUMNS", str(width))
+    devices = [replace(SICK if number % 2 else CLEAN, index=number) for number in range(gpus)]
+    rows = cells.wide(devices, NOW)
+    terminal.show(cells.WIDE, rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == list(cells.WIDE)
+    first = [line for line in lines[2:] if line[:1].strip()]  # a note may go on in a further line
+    for row, line in zip(rows, first, strict=True):
+        assert [cell for cell in row[:-1] if cell not in line] == []
+
+
 def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
