@@ -194,7 +194,9 @@ def test_explain_tells_it_in_order_and_ends_with_what_to_do(autoclave, gpu):
 def test_history_is_limited_from_the_end_and_starts_where_it_is_told(autoclave, gpu):
     rows = [json.loads(line) for line in told(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
-    newest = json.loads(told(autoclave("history", gpu, "--limit", "2", "-o", "json")))["items"]
+    limited = autoclave("history", gpu, "--limit", "2", "-o", "json")
+    newest = json.loads(limited.stdout)["items"]
+    assert limited.stderr == "autoclave: older events are not shown: only the newest 2; --limit shows more\n"
     assert newest == rows[-2:]
     assert told(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
     assert len(told(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)

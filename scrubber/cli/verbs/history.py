@@ -26,7 +26,8 @@ def command(gpu: str, since: float, limit: int, output: str, run_dir: Path) -> N
 
     The table shows local time with the UTC offset; json and yaml show UTC.
     """
-    entries = service_call.ask(run_dir, lambda admin: admin.history(gpu, since=since, limit=limit))
+    entries = service_call.ask(run_dir, lambda admin: admin.history(gpu, since=since, limit=limit + 1))
+    older, entries = entries[:-limit], entries[-limit:]
     if output == "table":
         table.show(cells.HISTORY, cells.history(entries))
     elif output == "jsonl":
@@ -34,3 +35,5 @@ def command(gpu: str, since: float, limit: int, output: str, run_dir: Path) -> N
             document.emit_line(document.entry(entry))
     else:
         document.emit(document.listing("HistoryEntry", map(document.entry, entries)), output)
+    if older:
+        click.echo(f"autoclave: older events are not shown: only the newest {limit}; --limit shows more", err=True)
