@@ -37,7 +37,7 @@ def _overview() -> Section:
                  smallest(SCOPE.of(service.COVERAGE)), units.PercentUnit, empty=UNPROVEN)),
         (4, stat("Overwritten", "Memory that was overwritten and read back in the time range.",
                  SCOPE.count_in_range(service.SCRUBBED), units.BytesIEC)),
-        (4, stat("Escalated", "Fast paths in the time range that failed and continued as slow paths.",
+        (4, stat("Escalated", "Scrubs in the time range that failed and continued with a reset.",
                  SCOPE.count_in_range(service.ESCALATIONS), levels=BETTER_ZERO)),
         (4, stat("Residue found", "Scrubs in the time range that found data of an earlier user. Should be 0.",
                  SCOPE.count_in_range(service.RESIDUE), levels=SHOULD_BE_ZERO)),

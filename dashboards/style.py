@@ -26,7 +26,7 @@ STATES = {
 }
 STATE_COLOURS = {state.value: colour for state, colour in STATES.items()}
 HEALTH_COLOURS = {"/ healthy$/": GREEN, "/ unhealthy$/": ORANGE}
-PATH_COLOURS = {"fast": SKY, "slow": PURPLE}
+PATH_COLOURS = {"fast": SKY, "slow": PURPLE, "reset": ORANGE}
 QUANTILE_COLOURS = {"p50": SKY, "p95": ORANGE, "p99": VERMILLION}
 
 # A series with this name means that the collector works and there is nothing to show.

@@ -10,8 +10,8 @@ start on a device that is still dirty"""
 
 RESTARTS = """restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt"""
 
-FIRST_LOOK = """paths.first_look fast: an unknown device is neither reset nor tested, and its on-chip memory is not \
-overwritten, unless a scrub fails"""
+FIRST_LOOK = """paths.first_look fast: an unknown device is not tested, and its on-chip memory is not overwritten, \
+unless a scrub fails"""
 
 
 def of(policy: Policy) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def check_each_once(means: tuple[Means, ...]) -> tuple[Means, ...]:
 
 
 class Reset(Model):
-    """How a device is reset on the slow path."""
+    """How a device is reset."""
 
     means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (
         Means.NVIDIA_SMI,

@@ -144,10 +144,10 @@ class Paths(Model):
     """The path for an unknown device: seen for the first time, after a reboot, after a driver reload."""
 
     new_tenant: Path = Path.FAST
-    """The path between two tenants."""
+    """The path between two tenants: fast, slow (with a self-test) or reset (with a self-test and a device reset)."""
 
     escalate: bool = True
-    """Whether a failed fast path is followed by the slow path before the device is quarantined."""
+    """Whether a failed path is followed by the path reset before the device is quarantined."""
 
 
 class Timeouts(Model):
@@ -157,7 +157,7 @@ class Timeouts(Model):
     """The deadline for ending, or waiting for, processes that are still on the device."""
 
     reset: Annotated[Duration, Field(gt=0)] = 60.0
-    """The deadline for a device reset (slow path only)."""
+    """The deadline for a device reset (path reset only)."""
 
     clear: Annotated[Duration, Field(gt=0)] = 60.0
     """The deadline for overwriting the memory."""
@@ -166,10 +166,10 @@ class Timeouts(Model):
     """The deadline for reading back all of the memory."""
 
     scratch: Annotated[Duration, Field(gt=0)] = 30.0
-    """The deadline for overwriting the on-chip memory (slow path only)."""
+    """The deadline for overwriting the on-chip memory (not on the fast path)."""
 
     selftest: Annotated[Duration, Field(gt=0)] = 90.0
-    """The deadline for the self-test, including clearing up (slow path only)."""
+    """The deadline for the self-test, including clearing up (not on the fast path)."""
 
     settings: Annotated[Duration, Field(gt=0)] = 10.0
     """The deadline for restoring clocks, power limit and modes."""
@@ -215,7 +215,7 @@ class Clear(Model):
 
 
 class Selftest(Model):
-    """How thoroughly a device is tested on the slow path."""
+    """How thoroughly a device is tested on the paths slow and reset."""
 
     time: Annotated[Duration, Field(gt=0)] = 60.0
     """How long memory and arithmetic are tested; the receipt names the tests that were completed in that time."""
@@ -292,8 +292,8 @@ class Policy(Model):
 
 @cache
 def _digest(clear: Clear, new_tenant: Path) -> str:
-    """Cached, as every grant asks for it. A proof of the fast path is worth less than one of the slow path."""
-    thorough = new_tenant.value if new_tenant is Path.SLOW else ""
+    """Cached, as every grant asks for it. A more thorough path gives a better proof."""
+    thorough = "" if new_tenant is Path.FAST else new_tenant.value
     return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The names of the two scrub paths. They have a module of their own, so that workers load no pydantic."""
+"""The names of the scrub paths. They have a module of their own, so that workers load no pydantic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from enum import Enum
 
 
 class Path(str, Enum):
-    """How thorough a scrub is."""
+    """How thorough a scrub is. Each path does everything that the one before it does."""
 
     FAST = "fast"
     SLOW = "slow"
+    RESET = "reset"
+
+
+def most_thorough(*paths: Path | None) -> Path:
+    """The most thorough of these paths; the fast path if there is none."""
+    return max((path for path in paths if path is not None), key=list(Path).index, default=Path.FAST)

@@ -143,7 +143,7 @@ def _health(node: TrialNode, gpu: int) -> str:
 
 @asynccontextmanager
 async def leaked(node: TrialNode) -> AsyncIterator[None]:
-    """A pod leaks memory of its driver context: the fast path fails, and the slow path follows."""
+    """A pod leaks memory of its driver context: the fast path fails, and a reset follows."""
     pod = await node.run("leaky")
     [gpu] = node.gpus_of(pod)
     drills.leak(node.stage.simulated, node.stage.uuids[gpu])
@@ -195,7 +195,7 @@ async def drilled(node: TrialNode, gpu: int, drill: Callable[..., None], *about:
 
 @asynccontextmanager
 async def bad_memory(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A stuck memory cell: the scrub finds it, tries the slow path, and then the GPU waits for an operator."""
+    """A stuck memory cell: the scrub finds it, tries a reset, and then the GPU waits for an operator."""
     drills.bad_memory(node.stage.simulated, node.stage.uuids[gpu], 4711, 5)
     async with node.stage.admin() as operator:
         async for _ in operator.scrub([str(gpu)]):

@@ -147,7 +147,7 @@ class AdminClient(_Client):
     def reinstate(
         self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
     ) -> AsyncGenerator[views.ScrubProgress, None]:
-        """End a quarantine with a scrub on the slow path; without evidence, at once."""
+        """End a quarantine with a scrub and a self-test; without evidence, at once."""
         request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
         return self._stream(self._stub.Reinstate(request, timeout=timeout), views.ScrubProgress)
 

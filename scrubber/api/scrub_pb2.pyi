@@ -742,7 +742,7 @@ class ScrubRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
     path: _builtins.str
-    """fast or slow. Empty: the policy decides."""
+    """fast, slow or reset. Empty: the policy decides."""
     no_wait: _builtins.bool
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -245,7 +245,7 @@ def _path(word: str) -> ScrubPath | None:
     try:
         return ScrubPath(word)
     except ValueError:
-        raise InvalidRequest("the path is neither fast nor slow") from None
+        raise InvalidRequest("the path is not fast, slow or reset") from None
 
 
 class GrpcServers:

@@ -27,7 +27,7 @@ VERBS = {
     "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
     "release": ("release", "Give back the GPUs of a job that has ended."),
     "quarantine": ("quarantine", "Quarantine a GPU until it is reinstated."),
-    "reinstate": ("reinstate", "End the quarantine of a GPU with a scrub on the slow path."),
+    "reinstate": ("reinstate", "End the quarantine of a GPU with a scrub and a self-test."),
     "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
     "history": ("history", "List the events of the ledger, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),

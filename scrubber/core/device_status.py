@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, presence, remedy, upkeep, verdict, views
+from scrubber.core import answers, presence, proof, remedy, verdict, views
 from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
@@ -70,7 +70,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=(record.owner.container or "unknown") if record.owner else "",
         job=job_status(record.job, *progress) if record.job else None,
-        quarantine=quarantine_status(out, upkeep.probation_path(record, policy), now) if out else None,
+        quarantine=quarantine_status(out, proof.next_path(record, policy), now) if out else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
         slice=device.slice,

@@ -6,7 +6,7 @@ from policies.units import format_size
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult
+from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
 
 
 def tell(event: ev.Event) -> str:
@@ -49,7 +49,7 @@ def tell(event: ev.Event) -> str:
         case ev.ScrubInterrupted(_, why):
             return f"scrub cancelled, nothing was proven: {why}"
         case ev.ErrorsNoted(codes, grave=grave):
-            before = " before the device was first observed, so the slow path is due" if grave else ""
+            before = " that no scrub has judged, so a reset is due" if grave else ""
             return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
             return f"reinstated WITHOUT EVIDENCE by {by}; it is scrubbed as after a tenant"
@@ -121,7 +121,7 @@ def _receipt(receipt: Receipt) -> str:
         f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found,"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
-    notes = [proven]
+    notes = [proven, *(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:

@@ -171,7 +171,7 @@ class ErrorsNoted:
 
     codes: tuple[tuple[int, int], ...]  # code and count
     last: int  # number of the newest error
-    grave: bool = False  # from before the first observation, and worth a quarantine: the slow path is due
+    grave: bool = False  # not judged, because it is from before an observation or a decision: a reset is due
 
 
 @dataclass(frozen=True, slots=True)

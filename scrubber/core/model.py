@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from policies.path import Path as Path  # noqa: PLC0414 - exported for packages that must not import policies
+from policies.path import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.names import named
 
@@ -350,7 +351,7 @@ class Record:
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
     errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
-    tested: float | None = None  # wall; when a slow scrub last passed, or the first receipt was given
+    tested: float | None = None  # wall; when a scrub with a self-test last passed, or the first receipt was given
     burn_in_begun: float | None = None  # wall; when the last burn-in began
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended

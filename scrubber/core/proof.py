@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.model import Policy
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Facts, Moment, Path, Receipt, Record, State
+from scrubber.core.model import AilmentKind, Facts, Moment, Path, Receipt, Record, State, most_thorough
 
 
 def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
@@ -59,4 +59,4 @@ def next_path(record: Record, policy: Policy) -> Path:
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
     # After another MIG layout, as at a first observation, nothing is known about the memory.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
-    return Path.SLOW if route is Path.SLOW or record.due_path is Path.SLOW else Path.FAST
+    return most_thorough(route, record.due_path)

@@ -16,13 +16,8 @@ class Course(Enum):
     """What may end a quarantine."""
 
     WAIT = "wait"  # until the device no longer reports the ailment; then the fast path
-    RESET = "reset"  # the slow path: reset, scrub, test
+    RESET = "reset"  # the path ``reset``: reset, scrub, test
     PERSON = "person"  # a decision of an operator
-
-    @property
-    def path(self) -> Path:
-        """The path of the probation."""
-        return Path.SLOW if self is Course.RESET else Path.FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +88,12 @@ def of(ailment: Ailment) -> Remedy:
     if ailment.kind is AilmentKind.XID and ailment.xid is not None:
         remedy = _ASKED.get(required_action(ailment.xid), remedy)
     return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
+
+
+def path(ailment: Ailment) -> Path:
+    """The least thorough path that may prove a device clean after this ailment. Only a doubt asks for a reset."""
+    without_reset = of(ailment).course is Course.WAIT or ailment.kind is AilmentKind.OPERATOR
+    return Path.FAST if without_reset else Path.RESET
 
 
 def rank(ailment: Ailment) -> int:

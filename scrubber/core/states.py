@@ -6,7 +6,8 @@ Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The only exception is
         event, so that the ledger shows every exception.
 Rule 3: CLEAN is entered by ``ScrubPassed`` from SCRUBBING only, with the receipt of that very job.
 Rule 4: a device that was quarantined when its job began leaves SCRUBBING for CLEAN or QUARANTINED, nothing else.
-Rule 5: a device is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
+Rule 5: a device that needs a reset (``due_path``) enters CLEAN only with a receipt that names one.
+Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
 
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
@@ -15,8 +16,9 @@ The table does not show everything. Five small machines run beside it, in fields
 
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
-* ``due_path``: the slow path stays due from the start of a slow scrub, or from a grave error before the first
-  observation, until a slow scrub passes. The start of a burn-in does not change it.
+* ``due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The start of
+  a burn-in does not change it. An ailment makes the path due that ``remedy.path`` names, and a grave error from before
+  the first observation the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
 * ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
@@ -33,7 +35,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import leftover, pauses, remedy
-from scrubber.core.model import Baseline, Job, Moment, Path, Receipt, Record, State, Trigger
+from scrubber.core.model import Baseline, Job, Moment, Path, Receipt, Record, State, Step, Trigger, most_thorough
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -161,6 +163,8 @@ def _demand_receipt(record: Record, receipt: Receipt) -> None:
     _demand(receipt.device == record.device.uuid, "the receipt is for another device")
     _demand(receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
     _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
+    was_reset = any(step is Step.RESET for step, _ in receipt.steps)
+    _demand(was_reset or record.due_path is not Path.RESET, "the device needs a reset, and the receipt names none")
 
 
 def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
@@ -215,19 +219,23 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubInterrupted():
             return replace(record, job=None)
         case ev.ErrorsNoted():
-            due = Path.SLOW if event.grave else record.due_path
+            due = Path.RESET if event.grave else record.due_path
             return replace(
                 record, baseline=replace(record.baseline, last_xid=event.last), errors_noted=at.uptime, due_path=due
             )  # fmt: skip
         case ev.Reinstated():
             return replace(record, quarantine=None, setback=None, due_path=None, returns=())
         case ev.AilmentFound():
-            return replace(record, ailment=event.ailment)
+            return replace(
+                record, ailment=event.ailment, due_path=most_thorough(record.due_path, remedy.path(event.ailment))
+            )
         case ev.Quarantined():
             quarantine = event.quarantine
+            due = most_thorough(record.due_path, remedy.path(quarantine.ailment))
             return replace(
-                record, job=None, receipt=None, ailment=None, quarantine=quarantine, baseline=quarantine.baseline
-            )
+                record, job=None, receipt=None, ailment=None, quarantine=quarantine, baseline=quarantine.baseline,
+                due_path=due,
+            )  # fmt: skip
 
 
 def _ended(record: Record, at: Moment) -> float | None:
@@ -254,16 +262,17 @@ def _job(record: Record) -> Job:
 
 def _begin(record: Record, job: Job) -> Record:
     """The record with this job. Unless the job is a burn-in, its path stays due until a scrub passes."""
-    due = record.due_path if job.trigger is Trigger.BURN_IN or record.due_path is Path.SLOW else job.path
+    due = record.due_path if job.trigger is Trigger.BURN_IN else most_thorough(record.due_path, job.path)
     begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.burn_in_begun
     return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=due, burn_in_begun=begun)
 
 
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
-    quarantine, baseline = record.quarantine, record.baseline
+    quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
         baseline = Baseline()
+        due = Path.SLOW if due is Path.RESET else due  # and has reset the device
     if quarantine is not None:
         probe = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
         quarantine = replace(quarantine, next_probe=probe, baseline=baseline)
@@ -279,7 +288,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         setback=None,  # its processes have ended, and its times may be of another boot
         errors_noted=None,
         baseline=baseline,
-        due_path=Path.SLOW if quarantine is not None else record.due_path,  # as after a first observation
+        due_path=most_thorough(Path.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record),
     )
 
@@ -309,10 +318,10 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         tenancy_ended=None,
         quarantine=None,
         setback=None,
-        due_path=record.due_path if record.due_path is Path.SLOW and event.receipt.path is not Path.SLOW else None,
+        due_path=None if most_thorough(record.due_path, event.receipt.path) is event.receipt.path else record.due_path,
         returns=returns,
         fast_seconds=took,
-        tested=at.wall if event.receipt.path is Path.SLOW or record.tested is None else record.tested,
+        tested=at.wall if event.receipt.path is not Path.FAST or record.tested is None else record.tested,
     )
 
 

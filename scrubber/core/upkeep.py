@@ -20,7 +20,6 @@ from scrubber.core.model import (
     Facts,
     Moment,
     Owner,
-    Path,
     Quarantine,
     Record,
     State,
@@ -56,13 +55,7 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
     """The probation of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.quarantine.next_probe if record.quarantine else None
-    return None if due is None or now.uptime < due else answers.StartProbation(probation_path(record, policy))
-
-
-def probation_path(record: Record, policy: Policy) -> Path:
-    """The path of the probation: the one that its ailment needs, or that of the next scrub if more thorough."""
-    asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
-    return Path.SLOW if Path.SLOW in (asked, proof.next_path(record, policy)) else Path.FAST
+    return None if due is None or now.uptime < due else answers.StartProbation(proof.next_path(record, policy))
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
@@ -197,12 +190,13 @@ def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted 
     return ev.ErrorsNoted(tuple(sorted(counts.items())), max(xid.number for xid in new))
 
 
-def earlier_errors(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
-    """Errors from before the first observation. They lead to no ailment; a grave one makes the slow path due."""
-    noted = errors_to_note(Baseline(), vitals)
+def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
+    """New errors from before the first observation or a reinstatement: no ailment, but a grave one asks for a reset."""
+    noted = errors_to_note(baseline, vitals)
     if noted is None or vitals is None:
         return None
-    return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
+    new = new_errors(vitals, baseline)
+    return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, new) is not None)
 
 
 def _ailment_found(

@@ -40,12 +40,12 @@ from scrubber.core.model import (
     Vitals,
 )
 
+_THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
 PLANS: dict[Path, tuple[Step, ...]] = {
     Path.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH),
-    Path.SLOW: (
-        Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
-    ),
-}  # fmt: skip
+    Path.SLOW: (Step.EVICT, *_THOROUGH),
+    Path.RESET: (Step.EVICT, Step.RESET, *_THOROUGH),
+}
 MEASURED = (Step.CLEAR, Step.VERIFY)
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
@@ -152,8 +152,8 @@ def consequence(
     ``given_up``: the service has waited long enough for a process that does not end.
     """
     logged = failure.ailment.kind is AilmentKind.XID  # no scrub removes a logged error: it needs a quarantine
-    if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not logged:
-        return Escalate(Path.SLOW)
+    if failure.blame is Blame.DEVICE and path is not Path.RESET and escalate and not logged:
+        return Escalate(Path.RESET)
     if failure.blame is Blame.DEVICE:
         return EnterQuarantine(failure.ailment)
     if quarantined:

@@ -198,7 +198,7 @@ async def _bad_memory(play: Play) -> None:
         play.check(not results[-1].clean, "a scrub ends not clean")
         story = " | ".join(entry.text for entry in (await admin.explain(uuid)).entries)
         play.check(f"at byte {BAD_BYTE} " in story, "the result names the byte", f"byte {BAD_BYTE}, bit {BAD_BIT}")
-        play.check("escalated to the slow path" in story, "the slow path is tried too: a reset does not repair the bit")
+        play.check("escalated to the reset path" in story, "a reset is tried too: it does not repair the bit")
         device = (await admin.status([uuid])).devices[0]
     sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
     play.check(sick and not device.healthy, "GPU 1 is quarantined, with the reason", device.why)

@@ -191,7 +191,7 @@ class ScrubJob:
         self._changed()
 
     async def _scrub(self) -> None:
-        """Run the path, judge it, record the consequence. Where policy says so, continue with the slow path."""
+        """Run the path, judge it, record the consequence. Where policy says so, continue with a reset."""
         key = self._context.token(16)
         while True:
             record = self._own_record()

@@ -35,8 +35,8 @@ class Slots:
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        In a reset domain, only one slow-path job runs at a time: the worker of a second one would hold a sibling and
-        so prevent the reset. A fast-path job waits for a slow-path job. The number of workers on the node is limited.
+        In a reset domain, only one job with a reset runs at a time: the worker of a second one would hold a sibling
+        and so prevent the reset. The other jobs of the domain wait for it. The node has a limited number of workers.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
@@ -45,7 +45,7 @@ class Slots:
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
-                    if job.path is not Path.SLOW:  # a fast-path job waits for its turn, but does not keep it
+                    if job.path is not Path.RESET:  # a job without a reset waits for its turn, but does not keep it
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             finally:

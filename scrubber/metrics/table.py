@@ -156,7 +156,7 @@ STEP_FAILURES = Row(
     "autoclave_step_failures_total", Kind.COUNTER, "Failed scrub steps, by step, outcome and blame.",
     ("step", "outcome", "blame"),
 )  # fmt: skip
-ESCALATIONS = Row("autoclave_escalations_total", Kind.COUNTER, "Fast paths that failed and continued as slow paths.")
+ESCALATIONS = Row("autoclave_escalations_total", Kind.COUNTER, "Scrubs that failed and continued with a reset.")
 SCRUBBED = Row(
     "autoclave_scrubbed_bytes_total",
     Kind.COUNTER,

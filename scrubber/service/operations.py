@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scrubber.core import events as ev
 from scrubber.core import eviction, ownership, proof, refusals, upkeep
-from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger
+from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
@@ -42,7 +42,7 @@ class Operations:
             if record.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
             due = proof.next_path(record, device_policy.policy)
-            taken = due if path is None or due is Path.SLOW else path  # a person cannot ask for less than is due
+            taken = most_thorough(due, path)  # a person cannot ask for less than is due
             return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
@@ -60,7 +60,7 @@ class Operations:
             await context.jobs.cancel(device)
 
     async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """Start the slow path on a quarantined device. The quarantine ends when the job passes."""
+        """Start at least the slow path on a quarantined device. The quarantine ends when the job passes."""
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)
@@ -78,8 +78,9 @@ class Operations:
             await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
             context.require_running()  # again: the service may have begun to stop since
+            path = most_thorough(Path.SLOW, proof.next_path(context.record(device), device_policy.policy))
             return await context.jobs.start(
-                device, Path.SLOW, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
+                device, path, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )
 
     async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
@@ -131,7 +132,8 @@ class Operations:
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""
         context = self._context
-        before = upkeep.errors_to_note(context.record(device).baseline, await context.observer.vitals(device))
+        vitals = await context.observer.vitals(device)
+        before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.policy(device))
         if before is not None:
             await context.ledger.append(context.operation(op), (device, before))
 

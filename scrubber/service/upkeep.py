@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scrubber.core import answers, burn_in, ownership, presence, proof, siblings, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import DeviceInfo, Facts, Incarnation, Path, Record, State, Trigger, Vitals
+from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Path, Record, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.policy import DevicePolicy
@@ -72,7 +72,7 @@ class Upkeep:
         async with context.jobs.locks.of([device.uuid]):
             if record is None:
                 policy = context.active_policy.device_policy(device).policy
-                before = upkeep.earlier_errors(await context.observer.vitals(device.uuid), policy)
+                before = upkeep.earlier_errors(Baseline(), await context.observer.vitals(device.uuid), policy)
                 found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
                 return

@@ -119,7 +119,7 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["status", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml'"),
         (["scrub"], "name GPUs or pass --all"),
         (["scrub", "0", "--all"], "name GPUs or pass --all"),
-        (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow'"),
+        (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow', 'reset'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
         (["acquire"], "missing argument 'GPU...'"),
         (["quarantine", "0"], "missing option '--reason'"),

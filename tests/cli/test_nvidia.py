@@ -138,7 +138,7 @@ def test_the_doctor_tells_which_cupy_the_service_has(service, autoclave):
 
 
 def test_a_gpu_is_reset_by_the_drivers_tool_while_nobody_has_the_driver_open_us_included(service, autoclave):
-    assert autoclave("scrub", "1", "--path", "slow").exit_code == 0
+    assert autoclave("scrub", "1", "--path", "reset").exit_code == 0
     assert any(text.startswith("reset passed") and text.endswith(": by nvidia-smi") for text in service.texts(1))
     assert any(call[:2] == (1, "nvmlShutdown") for call in service.stage.machine.calls())  # 1: the service
 
@@ -189,7 +189,7 @@ def worker_of(pid: int) -> int:
 
 def begun(service, autoclave) -> subprocess.Popen[str]:
     """A scrub of the second slice; one that has just come back is not known to be free before the next round."""
-    path = ("--path", "slow") if (how := verb(autoclave, "2:1")) == "scrub" else ()
+    path = ("--path", "reset") if (how := verb(autoclave, "2:1")) == "scrub" else ()
     scrub: subprocess.Popen[str] = service.popen(how, "2:1", *path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until(lambda: not slices(service) or scrub.poll() is not None)
     if scrub.poll() is None:

@@ -68,8 +68,8 @@ def machine(library) -> Iterator[tuple[OnMachine, Kmsg]]:
 
 
 @needs_namespace
-def test_an_xid_from_before_the_service_is_seen_and_owes_the_slow_path(machine) -> None:
-    service, known = machine[0], "before the device was first observed, so the slow path is due"
+def test_an_xid_from_before_the_service_is_seen_and_asks_for_a_reset(machine) -> None:
+    service, known = machine[0], "that no scrub has judged, so a reset is due"
     until(lambda: any(known in text for text in service.texts(3)))  # with the first round
     assert not any("quarantined" in text for text in service.texts(3))
 

@@ -161,7 +161,7 @@ SCRUBBING = live(DIRTY, ev.ScrubStarted(job()))
 SET_BACK = live(SCRUBBING, ev.ScrubFailed("job-1", "a process is on it"))
 QUARANTINED = live(CLEAN, ev.Quarantined(quarantine()))
 STICKY = live(CLEAN, ev.Quarantined(quarantine(PULLED, None)))
-PROBED = live(QUARANTINED, ev.ProbationStarted(job(Path.SLOW, Trigger.PROBATION), "autoclave"))
+PROBED = live(QUARANTINED, ev.ProbationStarted(job(Path.RESET, Trigger.PROBATION), "autoclave"))
 REINSTATED = live(STICKY, ev.ProbationStarted(job(Path.SLOW, Trigger.REINSTATE), "ann"))
 SICK_IN_USE = live(IN_USE, ev.AilmentFound(LOST))
 SICK_GRANTED = live(GRANTED, ev.AilmentFound(LOST))
@@ -199,10 +199,10 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Released("its pod is gone"),
         ev.Soiled("it was used without a grant", (FOREIGN,)),
         ev.ScrubStarted(job(name="job-2")),
-        ev.ProbationStarted(job(Path.SLOW, Trigger.PROBATION, "job-2"), "autoclave"),
+        ev.ProbationStarted(job(Path.RESET, Trigger.PROBATION, "job-2"), "autoclave"),
         ev.StepStarted(name, Step.CLEAR, Path.FAST),
         ev.StepFinished(name, result(Step.CLEAR)),
-        ev.Escalated(name, "clear failed", Path.SLOW),
+        ev.Escalated(name, "clear failed", Path.RESET),
         passed(running, at),
         ev.ScrubFailed(name, "a process is on it"),
         ev.ScrubInterrupted(name, "the service was stopped"),

@@ -28,7 +28,8 @@ RECEIPT = Receipt(
     processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
 )  # fmt: skip
 PROVEN = replace(
-    RECEIPT, uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)), patterns=("random", "zero"),
+    RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
+    patterns=("random", "zero"),
     units=132, units_reached=132, tests=("address", "arithmetic"),
 )  # fmt: skip
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
@@ -46,7 +47,7 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended")),
     (ev.ScrubPassed("job-1", PROVEN),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
-      "64 bytes of residue found, 1 of 2 processes ended; not covered: 3B own context, 2B unexplained; "
+      "64 bytes of residue found, 1 of 2 processes ended; the device was reset; not covered: 3B own context, 2B unexplained; "
       "memory on the chip overwritten on 132 of 132 units; tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
@@ -66,7 +67,7 @@ LIFE = [
     (ev.ErrorsNoted(((13, 2), (43, 1)), 9),
      "the driver reported xid 13 2 times, xid 43"),
     (ev.ErrorsNoted(((79, 1),), 9, grave=True),
-     "the driver reported xid 79 before the device was first observed, so the slow path is due"),
+     "the driver reported xid 79 that no scrub has judged, so a reset is due"),
     (ev.Reinstated("ann: it was the cable"),
      "reinstated WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed as after a tenant"),
     (ev.Released("its owner is gone"), "released: its owner is gone"),

@@ -44,10 +44,6 @@ def test_a_loss_in_quarantine_is_no_flapping():
     assert out(replace(lives.DIRTY, returns=often), lives.LOST).ailment.kind is AilmentKind.FLAPPING
 
 
-def test_probation_without_a_known_reason_takes_the_slow_path():
-    assert upkeep.probation_path(lives.CLEAN, ENFORCE) is Path.SLOW
-
-
 def test_a_step_that_lost_its_device_blames_the_device():
     lost = lives.result(Step.HEALTH, outcome=Outcome.FAILED, vitals=Vitals(lost=True))
     job = replace(lives.job(), results=(*lives.results()[:-1], replace(lost, blame=Blame.SERVICE)))
@@ -65,7 +61,7 @@ def test_a_stuck_process_quarantines_the_device_only_after_give_up():
 
 def test_a_request_during_the_reset_of_a_burn_in_waits():
     begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
-    resetting = live(begun, ev.StepStarted("job-1", Step.RESET, Path.SLOW))
+    resetting = live(begun, ev.Escalated("job-1", "clear failed", Path.RESET))
     asked = acquire.decide(resetting, facts(), ENFORCE, NOW)
     assert isinstance(asked, Wait)
     assert asked.reason is Reason.SCRUBBING

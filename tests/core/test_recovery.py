@@ -7,11 +7,11 @@ import pytest
 from policies.health import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
-from scrubber.core import acquire, burn_in, offering, presence, remedy, start, upkeep
+from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Note, Proceed, StartProbation, Wait
 from scrubber.core.measurements import Mismatch
-from scrubber.core.model import Ailment, AilmentKind, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, rows
@@ -31,7 +31,7 @@ def tend(record, vitals=lives.WELL, at=LATE):
 
 
 FIRST = {AilmentKind.RELAID: StartProbation(Path.SLOW)}  # as of one that was never seen
-TRIED = {Course.WAIT: StartProbation(Path.FAST), Course.RESET: StartProbation(Path.SLOW)}
+TRIED = {Course.WAIT: StartProbation(Path.FAST), Course.RESET: StartProbation(Path.RESET)}
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
@@ -120,7 +120,7 @@ def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     assert gone.quarantine is not None
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
-    assert tend(gone, at=later(100_000)) == StartProbation(Path.SLOW)
+    assert tend(gone, at=later(100_000)) == StartProbation(Path.RESET)
 
 
 def test_the_result_of_a_probation_is_kept():
@@ -157,7 +157,7 @@ def test_a_probation_judges_only_errors_after_its_start():
     assert tend(record, burst, lives.NOW) == Proceed()
     heard = tend(record, burst)
     assert heard == Note(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, heard.event), burst) == StartProbation(Path.SLOW)
+    assert tend(live(record, heard.event), burst) == StartProbation(Path.RESET)
 
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
@@ -204,10 +204,10 @@ STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})
 
 
 def test_a_probation_is_as_thorough_as_the_next_scrub():
-    assert upkeep.probation_path(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
-    assert upkeep.probation_path(out(AilmentKind.HEAT), STRICT) is Path.SLOW
+    assert proof.next_path(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
+    assert proof.next_path(out(AilmentKind.HEAT), STRICT) is Path.SLOW
     rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
-    assert upkeep.probation_path(rebooted, ENFORCE) is Path.SLOW
+    assert proof.next_path(rebooted, ENFORCE) is Path.SLOW
 
 
 CUT = [
@@ -232,7 +232,7 @@ def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, 
 
 def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
-    trial = live(proven, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.REINSTATE), "ann"))
+    trial = live(proven, ev.ProbationStarted(lives.job(Path.RESET, Trigger.REINSTATE), "ann"))
     for ailment in (
         Ailment(AilmentKind.RESET_FAILED, "refused"),
         Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
@@ -289,21 +289,24 @@ def burning(step=None):
     return live(begun, ev.StepStarted("job-1", step, Path.SLOW)) if step else begun
 
 
-def test_a_burn_in_gives_way_except_during_its_reset():
+FAULTY_IN_BURN_IN = live(burning(), ev.Escalated("job-1", "clear failed", Path.RESET))
+
+
+def test_a_burn_in_gives_way_until_it_finds_a_fault():
     for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
         record = burning(step)
         assert acquire.decide(record, facts(), ENFORCE, LATE) == CancelJob()
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.offer(record, ENFORCE, LATE).healthy
-    resetting = burning(Step.RESET)
-    assert isinstance(acquire.decide(resetting, facts(), ENFORCE, LATE), Wait)
-    assert isinstance(start.decide(resetting, facts(), ENFORCE, "pod-a", LATE), Wait)
-    assert not offering.offer(resetting, ENFORCE, LATE).healthy
+    faulty = FAULTY_IN_BURN_IN
+    assert isinstance(acquire.decide(faulty, facts(), ENFORCE, LATE), Wait)
+    assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
+    assert not offering.offer(faulty, ENFORCE, LATE).healthy
 
 
 def test_a_new_ailment_cancels_an_offered_burn_in():
     assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == CancelJob()
-    assert tend(burning(Step.RESET), Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
+    assert tend(FAULTY_IN_BURN_IN, Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
     assert tend(burning(Step.SELFTEST)) == Proceed()
 
 
@@ -335,8 +338,10 @@ def test_a_reinstated_device_is_not_offered_during_its_scrub():
     assert not offering.offer(record, ENFORCE, lives.NOW).healthy
 
 
-def test_a_grave_error_before_discovery_makes_the_slow_path_due():
-    assert upkeep.earlier_errors(None, ENFORCE) is None
-    assert upkeep.earlier_errors(lives.WELL, ENFORCE) is None
-    assert upkeep.earlier_errors(COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
-    assert upkeep.earlier_errors(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
+def test_a_grave_error_that_is_not_judged_asks_for_a_reset():
+    new, fell_off = Baseline(), Vitals(xids=(Xid(7, 79),))
+    assert upkeep.earlier_errors(new, None, ENFORCE) is None
+    assert upkeep.earlier_errors(new, lives.WELL, ENFORCE) is None
+    assert upkeep.earlier_errors(new, COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
+    assert upkeep.earlier_errors(new, fell_off, ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
+    assert upkeep.earlier_errors(Baseline(last_xid=7), fell_off, ENFORCE) is None

@@ -156,14 +156,14 @@ TEND = rows(
     ("a sick device in quarantine is where it should be", lives.QUARANTINED, facts(vitals=XID_79), ENFORCE, Proceed()),
 )  # fmt: skip
 TEND_DUE = rows(
-    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, StartProbation(Path.SLOW)),
+    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, StartProbation(Path.RESET)),
     ("what is not there is not tried", lives.QUARANTINED, facts(vitals=Vitals(lost=True)), ENFORCE, Proceed()),
     ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
     ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
     ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("an orphan does not keep a device in quarantine for ever",
      lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE,
-     StartProbation(Path.SLOW)),
+     StartProbation(Path.RESET)),
     ("a sticky quarantine waits for a person", lives.STICKY, facts(), ENFORCE, Proceed()),
 )  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_the_pause_after_failed_scrubs_doubles_up_to_a_minute(count, pause):
     ("record", "at", "answer"),
     [
         (lives.QUARANTINED, later(59.9), None),
-        (lives.QUARANTINED, later(60), StartProbation(Path.SLOW)),
+        (lives.QUARANTINED, later(60), StartProbation(Path.RESET)),
         (lives.STICKY, later(1e9), None),
         (lives.CLEAN, later(1e9), None),
     ],

@@ -38,7 +38,7 @@ def test_a_receipt_view_has_every_field():
         digest=receipt.digest, previous="", driver="driver-1", boot_id="boot-1", steps=steps,
         patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
     )  # fmt: skip
-    assert " ".join(step.step for step in steps) == "evict reset clear verify scratch selftest settings health"
+    assert " ".join(step.step for step in steps) == "evict clear verify scratch selftest settings health"
 
 
 def test_a_receipt_shows_residue_and_uncovered_memory():
@@ -113,7 +113,7 @@ def test_a_quarantine_shows_when_it_will_be_tried_again():
         0,
         sticky=False,
         next_probe_seconds=50.0,
-        next_path="slow",
+        next_path="reset",
     )
 
 

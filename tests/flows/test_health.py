@@ -21,7 +21,7 @@ async def test_after_xid_79_an_idle_gpu_is_brought_back_by_evidence(build):
     assert (await node.status(bad)).quarantine.reason == "xid"
     assert node.gpu(await node.run("beside")) == good
     await node.health(bad, "Healthy")
-    assert (await node.status(bad)).receipt.path == "slow"
+    assert (await node.status(bad)).receipt.path == "reset"
     assert node.gpu(await node.run("after")) == bad
 
 
@@ -38,7 +38,7 @@ async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):
     assert [entry.text.partition(";")[0] for entry in await node.history(uuid, "quarantined")] == [
         "quarantined by autoclave (remap-pending): a memory row waits to be remapped: needs a reset"
     ]
-    assert (await node.status(uuid)).receipt.path == "slow"
+    assert (await node.status(uuid)).receipt.path == "reset"
 
 
 async def test_a_row_that_could_not_be_remapped_waits_for_a_person_and_is_explained_through_restart_and_reboot(build):

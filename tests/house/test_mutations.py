@@ -111,8 +111,8 @@ START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
 ROSTER = "tests/steps/test_roster.py"
-IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT = (
-    f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict")
+IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
+    f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
 )
 CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
 PLANTED = [
@@ -124,7 +124,11 @@ PLANTED = [
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
     Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=CONFIRMED),
-    Mutant(VERDICT, "Step.RESET, Step.CLEAR, Step.VERIFY,", "Step.RESET, Step.CLEAR,", tests=CONFIRMED),
+    Mutant(VERDICT, "= (Step.CLEAR, Step.VERIFY,", "= (Step.CLEAR,", tests=CONFIRMED),
+    Mutant(STATES, "was_reset or record.due_path is not Path.RESET", "True", tests=IN_RESETS),
+    Mutant(STATES, "Path.SLOW if due is Path.RESET", "Path.RESET if due is Path.RESET", tests=IN_RESETS),
+    Mutant(STATES, "remedy.path(quarantine.ailment)", "None", tests=IN_RESETS),
+    Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=CONFIRMED),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),

@@ -68,7 +68,7 @@ async def test_twenty_callers_for_a_dirty_device_share_one_job(world):
 
 
 async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
-    running = await world.operations.scrub(world.uuids[0], Path.SLOW)
+    running = await world.operations.scrub(world.uuids[0], Path.RESET)
     assert await world.operations.scrub(world.uuids[0], Path.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
@@ -246,7 +246,7 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
     await running.finished.wait()
     assert [(it.step, it.path, it.outcome) for it in results(world, device)[-2:]] == [
         (Step.EVICT, Path.FAST, Outcome.TIMED_OUT),
-        (Step.EVICT, Path.SLOW, Outcome.TIMED_OUT),
+        (Step.EVICT, Path.RESET, Outcome.TIMED_OUT),
     ]
     assert world.loop.time() - began == pytest.approx(30, abs=1)
     assert world.state(device) is State.QUARANTINED
@@ -256,7 +256,7 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
 async def test_a_worker_that_dies_ends_the_path(world):
     device = world.uuids[0]
     world.node.gpus[device].crashes = True
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     await running.finished.wait()
     assert [it.step for it in results(world, device)[-3:]] == [Step.EVICT, Step.RESET, Step.CLEAR]
     assert results(world, device)[-1].outcome is Outcome.DIED
@@ -314,7 +314,7 @@ async def test_a_hung_device_delays_no_other_device(world):
 
 
 async def test_devices_of_one_reset_domain_are_reset_one_by_one(build):
-    world = build(gpus=4)
+    world = build(gpus=4, policy="strict")
     await world.start()
     await world.clean()
     assert rows(world, ev.ScrubFailed) == []
@@ -328,7 +328,7 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     await world.clean()
     one, other = world.uuids[1:]
     await world.tenancy(other)
-    running = await world.operations.scrub(one, Path.SLOW)
+    running = await world.operations.scrub(one, Path.RESET)
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
@@ -343,7 +343,7 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     await world.clean()
     zero, one, other = world.uuids
     world.context.jobs.slots.workers = asyncio.Semaphore(room)
-    jobs = [await world.operations.scrub(zero, Path.FAST), await world.operations.scrub(one, Path.SLOW)]
+    jobs = [await world.operations.scrub(zero, Path.FAST), await world.operations.scrub(one, Path.RESET)]
     if room > len(jobs):
         while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)

@@ -96,7 +96,7 @@ async def day(node: Node) -> None:
         if number % 7 == 0:
             ailment = Ailment(AilmentKind.XID, "it broke", xid=79)
             await node.tell(uuid, ev.Quarantined(lives.quarantine(ailment)))
-            await node.tell(uuid, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"))
+            await node.tell(uuid, ev.ProbationStarted(lives.job(Path.RESET, Trigger.PROBATION), "autoclave"))
             await node.tell(uuid, lives.passed(node.record(uuid)))
         if number % 11 == 0:
             await node.tell(uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))

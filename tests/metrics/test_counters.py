@@ -66,15 +66,15 @@ def book() -> Book:
 
 def test_a_life_is_counted_once_in_all_its_parts(book):
     running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
-    running = book.tell(running, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.FIRST_LOOK)))
+    running = book.tell(running, ev.ScrubStarted(lives.job(Path.RESET, Trigger.FIRST_LOOK)))
     done = lives.passed(running, later(3))
-    for result in lives.results(Path.SLOW, clear={"residue_bytes": 7}):
+    for result in lives.results(Path.RESET, clear={"residue_bytes": 7}):
         running = book.tell(
-            running, ev.StepStarted("job-1", result.step, Path.SLOW), ev.StepFinished("job-1", result), at=later(1)
+            running, ev.StepStarted("job-1", result.step, Path.RESET), ev.StepFinished("job-1", result), at=later(1)
         )
     clean = book.tell(running, done, at=later(3))
-    assert book.of(table.SCRUB_ENDS, path="slow", trigger="first-look", outcome="passed") == 1
-    assert book.of(table.SCRUB_TIME, "_sum", path="slow") == 3
+    assert book.of(table.SCRUB_ENDS, path="reset", trigger="first-look", outcome="passed") == 1
+    assert book.of(table.SCRUB_TIME, "_sum", path="reset") == 3
     assert book.of(table.TIME_TO_CLEAN, "_sum") == 3
     assert book.of(table.STEP_TIME, "_count", step="clear") == 1
     assert book.of(table.RESETS, outcome="passed") == 1
@@ -106,7 +106,7 @@ def test_the_time_in_quarantine_is_no_time_to_clean(book):
     running = book.tell(dirty, ev.ScrubStarted(lives.job()), at=later(1))
     out = book.tell(running, ev.Quarantined(lives.quarantine()), at=later(2))
     out = book.tell(out, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(3))
-    tried = book.tell(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=later(7000))
+    tried = book.tell(out, ev.ProbationStarted(lives.job(Path.RESET, Trigger.PROBATION), "autoclave"), at=later(7000))
     book.tell(tried, lives.passed(tried, later(7009)), at=later(7009))
     assert book.of(table.RETURNS, by="evidence") == 1
     assert book.of(table.TIME_TO_CLEAN, "_count") == 0
@@ -139,7 +139,7 @@ def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
 
 
 def test_an_escalation_and_a_quarantine_and_both_ways_out_of_it(book):
-    book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", Path.SLOW))
+    book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", Path.RESET))
     assert book.of(table.ESCALATIONS) == 1
     book.tell(lives.PROBED, lives.passed(lives.PROBED))
     assert book.of(table.RETURNS, by="evidence") == 1

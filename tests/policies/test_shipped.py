@@ -89,7 +89,7 @@ def test_only_observe_hands_out_without_proof_and_it_kills_nothing():
 
 def test_strict_is_stricter_wherever_it_differs():
     strict = load.load("strict").defaults
-    assert (strict.paths.first_look, strict.paths.new_tenant) == (Path.SLOW, Path.SLOW)
+    assert (strict.paths.first_look, strict.paths.new_tenant) == (Path.RESET, Path.RESET)
     assert strict.evict.foreign is Eviction.WAIT
     assert strict.clear.min_coverage > DEFAULT.clear.min_coverage
     assert strict.proof.max_age < DEFAULT.proof.max_age

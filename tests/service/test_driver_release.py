@@ -27,7 +27,7 @@ async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
         raise DeviceError("an earlier question has not been answered")
 
     world.node.release_driver = stuck
-    world.node.reboot()  # what nothing is known of takes the slow path
+    await world.operations.scrub(device, Path.RESET)
     results: list[StepResult] = []
     async with asyncio.timeout(60):
         while not results:
@@ -109,7 +109,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
             on_driver.remove(step)
 
     monkeypatch.setattr(Hand, "perform", counted)
-    jobs = [await world.operations.scrub(device, Path.SLOW) for device in world.uuids]
+    jobs = [await world.operations.scrub(device, Path.RESET) for device in world.uuids]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
@@ -126,7 +126,7 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     one, other = world.uuids
     first = await world.operations.scrub(one, Path.FAST)
     await asyncio.sleep(1)
-    second = await world.operations.scrub(other, Path.SLOW)
+    second = await world.operations.scrub(other, Path.RESET)
     await asyncio.gather(first.finished.wait(), second.finished.wait())
     ended = {
         (it.device, it.event.result.step): place
@@ -167,14 +167,14 @@ async def test_a_reset_that_removes_device_files_completes(build):
     world = build(gpus=3)
     await world.start()
     await world.clean()
-    running = await world.operations.scrub(world.uuids[-1], Path.SLOW)  # it has a sibling
+    running = await world.operations.scrub(world.uuids[-1], Path.RESET)  # it has a sibling
     await running.finished.wait()
     assert running.receipt is not None
 
 
 async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     await blinding.wait()
     world.node.gpus[device].blind = False
     world.intrude(device, container=True)
@@ -257,7 +257,7 @@ async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monk
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.shared():
-        running = await world.operations.scrub(device, Path.SLOW)
+        running = await world.operations.scrub(device, Path.RESET)
         await asyncio.sleep(3)  # the reset has no holder to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
@@ -276,7 +276,7 @@ async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatc
     with pytest.raises(NotReady, match="cannot clear its memory: CuPy is not installed"):
         await world.acquire("next", device)
     with pytest.raises(NotReady, match=f"cannot scrub {device}: cannot clear its memory: CuPy is not installed"):
-        await world.operations.scrub(device, Path.SLOW)
+        await world.operations.scrub(device, Path.RESET)
     await asyncio.sleep(30)
     assert len(rows(world, ev.ScrubStarted, device)) == before
     assert world.state(device) is State.DIRTY

@@ -98,7 +98,7 @@ async def scrubbed(world, path):
 
 
 async def test_each_changing_step_follows_an_observation_of_its_own(seen):
-    await scrubbed(seen, Path.SLOW)
+    await scrubbed(seen, Path.RESET)
     look = ["looks", "has looked"]
     for step in set(Step) - set(READS):
         begun = Eyes.heard.index(f"step-started {step.value}") + 1

@@ -186,6 +186,7 @@ class Histories(RuleBasedStateMachine):
             "scrub": lambda: operations.scrub(uuid, None),
             "scrub fast": lambda: operations.scrub(uuid, Path.FAST),
             "scrub slow": lambda: operations.scrub(uuid, Path.SLOW),
+            "scrub reset": lambda: operations.scrub(uuid, Path.RESET),
             "quarantine": lambda: operations.quarantine(uuid, "smells", "ops"),
             "reinstate": lambda: operations.reinstate(uuid, "smells better", "ops"),
             "excuse": lambda: operations.reinstate_without_proof(uuid, "smells of nothing", "ops"),

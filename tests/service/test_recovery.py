@@ -113,7 +113,7 @@ async def test_an_error_during_a_job_is_judged_once_at_its_end(build):
     await world.start()
     await world.clean()
     [device] = world.uuids
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
@@ -177,7 +177,7 @@ async def test_a_failed_burn_in_quarantines_the_device(tested):
     device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
-    assert Step.RESET in {it.step for it in rows(world, ev.StepStarted, device)}
+    assert Path.RESET in {it.path for it in rows(world, ev.Escalated, device)}
 
 
 @pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
@@ -291,13 +291,13 @@ async def test_a_device_not_observed_at_the_end_is_not_clean(world):
     await world.reach(device, State.CLEAN)
 
 
-async def test_errors_before_discovery_need_the_slow_path_only(build):
+async def test_errors_before_discovery_need_a_reset_only(build):
     world = build(gpus=1, policy="fast")
     [device] = world.uuids
     world.node.report(device, (79, 61))
     await world.start()
     await world.clean()
-    assert world.record(device).receipt.path is Path.SLOW
+    assert world.record(device).receipt.path is Path.RESET
     assert rows(world, ev.Quarantined, device) == []
     assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]
 

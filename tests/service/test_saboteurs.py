@@ -246,7 +246,7 @@ async def test_an_idle_verify_does_no_harm_after_a_real_clear(build):
         (
             {"hand": SkipsScratch, "policy": "strict"},
             hand_over,
-            r"clean by a slow path with bytes of pod-1 on its chip",
+            r"clean by the path reset with bytes of pod-1 on its chip",
         ),
         ({"hand": Flatterer, "job": Trusting}, ailment, r"was called clean although it is not well"),
         ({"job": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),

@@ -103,7 +103,7 @@ async def test_w15_a_foreign_container_is_never_scrubbed_away(world):
     with pytest.raises(AutoclaveError):
         await world.acquire("pod", device)
     with pytest.raises(Refused, match="end these processes first"):
-        await world.operations.scrub(device, Path.SLOW)
+        await world.operations.scrub(device, Path.RESET)
 
 
 async def test_w16_without_whole_node_nothing_happens(build):
@@ -258,7 +258,7 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     await asyncio.sleep(2)
     assert "4096 bytes" in rows(world, ev.Soiled, device)[-1].why
     record = await world.reach(device, State.CLEAN)
-    assert record.receipt.path is Path.SLOW
+    assert record.receipt.path is Path.RESET
 
 
 async def test_s14_a_scrub_that_failed_never_ends_clean(world):
@@ -275,7 +275,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
 async def test_s14_a_wrong_computation_quarantines_the_device(world):
     device = world.uuids[0]
     world.node.gpus[device].errs = True
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     await running.finished.wait()
     record = world.record(device)
     assert (running.receipt, record.state) == (None, State.QUARANTINED)
@@ -286,7 +286,7 @@ async def test_s14_a_wrong_computation_quarantines_the_device(world):
 async def test_s15_a_slow_path_must_reach_every_unit(world):
     device = world.uuids[0]
     world.node.gpus[device].dark = True
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     await running.finished.wait()
     assert (running.receipt, world.state(device)) == (None, State.QUARANTINED)
     assert "scratch failed: not everywhere" in running.why
@@ -294,7 +294,7 @@ async def test_s15_a_slow_path_must_reach_every_unit(world):
 
 async def test_s14_only_a_slow_receipt_names_units_and_tests(world):
     device = world.uuids[0]
-    slow = await world.operations.scrub(device, Path.SLOW)
+    slow = await world.operations.scrub(device, Path.RESET)
     await slow.finished.wait()
     assert (slow.receipt.units, slow.receipt.units_reached, slow.receipt.tests) == (132, 132, ("address", "arithmetic"))
     fast = await world.operations.scrub(device, Path.FAST)
@@ -395,7 +395,7 @@ async def test_a_driver_reload_ends_every_proof(world):
     await asyncio.sleep(1)
     await world.clean()
     assert "driver" in rows(world, ev.Distrusted)[0].why
-    assert all(Step.RESET in world.node.gpus[device].deeds for device in world.uuids)
+    assert all(Step.SELFTEST in world.node.gpus[device].deeds for device in world.uuids)
 
 
 async def test_observe_starts_a_pod_beside_a_foreign_process(build):

@@ -89,7 +89,7 @@ async def test_broken_links_return_only_after_a_successful_reset(world):
     await asyncio.sleep(300.0)
     trials = rows(world, ev.ProbationStarted, device)
     assert len(trials) > 1
-    assert {it.job.path for it in trials} == {Path.SLOW}
+    assert {it.job.path for it in trials} == {Path.RESET}
     assert len(rows(world, ev.ScrubPassed, device)) == 1  # the one that it began with
     tell(world, device)
     await world.clean(device)

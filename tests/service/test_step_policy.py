@@ -22,7 +22,7 @@ async def test_each_slow_step_gets_its_deadline_from_the_policy(build, policy):
     await world.start()
     await world.clean()
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.RESET)
     await running.finished.wait()
     wanted = load.load(policy).defaults
     for step in Step:

@@ -40,7 +40,7 @@ async def test_memory_steps_have_a_worker_of_their_own(build):
     await world.clean()
     first, second, third = dict.fromkeys(pid for pid, _ in Recorded.heard)
     assert Recorded.heard == [
-        *[(first, it) for it in (Step.EVICT, Step.RESET, "ended")],
+        *[(first, it) for it in (Step.EVICT, "ended")],
         *[(second, it) for it in (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, "ended")],
         *[(third, it) for it in (Step.SETTINGS, Step.HEALTH, "ended")],
     ]

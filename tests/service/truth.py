@@ -22,6 +22,9 @@ A_SLOW_LOOK = 15.0  # a hung driver keeps a look waiting for so long at most
 STEPS = {
     Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
     Path.SLOW: [
+        Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
+    ],
+    Path.RESET: [
         Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
     ],
 }  # fmt: skip
@@ -128,8 +131,10 @@ class Truth:
         self._no_bytes_but(uuid, None, "called clean")
         if gpu.deeds != STEPS[path] or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
-        if path is Path.SLOW and gpu.chip is not None and not self._excused(gpu.chip):
-            self.accuse(f"leak: {uuid} was called clean by a slow path with bytes of {gpu.chip.name} on its chip")
+        if path is not Path.FAST and gpu.chip is not None and not self._excused(gpu.chip):
+            self.accuse(
+                f"leak: {uuid} was called clean by the path {path.value} with bytes of {gpu.chip.name} on its chip"
+            )
         if gpu.lost or gpu.cut or gpu.away or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
         if before and any(xid.code in FATAL and xid.number > before.baseline.last_xid for xid in gpu.xids):

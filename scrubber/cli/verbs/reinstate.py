@@ -18,7 +18,9 @@ from scrubber.cli import job_progress, options, service_call
 @options.output("table", "json", "yaml")
 @options.run_dir
 def command(gpu: str, reason: str, without_scrub: bool, i_know: bool, output: str, run_dir: Path) -> int:
-    """End the quarantine of a GPU with a scrub on the slow path.
+    """End the quarantine of a GPU with a scrub and a self-test.
+
+    The scrub takes the slow path, or the path reset if the fault asks for a reset.
 
     If the scrub does not pass, the GPU stays quarantined and the exit code is 1.
 

@@ -26,8 +26,8 @@ class How(TypedDict):
 @click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
 @click.option(
     "--path",
-    type=click.Choice(["fast", "slow"]),
-    help="Which path; the default is the policy's. A due slow path is never replaced by a fast one.",
+    type=click.Choice(["fast", "slow", "reset"]),
+    help="Which path; the default is the policy's. A due path is never replaced by a less thorough one.",
 )
 @click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
 @click.option(

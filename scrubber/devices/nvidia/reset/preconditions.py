@@ -154,10 +154,10 @@ def _virtual(session: Session, target: ResetTarget) -> str | None:
     mode = ask_before_reset(session, target, pynvml.nvmlDeviceGetVirtualizationMode)
     if mode != pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
         return None
-    return "it is a vGPU of a virtual machine: only the host can reset it; give it a policy whose paths do not reset"
+    return "it is a vGPU of a virtual machine: only the host can reset it; restart the virtual machine instead"
 
 
 def _model(target: ResetTarget) -> str | None:
     if not sysfs.is_tesla_t4(target.function):
         return None
-    return "a Tesla T4 has no function-level reset: reboot the node, or give it a policy whose paths do not reset"
+    return "a Tesla T4 has no function-level reset: reboot the node instead"

@@ -1,0 +1,104 @@
+"""A device is reset where the evidence or the policy asks for it, and nowhere else."""
+
+import pytest
+from hypothesis import given
+
+from policies.load import load
+from policies.model import Paths, Policy
+from scrubber.core import events as ev
+from scrubber.core import proof, remedy, states, verdict
+from scrubber.core.model import Ailment, AilmentKind, Blame, Path, State, Step, Trigger
+from scrubber.core.remedy import Course
+from tests.core import lives
+from tests.core.lives import ENFORCE, live
+
+PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in remedy.REMEDIES.items() if it.course is Course.WAIT)]
+
+
+def resets(record, policy=ENFORCE):
+    """Whether the next scrub resets the device."""
+    return Step.RESET in verdict.PLANS[proof.next_path(record, policy)]
+
+
+def scrubbed(record, path):
+    """The record after a scrub or probation on this path has passed."""
+    job = lives.job(path, Trigger.PROBATION)
+    event = ev.ProbationStarted(job, "ann") if record.state is State.QUARANTINED else ev.ScrubStarted(job)
+    begun = live(record, event)
+    return live(begun, lives.passed(begun))
+
+
+def found_on(record, kind):
+    """The record of a free device after this ailment was found."""
+    return live(record, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
+
+
+@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.DIRTY, lives.SOILED])
+def test_by_default_a_device_without_a_fault_is_not_reset(record):
+    assert not resets(record)
+    assert scrubbed(record, proof.next_path(record, ENFORCE)).state is State.CLEAN
+
+
+@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.DIRTY])
+def test_policy_strict_resets_always(record):
+    assert resets(record, load("strict").defaults)
+
+
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in PLAIN])
+@pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.SCRUBBING])
+def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
+    out = found_on(record, kind)
+    assert resets(out)
+    for path in (Path.FAST, Path.SLOW):
+        with pytest.raises(states.IllegalEventError, match="needs a reset"):
+            scrubbed(out, path)
+    assert scrubbed(out, Path.RESET).due_path is None
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_an_ailment_without_doubt_asks_for_no_reset(kind):
+    assert not resets(found_on(lives.CLEAN, kind))
+
+
+def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
+    """Found in use, then put away by a person: the reason of the quarantine no longer names the fault."""
+    sick = live(lives.SICK_IN_USE, ev.AilmentFound(Ailment(AilmentKind.OPERATOR, "suspect", sticky=True)))
+    out = live(sick, ev.Released("its pod is gone"), ev.Quarantined(lives.quarantine(lives.PULLED, None)))
+    assert resets(out)
+
+
+@pytest.mark.parametrize("path", [Path.FAST, Path.SLOW])
+def test_a_failed_path_owes_a_reset_until_one_passes(path):
+    failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
+    then = verdict.consequence(failure, path, escalate=True, quarantined=False)
+    assert then == verdict.Escalate(Path.RESET)
+    failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", Path.RESET))
+    for refused in (ev.ScrubFailed("job-1", "a bystander has it open"), ev.ScrubInterrupted("job-1", "stopped")):
+        assert resets(live(failed, refused))
+
+
+def test_a_reboot_counts_as_the_reset_and_a_new_driver_does_not():
+    """The only reset of a Tesla T4 or a vGPU."""
+    out = found_on(lives.CLEAN, AilmentKind.XID)
+    assert resets(live(out, ev.Distrusted("x", lives.RELOADED)))
+    rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
+    assert proof.next_path(rebooted, ENFORCE) is Path.SLOW
+    assert scrubbed(rebooted, Path.SLOW).state is State.CLEAN
+
+
+@given(lives.walks())
+def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
+    for before, event, after in steps:
+        if isinstance(event, ev.ScrubPassed) and before.due_path is Path.RESET:
+            assert after.receipt is not None
+            assert Step.RESET in [step for step, _ in after.receipt.steps]
+
+
+def test_paths_are_ordered_by_what_they_do():
+    fast, slow, reset = (set(verdict.PLANS[path]) for path in Path)
+    assert fast < slow < reset
+
+
+def test_a_proof_without_resets_is_none_where_policy_demands_them():
+    slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (Path.SLOW, Path.RESET))
+    assert slow != reset
