@@ -178,11 +178,25 @@ class Timeouts(Model):
     """The deadline for reading the health counters."""
 
 
-def _operators() -> tuple[str, ...]:
-    """The programs that NVIDIA's packages run on the host, and that its operator runs in pods."""
-    daemons = ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
-    pods = (*daemons, "dcgm-exporter", "nvidia-device-plugin", "gpu-feature-discovery")
-    return (*(f"/usr/bin/{name}" for name in daemons), *(f"gpu-operator:/usr/bin/{name}" for name in pods))
+_DAEMONS = tuple(
+    f"/usr/bin/{name}" for name in ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
+)
+_DRA = ("/usr/bin/gpu-kubelet-plugin", "/usr/bin/compute-domain-kubelet-plugin")
+_OPERATOR = (
+    "/usr/bin/dcgm-exporter",
+    "/usr/bin/nvidia-device-plugin",
+    "/usr/bin/gpu-feature-discovery",
+    "/usr/bin/nvidia-mig-manager",
+    "/usr/bin/nvidia-validator",
+    *_DRA,
+)
+_GKE = ("/usr/bin/nvidia-gpu-device-plugin", "/usr/local/nvidia/bin/nvidia-persistenced")
+
+
+def _usual_bystanders() -> tuple[str, ...]:
+    """The programs of NVIDIA's packages on the host, of its operator, of its DRA driver, and of GKE."""
+    pods = {"gpu-operator": (*_DAEMONS, *_OPERATOR), "nvidia-dra-driver-gpu": _DRA, "kube-system": _GKE}
+    return (*_DAEMONS, *(f"{namespace}:{path}" for namespace, paths in pods.items() for path in paths))
 
 
 class Evict(Model):
@@ -200,7 +214,7 @@ class Evict(Model):
     give_up: Annotated[Duration, Field(ge=0)] = 600.0
     """How long a scrub may fail because a process does not end; then the device is quarantined until it has ended."""
 
-    bystanders: tuple[Bystander, ...] = _operators()
+    bystanders: tuple[Bystander, ...] = _usual_bystanders()
     """Programs, as [NAMESPACE:]PATH, that do not count as holders; no device is reset while one has it open."""
 
 

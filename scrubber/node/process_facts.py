@@ -64,6 +64,12 @@ def server(path: Path, proc: Path) -> Process | CheckFault:
     return Process(seen, int(capabilities[1], 16))
 
 
+def pids(path: Path) -> tuple[int, ...]:
+    """The pid of the process that serves a socket; empty if it is not known."""
+    pid = _listener(path)
+    return (pid,) if isinstance(pid, int) and pid else ()
+
+
 def _listener(path: Path) -> int | CheckFault:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)

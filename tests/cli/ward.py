@@ -17,8 +17,8 @@ SERVICE = {"service", "scrubber-socket", "ledger", "ledger-set-aside", "policy",
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {
-    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
-    "privileges", "cgroups", "kernel-log",
+    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset",
+    "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 Findings = dict[str, list[dict[str, str]]]
 

@@ -6,6 +6,7 @@ import pytest
 
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Level
+from scrubber.core.model import Holder
 from scrubber.ground.errors import Unreachable
 from tests.core.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, OPTIONS, POSTURE, STATUS, of_others, only, stands, told
 
@@ -214,3 +215,38 @@ def test_of_a_sliced_gpu_only_the_slices_need_cdi_names():
     assert "names MIG-1" in only(cut, "cdi")[1]
     named = replace(cut, posture=replace(POSTURE, cdi=(spec("MIG-1"),)))
     assert only(named, "cdi")[0] is Level.OK
+
+
+DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
+
+
+def with_gpu(openers=(), **changes):
+    status = replace(STATUS, devices=(replace(GPU, **changes), replace(GPU, device="GPU-2", index=4)))
+    return replace(stands(openers={"GPU-1": openers, "GPU-2": openers}), answer=status)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (with_gpu((DCGM,)), 'no reset of GPU 3, 4 is possible: it is open in "dcgm-exporter" (pid 7)'),
+        (with_gpu(model="Tesla T4"), "no reset of GPU 3 is possible: a Tesla T4 has no function-level reset"),
+        (with_gpu(model="NVIDIA A40-8Q"), "no reset of GPU 3 is possible: it is a vGPU"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_reset_is_said_ahead(facts, words):
+    found = only(facts, "reset")
+    assert (found[0], words in found[1]) == (Level.WARNING, True)
+
+
+def test_the_obstacle_of_a_reset_comes_with_its_command():
+    (finding,) = [it for it in roster.judge(with_gpu((DCGM,))) if it.name == "reset"]
+    assert "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false" in finding.remedy
+
+
+def test_the_owner_of_a_gpu_is_no_obstacle_to_a_reset():
+    assert only(with_gpu((Holder(7, 1.0, "train", "pod-2"),), owner="pod-2"), "reset")[0] is Level.WARNING  # of GPU 4
+    busy = replace(GPU, owner="pod-2")
+    facts = replace(
+        stands(openers={"GPU-1": (Holder(7, 1.0, "train", "pod-2"),)}), answer=replace(STATUS, devices=(busy,))
+    )
+    assert only(facts, "reset")[0] is Level.OK

@@ -47,8 +47,9 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended")),
     (ev.ScrubPassed("job-1", PROVEN),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
-      "64 bytes of residue found, 1 of 2 processes ended; the device was reset; not covered: 3B own context, 2B unexplained; "
-      "memory on the chip overwritten on 132 of 132 units; tested: address, arithmetic")),
+      "64 bytes of residue found, 1 of 2 processes ended; the device was reset; "
+      "not covered: 3B own context, 2B unexplained; memory on the chip overwritten on 132 of 132 units; "
+      "tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
      "handed out (grant grant-1, receipt r-1), until it is released"),

@@ -10,7 +10,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +22,20 @@ from scrubber.cli import document, failure, options, service_call, table
 from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import CheckFault, Finding, Level
+from scrubber.core.model import Holder
 from scrubber.cuda import warmth
 from scrubber.ground import paths, unix_sockets
 from scrubber.ground.errors import AutoclaveError, Unreachable
-from scrubber.node import checkpoint, container_toolkit, kernellog, kubelet_devices, posture, process_facts, safe_read
+from scrubber.node import (
+    checkpoint,
+    container_toolkit,
+    gpu_openers,
+    kernellog,
+    kubelet_devices,
+    posture,
+    process_facts,
+    safe_read,
+)
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
@@ -214,7 +224,15 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         rivals=_plugins(kubelet_dir, RIVALS),
         registered=kubelet_devices.devices(kubelet_dir),
         kernel_log=kernellog.unreadable(root / "dev/kmsg"),
+        openers=_openers(answer, run_dir, root),
     )
+
+
+def _openers(answer: views.Status | AutoclaveError, run_dir: Path, root: Path) -> Mapping[str, tuple[Holder, ...]]:
+    if not isinstance(answer, views.Status) or answer.service.backend != base.NVIDIA:
+        return {}
+    addresses = {device.device: device.pci_address for device in answer.devices}
+    return gpu_openers.openers(root, PROC, addresses, process_facts.pids(paths.admin_socket(run_dir)))
 
 
 def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from scrubber.core import views
+from scrubber.core.model import Holder
 from scrubber.ground.errors import AutoclaveError
 
 OTHER_USER = "become the user that runs the service (root, usually)"
@@ -164,6 +165,7 @@ class Posture:
         Mapping[str, frozenset[str]] | CheckFault
     )  # the healthy devices of each resource, as the kubelet knows them
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from scrubber.core import views
+from scrubber.core import cluster_programs, views
 from scrubber.core.diagnosis import base
+from scrubber.ground import process_names
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin
@@ -256,9 +257,42 @@ def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
     return frozenset(device.device for device in devices if device.mig or device.index not in sliced)
 
 
+_T4 = "Tesla T4"
+_VGPU = re.compile(r"-\d+[ABCQ]$")  # the end of the names of vGPUs, such as "NVIDIA A40-8Q"
+_WHEN = "a reset is needed only after a fault, or if the policy has the path reset"
+_REBOOTS = "after a fault, reboot the node or the virtual machine; choose no policy with the path reset"
+
+
+def _resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """What would refuse a reset now. GPUs with the same obstacle share a finding."""
+    if not facts.guards_nvidia or facts.status is None:
+        return
+    found: dict[tuple[str, str], list[str]] = {}
+    for device in facts.status.devices:
+        for obstacle in _obstacles(device, facts):
+            found.setdefault(obstacle, []).append(device.name)
+    for (why, remedy), gpus in found.items():
+        yield base.warning("reset", f"no reset of GPU {', '.join(gpus)} is possible: {why}", remedy)
+    if not found:
+        yield base.ok("reset", "nothing stands in the way of a reset of a GPU")
+
+
+def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tuple[str, str]]:
+    """Each with its remedy. The owner of a device is none, because a device in use is not reset."""
+    if device.model == _T4:
+        yield "a Tesla T4 has no function-level reset", _REBOOTS
+    if _VGPU.search(device.model):
+        yield "it is a vGPU, which only its host can reset", _REBOOTS
+    holders = facts.posture.openers.get(device.device, ())
+    others = tuple(it for it in holders if it.container is None or it.container != device.owner)
+    if others:
+        names = ", ".join(process_names.describe(it.command, it.pid) for it in others)
+        yield f"it is open in {names}", f"{_WHEN}; then {cluster_programs.how_to_stop(others)}"
+
+
 def _driver_loaded(facts: base.NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 
 
-CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi)
+CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi, _resets)

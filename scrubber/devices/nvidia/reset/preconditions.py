@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pynvml
 
+from scrubber.core import cluster_programs
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
@@ -90,8 +91,9 @@ def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) 
     """The holders that prevent a reset, except ``beside``: the persistence daemon closes the GPU on request."""
     if holders is None:
         return "its holders are unknown: run the service as root and in the node's own pid namespace"
-    names = [process_names.describe(holder.command, holder.pid) for holder in holders if holder.pid != beside]
-    return f"it is open in {', '.join(names)}: stop that first" if names else None
+    found = [holder for holder in holders if holder.pid != beside]
+    names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in found)
+    return f"it is open in {names}: {cluster_programs.how_to_stop(found)}" if found else None
 
 
 def persistence_daemon(host: Host) -> int | None:

@@ -98,9 +98,10 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> str:
 
 
 def _try_means(target: ResetTarget, held: Held, *, idle: bool) -> str:
-    """Try each means once, in order; return the one that succeeds."""
+    """Try each means once, in order; return the one that succeeds. NotNowError if no attempt did anything."""
     refusals: list[str] = []
-    untouched = True  # no attempt may have changed the device
+    untouched = True  # no attempt may have changed the device, or found a client of it
+    failed = False
     for name in target.means:
         if name == KERNEL and (fault := _kernel_obstacle(target, idle=idle, untouched=untouched)):
             refusals.append(f"{name}: {fault}")
@@ -118,9 +119,13 @@ def _try_means(target: ResetTarget, held: Held, *, idle: bool) -> str:
                 raise _ResetStuckError(f"cannot reset: {name}: {why}: reboot the node")
             case NoPermission():
                 refusals.append(f"{name}: it takes root and CAP_SYS_ADMIN")
-            case Unsupported(why) | ResetFailed(why):
+            case Unsupported(why):
                 refusals.append(f"{name}: {why}")
-    raise DeviceError(f"cannot reset: {'; '.join(refusals)}")
+            case ResetFailed(why):
+                failed = True
+                refusals.append(f"{name}: {why}")
+    kind = DeviceError if failed else NotNowError  # a missing tool or right is no fault of the device
+    raise kind(f"cannot reset: {'; '.join(refusals)}")
 
 
 def _kernel_obstacle(target: ResetTarget, *, idle: bool, untouched: bool) -> str | None:

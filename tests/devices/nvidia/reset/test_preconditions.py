@@ -32,7 +32,7 @@ def test_it_takes_root(rig) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_whoever_has_it_open_is_named(rig) -> None:
     users = one_holder() + one_holder(12, "nv-hostengine")
-    words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first'
+    words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first (`systemctl stop nvidia-dcgm`)'
     assert refused(rig, holders=lambda: users) == f"cannot reset: {words}"
 
 

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from scrubber.core.model import Holder
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset, smi
 from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
@@ -83,8 +83,20 @@ def test_the_kernel_follows_a_tool_that_cannot_reset_this_device_or_is_not_there
     reset.reset(target(rig))
     assert by_kernel(rig)
     file(rig, "reset_method").write_text("bus flr\n")
-    with pytest.raises(DeviceError, match=r"cannot be started .*; function: the kernel would reset it by bus flr"):
+    with pytest.raises(NotNowError, match=r"cannot be started .*; function: the kernel would reset it by bus flr"):
         reset.reset(target(rig))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("attempt", "fault"),
+    [(NoPermission(), NotNowError), (Unsupported("no tool"), NotNowError), (ResetFailed("it hangs"), DeviceError)],
+)
+def test_only_an_attempt_that_failed_blames_the_device(rig, monkeypatch, attempt: Attempt, fault: type) -> None:
+    monkeypatch.setitem(reset.MEANS, TOOL, lambda _target, _held: attempt)
+    with pytest.raises(DeviceError) as caught:
+        reset.reset(target(rig, means=(TOOL,)))
+    assert caught.type is fault
 
 
 @pytest.mark.usefixtures("gpu")

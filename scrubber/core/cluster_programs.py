@@ -1,0 +1,38 @@
+"""Programs that keep the GPUs of a node open, and how a person stops each of them for a while.
+
+For advice only: a process chooses its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scrubber.core.model import Holder
+
+_COMM = 15  # characters of a program's name that the kernel shows
+_LABELS = {  # of NVIDIA's GPU operator: the end of the node label that deploys the program
+    "dcgm-exporter": "dcgm-exporter",
+    "nv-hostengine": "dcgm",
+    "nvidia-device-plugin": "device-plugin",
+    "gpu-feature-discovery": "gpu-feature-discovery",
+    "nvidia-mig-manager": "mig-manager",
+    "nvidia-validator": "operator-validator",
+    "gpu-kubelet-plugin": "dra-driver",
+}
+_UNITS = {"nv-hostengine": "nvidia-dcgm", "nvidia-persistenced": "nvidia-persistenced"}  # of systemd, on the host
+
+
+def how_to_stop(holders: Iterable[Holder]) -> str:
+    """The commands that stop these processes, as a sentence. Start the programs again afterwards."""
+    known = [command for it in holders if (command := _command(it)) is not None]
+    return f"stop that first ({'; '.join(dict.fromkeys(known))})" if known else "stop that first"
+
+
+def _command(holder: Holder) -> str | None:
+    names = _UNITS if holder.container is None else _LABELS
+    word = next((word for name, word in names.items() if name[:_COMM] == holder.command), None)
+    if word is None:
+        return None
+    if holder.container is None:
+        return f"`systemctl stop {word}`"
+    return f"with NVIDIA's GPU operator `kubectl label node NODE --overwrite nvidia.com/gpu.deploy.{word}=false`"
