@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.health.signs import quick
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.memory import HeldMemory, OpenCard, cuda_errors_translated
+from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
@@ -33,8 +32,6 @@ from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.settings import restore as restoring
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.nvidia.settings.settings import StoredSettings
-
-CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def _beyond(idle: int) -> Callable[[Usage], int]:
@@ -56,6 +53,7 @@ class NvidiaGpu:
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
         open_card: OpenCard = device.opened,
+        clock: Clock = CLOCK,
     ) -> None:
         """Open nothing yet.
 
@@ -68,7 +66,8 @@ class NvidiaGpu:
         self._reset_holders = reset_holders
         self._library = library or Library()
         self._daemon_runs = daemon_runs
-        self._holding = HeldMemory(self._place, self._library, open_card)
+        self._clock = clock
+        self._holding = HeldMemory(self._place, self._library, open_card, clock)
 
     def reset(self) -> str:
         """Reset the GPU; or, if the policy says so, destroy the slice and create it again."""
@@ -111,7 +110,7 @@ class NvidiaGpu:
             before = self._vitals()
             self._library.close()
             with cuda_errors_translated():
-                done = selftest.run(memory, key, seconds, progress, CLOCK)
+                done = selftest.run(memory, key, seconds, progress, self._clock)
             if done.mismatch is None and not done.deviating:  # a mismatch or deviation is the better finding
                 self._demand_sound(memory.card.units, done.units, before)
         return done
@@ -138,9 +137,9 @@ class NvidiaGpu:
                 return restore(session, self._place.gpu, self._first(session), self._policy)
 
     def vitals(self) -> Vitals:
-        """Health as the driver reports it now."""
+        """Health as the driver reports it now. Memory is leaked only if the driver does not free it in time."""
         with self._closed_after():
-            return self._vitals()
+            return once_freed(self._vitals, lambda seen: not seen.leaked_bytes, self._clock)
 
     def _vitals(self) -> Vitals:
         idle = self._place.idle_bytes

@@ -6,21 +6,28 @@ and after the steps: they explain what was not covered, and show memory that ano
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from scrubber.core.measurements import Uncovered
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError
 from scrubber.cuda.coverage import Account, Books
 from scrubber.cuda.memory import GpuMemory
+from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
 
+T = TypeVar("T")
+FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
+_FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.1, 2.0, 1.0  # ... and has no event that says so
+CLOCK = Clock(time.monotonic, time.sleep)
 OpenCard = Callable[[str, str], Card]  # from a UUID and the expected PCI address
 
 
@@ -37,12 +44,15 @@ class _Held:
 class HeldMemory:
     """The memory of one device, allocated at the first request."""
 
-    def __init__(self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened) -> None:
+    def __init__(
+        self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened, clock: Clock = CLOCK
+    ) -> None:
         self._uuid = place.uuid
         self._pci_address = place.pci_address
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
         self._library = library
         self._open_card = open_card
+        self._clock = clock
         self._held: _Held | None = None
 
     def memory(self) -> GpuMemory:
@@ -66,8 +76,9 @@ class HeldMemory:
 
     def _all(self) -> _Held:
         if self._held is None:
-            before = self._books()
-            if before.used > self._idle + holders.NOISE:
+            most = self._idle + holders.NOISE
+            before = once_freed(self._books, lambda books: books.used <= most, self._clock)
+            if before.used > most:
                 # A full observation has just found no holder, so only a reset frees this memory.
                 fault = f"{before.used} bytes of its memory are in use by no visible process"
                 raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
@@ -85,6 +96,15 @@ class HeldMemory:
             counts = boards.memory(session, session.handle(self._uuid))
         self._library.close()
         return Books(counts.total, counts.reserved, counts.used)
+
+
+def once_freed(read: Callable[[], T], is_free: Callable[[T], bool], clock: Clock) -> T:
+    """Read again until the driver has freed the memory of ended processes; the last reading after ``FREED_WITHIN``."""
+    until, pause = clock.now() + FREED_WITHIN, _FIRST_PAUSE
+    while not is_free(found := read()) and clock.now() < until:
+        clock.pause(pause)
+        pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+    return found
 
 
 @contextmanager

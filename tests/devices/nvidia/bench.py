@@ -6,12 +6,15 @@ No real GPU is ever reset: NVML, nvidia-smi and /sys are stand-ins in a folder o
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scrubber.core.model import Holder
+from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, preconditions, reset
@@ -79,9 +82,25 @@ def place(rig, number: int, **more: object) -> str:
     return json.dumps(target | more)
 
 
-def touch(rig, number: int, holders=no_holders, **more: object) -> NvidiaGpu:
-    """A GPU or slice, as a worker child opens it."""
-    return NvidiaGpu(place(rig, number, **more), holders, rig.library)
+class Skipping:
+    """A clock on which pauses take no time; ``then`` runs in each pause."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.skipped = 0.0
+        self._then = then
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: time.monotonic() + self.skipped, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.skipped += seconds
+        self._then()
+
+
+def touch(rig, number: int, holders=no_holders, clock: Clock | None = None, **more: object) -> NvidiaGpu:
+    """A GPU or slice, as a worker child opens it. By default its pauses take no time."""
+    return NvidiaGpu(place(rig, number, **more), holders, rig.library, clock=clock or Skipping().clock)
 
 
 def lock(rig, number: int = 0) -> Path:

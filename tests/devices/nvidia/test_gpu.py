@@ -18,7 +18,7 @@ from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, reset, smi
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_kernel, by_tool, no_holders, one_holder, place, touch
+from tests.devices.nvidia.bench import Skipping, by_kernel, by_tool, no_holders, one_holder, place, touch
 from tests.fakes.nvml.machine import Process, Slice
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
@@ -65,6 +65,12 @@ def test_what_was_in_use_while_it_was_idle_is_no_leak(rig) -> None:
     assert touch(rig, 0, idle_bytes=90 * 2**20).vitals() == Vitals()
     assert touch(rig, 0, idle_bytes=10 * 2**20).vitals() == Vitals(leaked_bytes=90 * 2**20)
     assert touch(rig, 0).vitals().leaked_bytes > 0
+
+
+def test_health_calls_no_memory_leaked_that_the_driver_frees_in_time(rig, gpu) -> None:
+    gpu.set({"memory.used": 100 * 2**20})
+    freed = Skipping(lambda: gpu.set({"memory.used": 0}))
+    assert touch(rig, 0, idle_bytes=10 * 2**20, clock=freed.clock).vitals() == Vitals()
 
 
 def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:

@@ -20,7 +20,8 @@ from scrubber.cuda.card import Card, CardBusyError, CudaError, KernelProgram, Sw
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from tests.devices.nvidia.bench import no_holders, place, touch
+from scrubber.devices.nvidia.memory import FREED_WITHIN
+from tests.devices.nvidia.bench import Skipping, no_holders, place, touch
 from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
 from tests.fakes.cuda.machine import CudaMachine
@@ -154,6 +155,21 @@ def test_memory_that_does_not_hold_is_told_although_somebody_takes_some_meanwhil
     cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28], stuck={str(SIZE // 2): 4})
     assert one.clear(KEY, PASSES, nothing).mismatch.offset == SIZE // 2 - TAKEN
     assert one.verify(nothing).mismatch is not None
+
+
+def test_memory_of_an_ended_process_is_no_leak_while_the_driver_frees_it(rig, cells):
+    rig.gpu(0).set({"memory.used": 2**27})
+    waited = Skipping(lambda: rig.gpu(0).set({"memory.used": 0}) if waited.skipped > FREED_WITHIN / 2 else None)
+    assert touch(rig, 0, clock=waited.clock).clear(KEY, PASSES, nothing).mismatch is None
+    assert SECRET not in cells.read_bytes()
+    assert FREED_WITHIN / 2 < waited.skipped < FREED_WITHIN
+
+
+@pytest.mark.usefixtures("cells")
+def test_free_memory_is_waited_for_at_no_cost(rig):
+    waited = Skipping()
+    touch(rig, 0, clock=waited.clock).clear(KEY, PASSES, nothing)
+    assert waited.skipped == 0
 
 
 def test_memory_that_is_held_by_nobody_who_could_be_seen_is_the_devices_to_give_back(one, rig, cells):
