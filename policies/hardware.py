@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from policies.base import Model, Word
+from policies.base import Model, Word, impossible
 
 
 class Means(Word):
@@ -61,6 +61,33 @@ class Clocks(Model):
     """The graphics clock."""
 
 
+class ClockRange(Model):
+    """The clocks that a device may choose from, in MHz."""
+
+    min: Annotated[int, Field(gt=0)]
+    """The lowest clock."""
+
+    max: Annotated[int, Field(gt=0)]
+    """The highest clock."""
+
+    @model_validator(mode="after")
+    def is_a_range(self) -> Self:
+        """The lowest clock must not be above the highest one."""
+        if self.min > self.max:
+            raise impossible(f"min {self.min} with max {self.max}", "min to be at most max", "min", "max")
+        return self
+
+
+class LockedClocks(Model):
+    """The clocks that a device is locked to, as by ``nvidia-smi -lgc`` and ``-lmc``. A missing one is unlocked."""
+
+    graphics: ClockRange | None = None
+    """The range of the graphics clock."""
+
+    memory: ClockRange | None = None
+    """The range of the memory clock."""
+
+
 class SettingsPolicy(Model):
     """The settings of a device when it is handed out. Others return to the driver default or to their first value."""
 
@@ -81,3 +108,6 @@ class SettingsPolicy(Model):
 
     application_clocks: Clocks | None = None
     """The application clocks."""
+
+    locked_clocks: LockedClocks = LockedClocks()
+    """The clocks that the device is locked to. Every scrub sets or removes the locks, because they cannot be read."""

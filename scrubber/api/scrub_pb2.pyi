@@ -432,6 +432,7 @@ class DeviceStatus(_message.Message):
     COMPUTE_FIELD_NUMBER: _builtins.int
     RESET_DOMAIN_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
+    ECC_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     index: _builtins.int
     model: _builtins.str
@@ -456,6 +457,8 @@ class DeviceStatus(_message.Message):
     granted device, which has no owner yet: the pod in the kubelet's checkpoint, by its UID if its name is not known.
     For people. Only Status and Explain fill it in.
     """
+    ecc: _builtins.bool
+    """Whether its memory corrects errors (ECC) now. Absent if it is not known."""
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     @_builtins.property
@@ -487,15 +490,20 @@ class DeviceStatus(_message.Message):
         compute: _builtins.str = ...,
         reset_domain: _builtins.str = ...,
         pod: _builtins.str = ...,
+        ecc: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt", "slice", b"slice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ecc", b"_ecc", "_numa_node", b"_numa_node", "_slice", b"_slice", "ecc", b"ecc", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt", "slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "pod", b"pod", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc", b"_ecc", "_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "ecc", b"ecc", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "pod", b"pod", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ecc: _TypeAlias = _typing.Literal["ecc"]  # noqa: Y015
+    _WhichOneofArgType__ecc: _TypeAlias = _typing.Literal["_ecc", b"_ecc"]  # noqa: Y015
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
     _WhichOneofReturnType__slice: _TypeAlias = _typing.Literal["slice"]  # noqa: Y015
     _WhichOneofArgType__slice: _TypeAlias = _typing.Literal["_slice", b"_slice"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ecc) -> _WhichOneofReturnType__ecc | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__numa_node) -> _WhichOneofReturnType__numa_node | None: ...
     @_typing.overload

@@ -77,6 +77,7 @@ def device_status(
         driver=record.incarnation.driver,
         compute=device.compute or "",
         reset_domain=device.reset_domain or "",
+        ecc=device.ecc,
     )
 
 

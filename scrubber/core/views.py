@@ -89,6 +89,7 @@ class DeviceStatus:
     compute: str = ""
     reset_domain: str = ""
     pod: str = ""  # its owner as NAMESPACE/NAME/CONTAINER, with commas between several
+    ecc: bool | None = None
 
     @property
     def name(self) -> str:

@@ -57,7 +57,7 @@ def host(short_tmp, monkeypatch):
 
 def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(examine, kubelet, short_tmp, host):
     _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
-    assert set(found) == KUBELET | (NVIDIA - {"privileges", "reset"}) | HERE | {"service"}
+    assert set(found) == KUBELET | (NVIDIA - {"privileges", "reset", "ecc"}) | HERE | {"service"}
     assert {name for name, level in levels(found).items() if level != "ok"} == {"service", "run-dir"}
 
 
@@ -110,7 +110,7 @@ def test_what_can_only_be_garbage_is_told_and_stops_nothing(examine, kubelet, sh
     (host / "var").mkdir()
     (host / "var/run").symlink_to("run")
     code, found = examine(kubelet.directory, short_tmp / "nowhere", host)
-    assert (code, set(found)) == (1, KUBELET | (NVIDIA - {"privileges", "reset"}) | HERE | {"service"})
+    assert (code, set(found)) == (1, KUBELET | (NVIDIA - {"privileges", "reset", "ecc"}) | HERE | {"service"})
     assert {levels(found)[name] for name in ("scrub-on-free", "container-toolkit")} <= {
         "broken",
         "broken broken broken",

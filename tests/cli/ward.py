@@ -17,9 +17,10 @@ SERVICE = {"service", "scrubber-socket", "ledger", "ledger-set-aside", "policy",
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {
-    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset",
+    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc",
     "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
+SEEN = {"amdgpu"}  # only where there is such a driver
 Findings = dict[str, list[dict[str, str]]]
 
 

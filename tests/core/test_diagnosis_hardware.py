@@ -250,3 +250,20 @@ def test_the_owner_of_a_gpu_is_no_obstacle_to_a_reset():
         stands(openers={"GPU-1": (Holder(7, 1.0, "train", "pod-2"),)}), answer=replace(STATUS, devices=(busy,))
     )
     assert only(facts, "reset")[0] is Level.OK
+
+
+@pytest.mark.parametrize(("ecc", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.BROKEN)])
+def test_memory_without_ecc_is_broken(ecc, level):
+    found = only(with_gpu(ecc=ecc), "ecc")
+    assert found[0] is level
+    assert ("GPU 3 has no ECC" in found[1]) == (ecc is False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warned"),
+    [("", False), ("6.9.12", False), ("6.10", True), ("6.15.8-arch1", True), ("6.15.9", False), ("6.16.0-rc1", False)],
+)
+@pytest.mark.parametrize("facts", [stands, of_others])
+def test_amds_driver_is_reported_only_with_a_kernel_that_does_not_clear(facts, kernel, warned):
+    found = [it.level for it in roster.judge(facts(amdgpu=kernel)) if it.name == "amdgpu"]
+    assert found == [Level.WARNING] * warned

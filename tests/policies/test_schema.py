@@ -21,7 +21,7 @@ def test_the_committed_schema_is_the_rendered_one():
 def test_nothing_in_the_schema_may_be_null_and_every_mapping_is_closed():
     assert "null" not in schema.render()
     mappings = [SCHEMA, *(model for model in SCHEMA["$defs"].values() if model.get("type") == "object")]
-    assert len(mappings) == 19
+    assert len(mappings) == 21
     assert all(model["additionalProperties"] is False for model in mappings)
 
 

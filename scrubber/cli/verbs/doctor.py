@@ -224,6 +224,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         rivals=_plugins(kubelet_dir, RIVALS),
         registered=kubelet_devices.devices(kubelet_dir),
         kernel_log=kernellog.unreadable(root / "dev/kmsg"),
+        amdgpu=posture.amdgpu(root),
         openers=_openers(answer, run_dir, root),
     )
 

@@ -165,6 +165,7 @@ class Posture:
         Mapping[str, frozenset[str]] | CheckFault
     )  # the healthy devices of each resource, as the kubelet knows them
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 
 

@@ -290,9 +290,36 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
         yield f"it is open in {names}", f"{_WHEN}; then {cluster_programs.how_to_stop(others)}"
 
 
+_FLIPS = (
+    "a tenant can flip bits of memory that is not its own, in GDDR memory also of the driver (GPUHammer, GPUBreach)"
+)
+_ECC_ON = (
+    "switch ECC on: `settings: {ecc: true}` in the policy, then `autoclave scrub GPU --path reset`; keep a GPU without "
+    "ECC for tenants that trust each other"
+)
+_AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
+
+
+def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Memory that one tenant can change, or read, for another, whatever a scrub does."""
+    if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.posture.amdgpu):
+        kernel = (int(found[1]), int(found[2]), int(found[3] or 0))
+        if _AMD_FROM <= kernel < _AMD_UNTIL:
+            text = f"AMD's GPU driver of kernel {facts.posture.amdgpu} may hand out the bytes of another process"
+            remedy = "use kernel 6.15.9, 6.16 or later, or one with that fix; Autoclave does not guard AMD GPUs"
+            yield base.warning("amdgpu", text, remedy)
+    if not facts.guards_nvidia or facts.status is None:
+        return
+    bare = [device.name for device in facts.status.devices if device.ecc is False]
+    if bare:
+        yield base.broken("ecc", f"the memory of GPU {', '.join(bare)} has no ECC: {_FLIPS}", _ECC_ON)
+    else:
+        yield base.ok("ecc", "ECC is in force on every GPU that reports it")
+
+
 def _driver_loaded(facts: base.NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 
 
-CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi, _resets)
+CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)

@@ -17,7 +17,8 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
 
 NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "device", "driver",
-    "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "pid-namespace",
+    "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc", "amdgpu",
+    "pid-namespace",
     "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet",
     "checkpoint", "double-allocation", "plugin",
 )  # fmt: skip

@@ -63,6 +63,7 @@ class NvidiaGpu:
         """
         self._place = placed(place)
         self._policy = settings.named(self._place.settings)
+        self._locks = settings.locks(self._place.settings)
         self._reset_holders = reset_holders
         self._library = library or Library()
         self._daemon_runs = daemon_runs
@@ -133,8 +134,10 @@ class NvidiaGpu:
             if self._place.restore_only:
                 return ()
             with self._library.session() as session:
-                restore = restoring.restore if self._place.parent is None else restoring.shared
-                return restore(session, self._place.gpu, self._first(session), self._policy)
+                gpu, first = self._place.gpu, self._first(session)
+                if self._place.parent is not None:
+                    return restoring.shared(session, gpu, first, self._policy)
+                return restoring.restore(session, gpu, first, self._policy, self._locks)
 
     def vitals(self) -> Vitals:
         """Health as the driver reports it now. Memory is leaked only if the driver does not free it in time."""
@@ -170,7 +173,7 @@ class NvidiaGpu:
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
             if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._policy)
+                restoring.restore(session, gpu, self._first(session), self._policy, self._locks)
 
         def before(session: Session) -> None:
             restoring.before_reset(session, gpu, first, self._policy)

@@ -98,9 +98,14 @@ class Skipping:
         self._then()
 
 
-def touch(rig, number: int, holders=no_holders, clock: Clock | None = None, **more: object) -> NvidiaGpu:
-    """A GPU or slice, as a worker child opens it. By default its pauses take no time."""
-    return NvidiaGpu(place(rig, number, **more), holders, rig.library, clock=clock or Skipping().clock)
+def touch(rig, number: int, holders=no_holders, **more: object) -> NvidiaGpu:
+    """A GPU or slice, as a worker child opens it. Its pauses take no time."""
+    return NvidiaGpu(place(rig, number, **more), holders, rig.library, clock=Skipping().clock)
+
+
+def touch_for(rig, skipping: Skipping, **more: object) -> NvidiaGpu:
+    """The first GPU, on this clock."""
+    return NvidiaGpu(place(rig, 0, **more), no_holders, rig.library, clock=skipping.clock)
 
 
 def lock(rig, number: int = 0) -> Path:

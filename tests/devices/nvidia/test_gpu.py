@@ -11,14 +11,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from policies.hardware import Clocks, ComputeMode, Means, SettingsPolicy, Slices
+from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, Means, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, reset, smi
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import Skipping, by_kernel, by_tool, no_holders, one_holder, place, touch
+from tests.devices.nvidia.bench import Skipping, by_kernel, by_tool, no_holders, one_holder, place, touch, touch_for
 from tests.fakes.nvml.machine import Process, Slice
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
@@ -70,7 +70,7 @@ def test_what_was_in_use_while_it_was_idle_is_no_leak(rig) -> None:
 def test_health_calls_no_memory_leaked_that_the_driver_frees_in_time(rig, gpu) -> None:
     gpu.set({"memory.used": 100 * 2**20})
     freed = Skipping(lambda: gpu.set({"memory.used": 0}))
-    assert touch(rig, 0, idle_bytes=10 * 2**20, clock=freed.clock).vitals() == Vitals()
+    assert touch_for(rig, freed, idle_bytes=10 * 2**20).vitals() == Vitals()
 
 
 def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
@@ -358,8 +358,11 @@ def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
         compute_mode=ComputeMode.DEFAULT,
         power_limit=500,
         application_clocks=clocks,
+        locked_clocks=LockedClocks(graphics=ClockRange(min=210, max=1410)),
     )
     assert None not in everything.model_dump().values()
-    touch(rig, 1, settings=everything.model_dump(mode="json")).restore_settings()
+    told = everything.model_dump(mode="json", exclude_none=True)  # as the service passes them on
+    touch(rig, 1, settings=told).restore_settings()
+    assert rig.gpu(1)["clock.locked.gpu"] == "210 1410"
     assert {word.value for word in Means} == set(reset.MEANS)
     assert {word.value for word in Slices} == {WAIT, RECREATE}

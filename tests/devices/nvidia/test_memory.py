@@ -21,7 +21,7 @@ from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
-from tests.devices.nvidia.bench import Skipping, no_holders, place, touch
+from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
 from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
 from tests.fakes.cuda.machine import CudaMachine
@@ -160,7 +160,7 @@ def test_memory_that_does_not_hold_is_told_although_somebody_takes_some_meanwhil
 def test_memory_of_an_ended_process_is_no_leak_while_the_driver_frees_it(rig, cells):
     rig.gpu(0).set({"memory.used": 2**27})
     waited = Skipping(lambda: rig.gpu(0).set({"memory.used": 0}) if waited.skipped > FREED_WITHIN / 2 else None)
-    assert touch(rig, 0, clock=waited.clock).clear(KEY, PASSES, nothing).mismatch is None
+    assert touch_for(rig, waited).clear(KEY, PASSES, nothing).mismatch is None
     assert SECRET not in cells.read_bytes()
     assert FREED_WITHIN / 2 < waited.skipped < FREED_WITHIN
 
@@ -168,7 +168,7 @@ def test_memory_of_an_ended_process_is_no_leak_while_the_driver_frees_it(rig, ce
 @pytest.mark.usefixtures("cells")
 def test_free_memory_is_waited_for_at_no_cost(rig):
     waited = Skipping()
-    touch(rig, 0, clock=waited.clock).clear(KEY, PASSES, nothing)
+    touch_for(rig, waited).clear(KEY, PASSES, nothing)
     assert waited.skipped == 0
 
 

@@ -25,6 +25,7 @@ class Board:
     compute: str | None
     architecture: int
     numa_node: int | None
+    ecc: bool
 
     @property
     def node(self) -> str:
@@ -46,7 +47,14 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         compute=None if compute is None else ".".join(map(str, compute)),
         architecture=_OLDEST if architecture in (None, pynvml.NVML_DEVICE_ARCH_UNKNOWN) else architecture,
         numa_node=pci.numa_node(host, place),
+        ecc=_corrects_errors(nvml, handle),
     )
+
+
+def _corrects_errors(nvml: Session, handle: Handle) -> bool:
+    """Whether ECC is in force. A GPU that does not support ECC has none."""
+    modes = nvml.ask_optional(pynvml.nvmlDeviceGetEccMode, handle)
+    return modes is not None and modes[0] == pynvml.NVML_FEATURE_ENABLED
 
 
 def memory(nvml: Session, handle: Handle) -> pynvml.c_nvmlMemory_v2_t:

@@ -24,6 +24,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
         nodes=(f"/dev/{board.node}",),
         minor=board.minor,
         compute=board.compute,
+        ecc=board.ecc,
     )
 
 

@@ -103,10 +103,27 @@ def _set_compute_mode(session: Session, device: Handle, word: str) -> None:
     session.ask(pynvml.nvmlDeviceSetComputeMode, device, modes[0])
 
 
-def unlock_clocks(session: Session, device: Handle) -> tuple[()]:
-    """Unlock the clocks, locked or not. A device that does not support locks has none."""
-    session.ask_optional(pynvml.nvmlDeviceResetGpuLockedClocks, device)
-    session.ask_optional(pynvml.nvmlDeviceResetMemoryLockedClocks, device)
+@dataclass(frozen=True, slots=True)
+class ClockLocks:
+    """The lowest and highest clock that each domain is locked to, in MHz; None unlocks it."""
+
+    graphics: Clocks | None = None
+    memory: Clocks | None = None
+
+
+NO_LOCKS = ClockLocks()
+
+
+def lock_clocks(session: Session, device: Handle, locks: ClockLocks) -> tuple[()]:
+    """Lock or unlock the clocks, whatever they are. A device that does not support locks has none to remove."""
+    for locked, lock, unlock in (
+        (locks.graphics, pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
+        (locks.memory, pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
+    ):
+        if locked is not None:
+            session.ask(lock, device, *locked)
+        else:
+            session.ask_optional(unlock, device)
     return ()
 
 

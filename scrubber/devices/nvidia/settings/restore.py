@@ -7,9 +7,9 @@ have changed those before the first observation, so a policy that names a value 
 ECC and MIG mode change only at a reset. They are set before the reset, so that it does not put the choice of a pod into
 force. A device fails if another ECC mode is in force than the one that is to be restored.
 
-Locked clocks cannot be read, so the drift is unknown: they are unlocked every time, without a report. The MIG mode in
-force and the slice layout are never changed here, because that replaces devices, which is for operators. Only a change
-of MIG mode that waits for a reset is reverted. Everything else is reported and left.
+Locked clocks cannot be read, so the drift is unknown: each time they are locked as the policy says, or unlocked, with
+no report. The MIG mode in force and the slice layout are never changed here, because that replaces devices, which is
+for operators. Only a change of MIG mode that waits for a reset is reverted. Everything else is reported and left.
 A setting that the device does not support cannot have drifted.
 """
 
@@ -21,10 +21,10 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, ShortageError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Knob, on_or_off, unlock_clocks
+from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, NO_LOCKS, ClockLocks, Knob, lock_clocks, on_or_off
 from scrubber.devices.nvidia.settings.settings import StoredSettings
 
 
@@ -43,16 +43,22 @@ def before_reset(session: Session, uuid: str, first: StoredSettings, policy: Sto
         return
 
 
-def restore(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> tuple[str, ...]:
-    """Restore what has drifted, and return the changes. DeviceError if a setting does not take."""
+def restore(
+    session: Session, uuid: str, first: StoredSettings, policy: StoredSettings, locks: ClockLocks = NO_LOCKS
+) -> tuple[str, ...]:
+    """Restore what has drifted, and return the changes.
+
+    DeviceError if a setting does not take; NotNowError if only rights are missing, which is no fault of the device.
+    """
     device = session.handle(uuid)
     actions: list[tuple[str, Callable[[], Iterable[str]]]] = [
         (knob.name, partial(_restored, session, device, knob, first, policy)) for knob in KNOBS
     ]
-    actions.append(("locked clocks", lambda: unlock_clocks(session, device)))
+    actions.append(("locked clocks", lambda: lock_clocks(session, device, locks)))
     actions.append((MIG.name, partial(_check_mig, session, uuid, first)))
     changes: list[str] = []
     faults: list[str] = []
+    forbidden = 0
     for name, action in actions:
         try:
             changes += action()
@@ -60,8 +66,10 @@ def restore(session: Session, uuid: str, first: StoredSettings, policy: StoredSe
             raise
         except DeviceError as error:
             faults.append(f"{name}: {_why(error)}")
+            forbidden += _is_forbidden(error)
     if faults:
-        raise DeviceError(f"cannot restore settings: {'; '.join(faults)}")
+        kind = NotNowError if forbidden == len(faults) else DeviceError
+        raise kind(f"cannot restore settings: {'; '.join(faults)}")
     return tuple(changes)
 
 
@@ -147,7 +155,9 @@ def _check_mig(session: Session, uuid: str, first: StoredSettings) -> Iterable[s
 
 
 def _why(error: DeviceError) -> str:
+    return "root is needed: run the service as root" if _is_forbidden(error) else str(error)
+
+
+def _is_forbidden(error: DeviceError) -> bool:
     cause = error.__cause__
-    if isinstance(cause, pynvml.NVMLError) and cause.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return "root is needed: run the service as root"
-    return str(error)
+    return isinstance(cause, pynvml.NVMLError) and cause.value == pynvml.NVML_ERROR_NO_PERMISSION

@@ -17,7 +17,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import durable_files
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Clocks
+from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, ClockLocks, Clocks
 from scrubber.ground import private_files
 
 
@@ -35,6 +35,7 @@ class StoredSettings:
     layout: tuple[str, ...] | None = None  # of the slices
 
 
+LOCKED_CLOCKS = "locked_clocks"  # not among the stored settings, because it cannot be read
 _NAMED = frozenset(knob.name for knob in KNOBS)  # not the MIG mode: operators lay out slices, not policies
 
 
@@ -56,8 +57,20 @@ def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
         raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
 
 
+def locks(values: Mapping[str, Any]) -> ClockLocks:
+    """The locked clocks that a policy names."""
+    try:
+        ranges = {name: (int(it["min"]), int(it["max"])) for name, it in values.get(LOCKED_CLOCKS, {}).items()}
+        return ClockLocks(**ranges)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DeviceError(
+            f"cannot restore settings: the policy's {LOCKED_CLOCKS} is {values[LOCKED_CLOCKS]!r}"
+        ) from error
+
+
 def named(values: Mapping[str, Any]) -> StoredSettings:
-    """The settings that a policy names, converted from its units. DeviceError for an unknown setting."""
+    """The settings that a policy names, without locks, converted from its units. DeviceError for an unknown setting."""
+    values = {name: value for name, value in values.items() if name != LOCKED_CLOCKS}
     if unknown := sorted(values.keys() - _NAMED):
         raise DeviceError(f"cannot restore settings: the policy names {', '.join(unknown)}, which is no setting")
     try:

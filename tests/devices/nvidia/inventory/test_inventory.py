@@ -35,6 +35,7 @@ def test_everything_that_is_known_of_a_gpu(rig) -> None:
         nodes=("/dev/nvidia4",),
         minor=4,
         compute="9.0",
+        ecc=True,
     )
 
 
@@ -58,6 +59,7 @@ def test_everything_that_is_known_of_a_slice(rig) -> None:
         nodes=("/dev/nvidia1", *(f"/dev/{cap}" for cap in caps)),
         minor=1,
         compute="9.0",
+        ecc=True,
         parent=gpu.uuid,
         slice=1,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import pynvml
 import pytest
 
-from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.nvidia.settings.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
@@ -177,6 +177,32 @@ def test_locked_clocks_are_unlocked_every_time_and_nothing_is_told(rig, gpu) -> 
     rig.gpu(0).set({"clock.locked.gpu": "210 300", "clock.locked.memory": "405 405"})
     assert gpu.restore_settings() == ()
     assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("none", "none")
+
+
+def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
+    locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}}}
+    rig.gpu(0).set({"clock.locked.memory": "405 405"})
+    for _ in range(2):
+        assert touch(rig, 0, settings=locked).restore_settings() == ()
+        assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("210 1410", "none")
+        rig.gpu(0).set({"clock.locked.gpu": "210 300"})
+
+
+def test_a_lock_that_the_device_refuses_is_an_error(rig) -> None:
+    locked = {"locked_clocks": {"memory": {"min": 405, "max": 99999}}}
+    with pytest.raises(DeviceError, match="cannot restore settings: locked clocks: nvmlDeviceSetMemoryLockedClocks"):
+        touch(rig, 0, settings=locked).restore_settings()
+
+
+def test_missing_rights_are_no_fault_of_the_device(rig, gpu) -> None:
+    rig.gpu(0).fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_NO_PERMISSION)
+    with pytest.raises(NotNowError):
+        gpu.restore_settings()
+    rig.gpu(0).set({"power.limit": 450000})
+    rig.gpu(0).fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError) as caught:
+        gpu.restore_settings()
+    assert caught.type is DeviceError
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks"])
