@@ -47,6 +47,7 @@ LISTS = {f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Grap
 ROWS, PAGES = "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus"
 ECC, FIELDS = "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues"
 CAPABILITY, ARCHITECTURE = "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture"
+ECC_MODE = "nvmlDeviceGetEccMode"
 LINK, LINKED_TO, AT = (f"nvmlDeviceGetNvLink{what}" for what in ("State", "RemoteDeviceType", "RemotePciInfo_v2"))
 INSTANCE, INSTANCE_INFO = "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo"
 PROFILE = "nvmlDeviceGetGpuInstanceProfileInfoV"
@@ -58,7 +59,7 @@ HEALTH_OF_A_SLICE = USE_OF_A_SLICE | {PARENT, PAGES, ROWS, ECC, FIELDS}
 NAMING = {
     OPEN, MIG, MEMORY, "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
     "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", CAPABILITY, ARCHITECTURE,
-    LINK, LINKED_TO, AT, "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+    ECC_MODE, LINK, LINKED_TO, AT, "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", INSTANCE, INSTANCE_INFO, PROFILE,
 }  # fmt: skip
 # For signs: one that cannot be read is none, unless the error says more than any sign.
@@ -81,6 +82,7 @@ OPTIONAL = {
 # The same for names: what is then told in a lesser way, and how.
 UNNAMED = {
     CAPABILITY: ("compute",),
+    ECC_MODE: ("ecc",),  # as of one that has none
     ARCHITECTURE: ("reset_domain", "island"),  # as of the oldest, whose links matter also while they are cut
     LINK: ("island",),
     LINKED_TO: ("island",),
