@@ -52,8 +52,19 @@ def test_the_oldest_release_is_the_floor_of_the_project() -> None:
 def release(request, tmp_path_factory) -> dict[str, str]:
     """An environment in which ``pynvml`` is of this release."""
     folder = tmp_path_factory.mktemp("release")
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]
-    # The guards around a test give it a home directory of its own, and uv keeps its cache there.
+    install = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-cache",
+        "--no-deps",
+        "--upgrade",
+        "--target",
+    ]
+    # The guards around a test take its home directory away, where uv has its cache.
     done = subprocess.run(
         [*install, folder, f"nvidia-ml-py{request.param}"], capture_output=True, text=True, check=False
     )
