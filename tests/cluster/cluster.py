@@ -160,7 +160,8 @@ class Cluster:
 
     def gpus(self, name: str) -> set[str]:
         """The indices of the GPUs that a pod was given."""
-        return {line.text.split()[0].removeprefix("gpu=") for line in self.lines(name) if line.word in {"CLEAN", "OWN"}}
+        texts = [line.text for line in self.lines(name) if line.word in {"CLEAN", "OWN"}]
+        return {text.split()[0].removeprefix("gpu=simulated-gpu") for text in texts}
 
     def story(self) -> str:
         """What the pods of this test wrote."""
