@@ -64,6 +64,14 @@ class Builder:
         command: list[str | Path] = [self.name, "build", "--pull=false", "-f", dockerfile, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
+    def save(self, image: str, archive: Path) -> None:
+        """Write the image into a file as ``docker save`` does, for a node without a registry."""
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)
+        target = [image, f"docker-archive:{archive}:{image}"]
+        command = ["push", *target] if self.name == "buildah" else ["save", "-o", str(archive), image]
+        _run([self.name, *command], f"cannot write the image to {archive}")
+
     def run(self, image: str, command: Sequence[str], *, user: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in a new container, by default as the image's user. The entry point is not used."""
         as_user = [f"--user={user}"] if user else []
@@ -195,12 +203,15 @@ def main() -> None:
     parser.add_argument(
         "--mirror", default="", help="Debian's packages for a base made here [default: debootstrap's own choice]"
     )
+    parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
     options = parser.parse_args()
     try:
         builder = find_builder([options.builder] if options.builder else BUILDERS)
         base = options.base or find_base(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
         build(builder, base, options.cuda, tag)
+        if options.archive:
+            builder.save(tag, options.archive)
     except CannotBuildError as error:
         sys.exit(str(error))
     print(tag)

@@ -56,6 +56,26 @@ def test_a_base_is_made_only_with_root_and_debootstrap(stand_in):
         image.find_base(builder)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("docker", "save -o ARCHIVE an/image:1"),
+        ("podman", "save -o ARCHIVE an/image:1"),
+        ("buildah", "push an/image:1 docker-archive:ARCHIVE:an/image:1"),
+    ],
+)
+def test_an_archive_for_a_node_without_a_registry_is_written_anew(tmp_path, monkeypatch, name, wanted):
+    """The program writes its arguments into the archive that it is asked for. Buildah does not replace an archive."""
+    archive, program = tmp_path / "image.tar", tmp_path / "bin" / name
+    archive.write_text("of the last build")
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nset -C\necho "$@" > {archive}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    image.Builder(name).save("an/image:1", archive)
+    assert archive.read_text().strip() == wanted.replace("ARCHIVE", str(archive))
+
+
 def test_the_local_base_has_the_python_that_is_shipped():
     """Debian trixie has Python 3.13. Change both together."""
     assert (image.SUITE, "python:3.13-" in image.default_base()) == ("trixie", True)
