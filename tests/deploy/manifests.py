@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,6 +98,38 @@ def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def objects(case: str) -> tuple[dict[str, Any], ...]:
     """All objects of one line of the matrix."""
     return loaded(MATRIX[case])
+
+
+def patched(doc: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object after a JSON patch (RFC 6902), of the operations that ours are made of."""
+    made: dict[str, Any] = copy.deepcopy(doc)
+    for each in patch:
+        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in each["path"].split("/")[1:]]
+        inner: Any = made
+        for part in way:
+            inner = inner[int(part)] if isinstance(inner, list) else inner[part]
+        place = int(last) if isinstance(inner, list) else last
+        assert isinstance(inner, list) or (last in inner) == (each["op"] != "add")
+        if each["op"] == "remove":
+            del inner[place]
+        else:
+            inner[place] = each["value"]
+    return made
+
+
+def composed(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize makes of an overlay, or of the base."""
+    (about,) = documents((folder / "kustomization.yaml").read_text())
+    parts = [folder / name for name in about["resources"]]
+    docs = [doc for part in parts for doc in (composed(part) if part.is_dir() else documents(part.read_text()))]
+    found = {generate.key(doc): doc for doc in docs}
+    for patch in about.get("patches", ()):
+        ((key, doc),) = (
+            (key, doc) for key, doc in found.items() if (key[0], key[2]) == tuple(patch["target"].values())
+        )
+        (operations,) = documents((folder / patch["path"]).read_text())
+        found[key] = patched(doc, operations)
+    return list(found.values())
 
 
 def of(case: str, kind: str, end: str = "") -> dict[str, Any]:
