@@ -30,11 +30,41 @@ CDI = RUN / "cdi"
 _PROGRAM = [sys.executable, "-m", "scrubber"]
 
 
-class Autoclave:
+class Operator:
+    """What a person asks the scrub service of the node, and awaits."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """``run_dir``: of the service."""
+        self._socket = paths.admin_socket(run_dir)
+
+    async def devices(self, wanted: Wanted, index: int | None = None) -> tuple[views.DeviceStatus, ...]:
+        """All devices or one, as soon as each of them is as wanted."""
+        names = [] if index is None else [str(index)]
+        seen = 0
+        async with asyncio.timeout(WITHIN), client.AdminClient(self._socket) as admin:
+            while True:
+                status = await admin.status(names, newer_than=seen, wait=10 if seen else 0)
+                if all(map(wanted, status.devices)):
+                    return status.devices
+                seen = status.service.ledger_rows
+
+    async def reinstate(self, device: str) -> None:
+        """Test a quarantined device now."""
+        async with client.AdminClient(self._socket) as admin:
+            async for _ in admin.reinstate(device, "healed", "the test"):
+                pass
+
+    async def clean(self) -> tuple[views.DeviceStatus, ...]:
+        """All devices, as soon as they are clean and offered."""
+        return await self.devices(lambda device: device.state == "clean" and device.healthy)
+
+
+class Autoclave(Operator):
     """The scrub service and the device plugin of the node."""
 
     def __init__(self, logs: Path) -> None:
         """Nothing is started."""
+        super().__init__(RUN_DIR)
         self._logs = logs
         CDI.mkdir(exist_ok=True)
         service: list[str | Path] = [
@@ -86,38 +116,18 @@ class Autoclave:
         ]
         return Program("floor", command, self._logs)
 
-    async def devices(self, wanted: Wanted, index: int | None = None) -> tuple[views.DeviceStatus, ...]:
-        """All devices or one, as soon as each of them is as wanted."""
-        names = [] if index is None else [str(index)]
-        seen = 0
-        async with asyncio.timeout(WITHIN), client.AdminClient(paths.admin_socket(RUN_DIR)) as admin:
-            while True:
-                status = await admin.status(names, newer_than=seen, wait=10 if seen else 0)
-                if all(map(wanted, status.devices)):
-                    return status.devices
-                seen = status.service.ledger_rows
-
     @asynccontextmanager
     async def registered(self) -> AsyncIterator[None]:
-        """Leave when the plugin has registered once more."""
+        """Leave when the plugin has registered once more, and has sent its list."""
         log = self.plugin.log
 
-        def count() -> int:
-            return log.read_text().count('"event": "registered"') if log.exists() else 0
+        def counts() -> tuple[int, int]:
+            text = log.read_text() if log.exists() else ""
+            return text.count('"event": "registered"'), text.count('"event": "list"')
 
-        before = count()
+        registered, listed = counts()
         yield
-        await files.until(log, lambda: count() > before)
-
-    async def reinstate(self, device: str) -> None:
-        """Test a quarantined device now."""
-        async with client.AdminClient(paths.admin_socket(RUN_DIR)) as admin:
-            async for _ in admin.reinstate(device, "healed", "the test"):
-                pass
-
-    async def clean(self) -> tuple[views.DeviceStatus, ...]:
-        """All devices, as soon as they are clean and offered."""
-        return await self.devices(lambda device: device.state == "clean" and device.healthy)
+        await files.until(log, lambda: counts()[0] > registered and counts()[1] > listed)
 
 
 def specify(name: str, gpus: dict[str, tuple[int, Path]]) -> None:

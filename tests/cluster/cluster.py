@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from lightkube import AsyncClient, KubeConfig
@@ -98,6 +100,12 @@ class Cluster:
         """Delete a pod, and do not wait."""
         await self.client.delete(Pod, name, grace_period=grace)
 
+    @staticmethod
+    def crash(name: str) -> None:
+        """Kill the program of a pod, which shares no variables with other programs of the node."""
+        [pid] = [int(it.parent.name) for it in Path("/proc").glob("[0-9]*/environ") if f"POD_NAME={name}" in _text(it)]
+        os.kill(pid, SIGKILL)
+
     async def gone(self, name: str) -> None:
         """Return when the API server knows the pod no more."""
         await self.until(Pod, name, lambda pod: pod is None)
@@ -106,12 +114,12 @@ class Cluster:
         """The pod, as soon as it has succeeded or failed."""
         return await self.until(Pod, name, lambda pod: pod.status.phase in {"Succeeded", "Failed"})
 
-    async def until(self, kind, name: str, wanted):
+    async def until(self, kind, name: str, wanted, namespace: str | None = None):
         """An object, as soon as it is as wanted; None stands for an object that does not exist."""
         last = None
         try:
             async with asyncio.timeout(WITHIN) as limit:
-                async for last in self.versions(kind, name):
+                async for last in self.versions(kind, name, namespace):
                     if wanted(last):
                         return last
                     limit.reschedule(asyncio.get_running_loop().time() + WITHIN)  # after each change: a Job takes long
@@ -119,14 +127,17 @@ class Cluster:
             status = last.status.to_dict() if last is not None else "does not exist"
             raise AssertionError(f"{name}: {json.dumps(status, default=str)}\n{self.story()}") from None
 
-    async def versions(self, kind, name: str):
+    async def versions(self, kind, name: str, namespace: str | None = None):
         """An object as it is, and after each change; None while it does not exist. Never ends."""
         wanted: Any = {"metadata.name": name}
         while True:  # the API server ends a watch after some minutes
-            listed = self.client.list(kind, fields=wanted)
+            listed = self.client.list(kind, fields=wanted, namespace=namespace)
             found = [it async for it in listed]
             yield found[0] if found else None
-            async for change, it in self.client.watch(kind, fields=wanted, resource_version=listed.resourceVersion):
+            version = listed.resourceVersion
+            async for change, it in self.client.watch(
+                kind, fields=wanted, namespace=namespace, resource_version=version
+            ):
                 yield None if change == "DELETED" else it
 
     # -- what pods say
@@ -190,3 +201,11 @@ class Cluster:
     async def offered(self, count: int, resource: str = GPU) -> None:
         """The scheduler may place so many GPUs."""
         await self.until(Node, NODE, lambda node: (node.status.allocatable or {}).get(resource) == str(count))
+
+
+def _text(file: Path) -> list[str]:
+    """The parts of a file of /proc; none if its process has ended."""
+    try:
+        return file.read_text(errors="replace").split("\0")
+    except OSError:
+        return []

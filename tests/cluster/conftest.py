@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from benchmarks.floor import RESOURCE
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.cluster import Cluster
+from tests.cluster.installed import Installed
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build/cluster"  # of the last run, journals of the pods included
@@ -23,6 +25,7 @@ LOGS = ROOT / "build/cluster"  # of the last run, journals of the pods included
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", default="build/node", help="directory with the programs of a node")
+    parser.addoption("--image", default="build/image.tar", help="archive of the image")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -54,22 +57,28 @@ def autoclave(node: programs.Node) -> Iterator[Autoclave]:
 
 
 @pytest.fixture
-async def pods(autoclave: Autoclave, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """Four clean GPUs that the scheduler may place, and no pods."""
+async def bare(node: programs.Node, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:  # noqa: ARG001 - it runs
+    """No pods, and no Autoclave."""
     journals = LOGS / "pods" / re.sub(r"\W+", "-", request.node.name)
     journals.mkdir(parents=True)
     async with Cluster.connect() as client:
         cluster = Cluster(client, journals)
-        autoclave.rule()
-        await autoclave.up()
-        await autoclave.clean()
-        await cluster.offered(GPUS)
         yield cluster
         await client.deletecollection(Job, cascade=CascadeType.BACKGROUND)
         names = await cluster.names()
         await client.deletecollection(Pod, grace_period=1)
         for name in names:
             await cluster.gone(name)
+
+
+@pytest.fixture
+async def pods(bare: Cluster, autoclave: Autoclave) -> Cluster:
+    """Four clean GPUs that the scheduler may place, and no pods."""
+    autoclave.rule()
+    await autoclave.up()
+    await autoclave.clean()
+    await bare.offered(GPUS)
+    return bare
 
 
 @pytest.fixture
@@ -87,6 +96,33 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
     program.start()
     yield RESOURCE
     program.end()
+
+
+@pytest.fixture
+def registry(autoclave: Autoclave) -> Iterator[None]:
+    """The kubelet finds the plugin in its registry, in place of a call of the plugin."""
+    plugin, flags = autoclave.plugin, ["--registration", "plugins-registry"]
+    if plugin.process is not None:
+        plugin.end()
+    plugin.command += flags
+    yield
+    plugin.end()
+    del plugin.command[-len(flags) :]
+
+
+@pytest.fixture(scope="module")
+def installed(node: programs.Node, autoclave: Autoclave, pytestconfig: pytest.Config) -> Iterator[Installed]:
+    """Autoclave as the chart installs it, in place of our own processes."""
+    archive = ROOT / pytestconfig.getoption("--image")
+    if not archive.exists():
+        pytest.skip(f"no image in {archive}: make image ARGS='--archive {pytestconfig.getoption('--image')}'")
+    autoclave.down()
+    node.load(archive)
+    installed = Installed(LOGS / "installed")
+    asyncio.run(installed.up())
+    yield installed
+    installed.keep_logs()
+    asyncio.run(installed.down())
 
 
 @pytest.fixture(params=[0, 2], ids=["quiet", "busy"])

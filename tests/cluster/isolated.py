@@ -18,6 +18,7 @@ from pathlib import Path
 RUN = Path("/run")
 STATE = RUN / "autoclave-node"  # exists only on such a machine
 ADDRESS = "198.51.100.1"  # of the node, on the loopback: a node's address must not be one of 127.0.0.0/8
+SERVICE = "10.96.0.1"  # of the API server, as pods reach it: on the loopback, too
 _ENTERED = "--entered"
 _KERNEL = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", "--mount-proc")
 _NAMESPACES = ("--cgroup", "--ipc", "--mount", "--net", "--pid", "--uts")
@@ -100,7 +101,8 @@ def _prepare() -> None:
         directory.mkdir(parents=True)
     _run("mount", "-t", "overlay", "-o", f"lowerdir=/var,upperdir={upper},workdir={work}", "node", "/var")
     _run("ip", "link", "set", "lo", "up")
-    _run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    for address in (ADDRESS, SERVICE):
+        _run("ip", "address", "add", f"{address}/32", "dev", "lo")
 
 
 def _run(*command: str | Path) -> None:

@@ -20,14 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from tests.cluster.isolated import ADDRESS, STATE
+from tests.cluster.isolated import ADDRESS, SERVICE, STATE
 from tests.patience import WITHIN
 
 NODE = "node"
 IMAGE = "docker.io/autoclave/pods:1"
 BUILT = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "ctr",
          "containerd-shim-runc-v2", "gpuapp", "pause")  # fmt: skip
-OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl"}  # program: package of Debian
+OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl",
+                   "bridge": "containernetworking-plugins"}  # program: package of Debian  # fmt: skip
+NETWORK_PROGRAMS = "/usr/lib/cni:/opt/cni/bin"  # Debian's place, and that of others
+PODS = "10.244.0.0/24"
+PORT = 443  # the service of the API server has it, too: nothing forwards
 TOKEN = "admin"  # noqa: S105 - known to nobody but this machine's loopback
 CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
@@ -41,7 +45,8 @@ def missing(folder: Path) -> str | None:
         return "a node needs a machine of its own: run make cluster"
     if absent := [name for name in BUILT if not os.access(folder / name, os.X_OK)]:
         return f"{', '.join(absent)} not found in {folder}: run make node"
-    if packages := [package for name, package in OF_DISTRIBUTION.items() if shutil.which(name) is None]:
+    places = f"{os.environ['PATH']}:{NETWORK_PROGRAMS}"
+    if packages := [package for name, package in OF_DISTRIBUTION.items() if shutil.which(name, path=places) is None]:
         return f"not installed: {', '.join(packages)}"
     return None
 
@@ -116,11 +121,14 @@ class Node:
         _runtime_files()
         self._start("containerd", self._folder / "containerd", "--config", STATE / "containerd.toml")
         until_ready(self._started[-1], lambda: connects(CONTAINERD))
-        _image(self._folder, STATE / "image.tar")
-        ctr: list[str | Path] = [self._folder / "ctr", "--address", CONTAINERD, "--namespace", "k8s.io"]
-        subprocess.run([*ctr, "images", "import", STATE / "image.tar"], check=True, capture_output=True)
+        self.load(write_image(IMAGE, {name: self._folder / name for name in ("gpuapp", "pause")}, "/pause"))
         self.kubelet.start()
         self._started.append(self.kubelet)
+
+    def load(self, archive: Path) -> None:
+        """Give an image to the runtime."""
+        ctr: list[str | Path] = [self._folder / "ctr", "--address", CONTAINERD, "--namespace", "k8s.io"]
+        subprocess.run([*ctr, "images", "import", archive], check=True, capture_output=True)
 
     def down(self) -> None:
         """End all programs. Containers end with the machine."""
@@ -152,29 +160,31 @@ _KUBELET = (f"--kubeconfig={KUBECONFIG}", f"--hostname-override={NODE}", f"--nod
 _APISERVER = (
     "--etcd-servers=http://127.0.0.1:2379",
     f"--advertise-address={ADDRESS}",
+    f"--secure-port={PORT}",
     f"--tls-cert-file={CERTIFICATE}",
     f"--tls-private-key-file={KEY}",
     f"--token-auth-file={STATE / 'tokens.csv'}",
     "--authorization-mode=Node,RBAC",
     "--allow-privileged",
     "--service-cluster-ip-range=10.96.0.0/16",
+    "--kubelet-preferred-address-types=InternalIP",  # the name of the node is in no DNS
     "--service-account-issuer=https://kubernetes.default.svc",
     f"--service-account-key-file={KEY}",
     f"--service-account-signing-key-file={KEY}",
 )
-_CONTROLLERS = (f"--service-account-private-key-file={KEY}",)
+_CONTROLLERS = (f"--service-account-private-key-file={KEY}", f"--root-ca-file={CERTIFICATE}")
 
 
 def _credentials() -> None:
     """A certificate whose key signs the tokens of service accounts, too, and the token of the administrator."""
-    name = ("-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1")
+    name = ("-subj", "/CN=node", "-addext", f"subjectAltName=IP:127.0.0.1,IP:{SERVICE}")
     made = ("-newkey", "rsa:2048", "-nodes", "-keyout", KEY, "-out", CERTIFICATE)
     subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
     (STATE / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
 
 
 def _kubeconfig() -> None:
-    cluster = {"server": "https://127.0.0.1:6443", "certificate-authority": str(CERTIFICATE)}
+    cluster = {"server": f"https://127.0.0.1:{PORT}", "certificate-authority": str(CERTIFICATE)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -190,13 +200,23 @@ def _runtime_files() -> None:
     networks = STATE / "networks"
     for folder in (networks, MANIFESTS):
         folder.mkdir()
-    # The runtime is ready when it has a network. It is never set up: all pods use the host's.
-    none = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
-    (networks / "none.conflist").write_text(json.dumps(none))
+    (networks / "pods.conflist").write_text(json.dumps(_NETWORK))
     (STATE / "containerd.toml").write_text(_CONTAINERD)
     (STATE / "kubelet.json").write_text(json.dumps(_KUBELET_CONFIGURATION))
 
 
+# Pods that do not use the network of the host reach the node, and the API server at the address of its service.
+_NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "isGateway": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
+        }
+    ],
+}
 _CONTAINERD = f"""
 version = 3
 root = "{STATE}/containerd"
@@ -210,6 +230,7 @@ state = "/run/containerd"
   disable_hugetlb_controller = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   conf_dir = "{STATE}/networks"
+  bin_dirs = {json.dumps(NETWORK_PROGRAMS.split(":"))}
 """
 _KUBELET_CONFIGURATION = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -230,7 +251,7 @@ _KUBELET_CONFIGURATION = {
 
 def _api_ready() -> bool:
     context = ssl.create_default_context(cafile=CERTIFICATE)
-    connection = http.client.HTTPSConnection("127.0.0.1", 6443, context=context, timeout=WITHIN)
+    connection = http.client.HTTPSConnection("127.0.0.1", PORT, context=context, timeout=WITHIN)
     try:
         connection.request("GET", "/readyz", headers={"Authorization": f"Bearer {TOKEN}"})
         return connection.getresponse().status == http.client.OK
@@ -246,19 +267,21 @@ def connects(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def _image(folder: Path, archive: Path) -> None:
-    """An image with the two programs of our pods, as ``docker save`` writes it."""
-    layer = _tar({name: (folder / name).read_bytes() for name in ("gpuapp", "pause")})
+def write_image(name: str, programs: dict[str, Path], entry: str) -> Path:
+    """An archive with an image, as ``docker save`` writes it. ``programs``: by their place in the image."""
+    layer = _tar({place: program.read_bytes() for place, program in programs.items()})
     config = {
         "architecture": os.uname().machine.replace("x86_64", "amd64").replace("aarch64", "arm64"),
         "os": "linux",
-        "config": {"Entrypoint": ["/pause"]},
+        "config": {"Entrypoint": [entry], "Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     documents = {"config.json": config, "manifest.json": manifest}
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
+    archive = STATE / "image.tar"
     archive.write_bytes(_tar({**files, "layer.tar": layer}))
+    return archive
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

@@ -52,3 +52,48 @@ async def test_a_container_restarts_on_its_gpus(cluster):
     await cluster.said("first", "HOLDING", more=3)
     await cluster.delete("first")
     await cluster.hold("second", gpus=4)
+
+
+async def test_a_container_that_starts_without_the_plugin_finds_its_own_bytes(cluster, autoclave, node):
+    """Between a restart of the kubelet and the registration, containers start without PreStartContainer."""
+    await cluster.create("holder", container(gpus=2), restartPolicy="Always")
+    await cluster.said("holder", "HOLDING")
+    autoclave.plugin.end(SIGKILL)
+    node.kubelet.end(SIGKILL)
+    node.kubelet.start()
+    await cluster.offered(0)
+    cluster.crash("holder")
+    await cluster.said("holder", "HOLDING", more=1)
+    assert "OWN" in cluster.words("holder")
+    await autoclave.up()
+    await cluster.hold("next", gpus=2)
+    await cluster.said("holder", "INTACT", more=4)
+    assert cluster.gpus("holder").isdisjoint(cluster.gpus("next"))
+    await cluster.delete("holder")
+    await cluster.gone("holder")
+    await cluster.hold("last", gpus=2)
+
+
+async def test_a_pod_deleted_while_kubelet_and_plugin_are_away_leaves_nothing(cluster, autoclave, node):
+    """The kubelet's checkpoint names a pod that no longer exists, while its container, which ignores SIGTERM, runs."""
+    await cluster.hold("first", "-stubborn", gpus=4)
+    autoclave.plugin.end(SIGKILL)
+    node.kubelet.end(SIGKILL)
+    await cluster.delete("first", grace=0)
+    await cluster.gone("first")
+    node.kubelet.start()
+    await cluster.offered(0)
+    await autoclave.up()
+    await cluster.offered(4)
+    await cluster.hold("second", gpus=4)
+
+
+@pytest.mark.usefixtures("registry")
+async def test_a_plugin_in_the_registry_survives_a_restart_of_the_kubelet(cluster, autoclave, node):
+    """The plugin registers through the kubelet's directory of plugins."""
+    await cluster.hold("first", gpus=2)
+    async with autoclave.registered():
+        node.kubelet.end()
+        node.kubelet.start()
+    await cluster.hold("second", gpus=2)
+    assert cluster.gpus("first").isdisjoint(cluster.gpus("second"))

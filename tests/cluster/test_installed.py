@@ -1,0 +1,170 @@
+"""Autoclave installed with the chart, from the image: example pods, reports to Kubernetes, rights, updates."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from lightkube import AsyncClient, KubeConfig
+from lightkube.config import models
+from lightkube.core.exceptions import ApiError
+from lightkube.resources.admissionregistration_v1 import ValidatingAdmissionPolicy
+from lightkube.resources.core_v1 import Event, Node, Pod, ServiceAccountToken
+
+from deploy import generate
+from plugin.cluster import api_objects
+from scrubber.devices.simulated import drills, layout
+from tests.cluster import programs
+from tests.cluster.cluster import container
+from tests.cluster.installed import GPUS, SIMULATED, VALUES, apply, objects
+from tests.cluster.programs import NODE
+from tests.deploy import manifests
+from tests.patience import WITHIN
+
+EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
+TOOLS = ("sh", "dd", "grep", "sleep")  # of busybox, that the example pods use
+SPACE = generate.NAMESPACE
+
+
+@pytest.fixture
+async def cluster(bare, installed):
+    """No pods, and clean GPUs that the scheduler may place; no pod of the test finds bytes of another."""
+    await installed.clean()
+    await bare.offered(GPUS)
+    yield bare
+    assert bare.faults() == []
+
+
+@pytest.fixture(scope="module")
+def busybox(node):
+    """The image of the examples, from Debian's package, because no registry is at hand."""
+    if (program := shutil.which("busybox")) is None:
+        pytest.skip("not installed: busybox-static")
+    tools = {f"bin/{tool}": Path(program) for tool in TOOLS}
+    node.load(programs.write_image("docker.io/library/busybox:1.37", tools, "/bin/sh"))
+
+
+def example(name):
+    return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+
+
+@pytest.mark.usefixtures("busybox")
+async def test_the_reader_of_the_examples_finds_nothing(cluster):
+    await apply(cluster, [example("writer")])
+    await cluster.until(Pod, "writer", lambda pod: pod.status.phase == "Running")
+    lines = cluster.client.log("writer", follow=True)
+    async with asyncio.timeout(WITHIN):
+        said = [(await anext(lines)).strip() for _ in range(GPUS)]
+    assert said == [f"wrote a secret into /dev/simulated-gpu{index}" for index in range(GPUS)]
+    assert all(b"a secret of the writer" in place.memory.read_bytes() for place in layout.places(SIMULATED))
+    await cluster.delete("writer")
+    await cluster.gone("writer")
+    await apply(cluster, [example("reader")])
+    reader = await cluster.ended("reader")
+    assert [line.strip() async for line in cluster.client.log("reader")] == ["clean: no secret found"]
+    assert reader.status.phase == "Succeeded"
+
+
+async def test_the_pod_of_helm_test_finds_the_node_in_order(cluster):
+    [pod] = [doc for doc in manifests.loaded(dict(VALUES)) if doc["kind"] == "Pod"]
+    await apply(cluster, [pod])
+    tested = await cluster.until(
+        Pod, pod["metadata"]["name"], lambda pod: pod.status.phase in {"Succeeded", "Failed"}, SPACE
+    )
+    log = cluster.client.log(tested.metadata.name, namespace=SPACE)
+    assert tested.status.phase == "Succeeded", [line async for line in log]
+
+
+def condition(node) -> tuple[str, str]:
+    found = [it for it in node.status.conditions if it.type == api_objects.CONDITION]
+    return (found[0].status, found[0].reason) if found else ("", "")
+
+
+def tainted(node) -> bool:
+    return any(taint.key == api_objects.TAINT for taint in node.spec.taints or ())
+
+
+async def test_kubernetes_learns_that_all_gpus_of_a_node_are_out(cluster, installed):
+    """The plugin's token has the rights of the chart, and no others."""
+    await cluster.until(Node, NODE, lambda node: condition(node) == ("True", "AllDevicesHealthy"))
+    devices = {device.device for device in await installed.clean()}
+    for device in devices:
+        drills.xid(SIMULATED, device, 79)
+    await cluster.until(Node, NODE, lambda node: condition(node) == ("False", "AllDevicesOut") and tainted(node))
+    reported = set()
+    async with asyncio.timeout(WITHIN):
+        async for _, event in cluster.client.watch(Event, namespace="default", fields={"reason": "DeviceQuarantined"}):
+            reported |= {device for device in devices if device in event.message}
+            if reported == devices:
+                break
+    for device in devices:
+        await installed.reinstate(device)
+    await cluster.until(Node, NODE, lambda node: condition(node) == ("True", "AllDevicesHealthy") and not tainted(node))
+
+
+@pytest.fixture
+async def plugin(cluster, installed):
+    """The API server, as the plugin's token opens it."""
+    [pod] = await installed.pods("autoclave-plugin")
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": pod}
+    request = ServiceAccountToken.from_dict({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound}})
+    made = await cluster.client.create(request, "autoclave-plugin", namespace=SPACE)
+    server = models.Cluster(f"https://127.0.0.1:{programs.PORT}", certificate_auth=str(programs.CERTIFICATE))
+    config = KubeConfig.from_one(cluster=server, user=models.User(token=made.status.token))
+    async with AsyncClient(config, trust_env=False) as client:
+        yield client
+
+
+async def test_the_plugin_may_change_nothing_but_its_own_reports(cluster, plugin):
+    """A second node exists, on which the DaemonSets do not run."""
+    spec = {"taints": [{"key": "test", "effect": "NoSchedule"}]}
+    await cluster.client.create(Node.from_dict({"metadata": {"name": "other"}, "spec": spec}))
+    condition = {"type": api_objects.CONDITION, "status": "True", "reason": "Test", "message": ""}
+    refusals = {
+        "tells of its own node only": plugin.patch(Node.Status, "other", {"status": {"conditions": [condition]}}),
+        "changes no labels": plugin.patch(Node, NODE, {"metadata": {"labels": {"a": "b"}}}),
+        "changes nothing in the spec": plugin.patch(Node, NODE, {"spec": {"unschedulable": True}}),
+        'cannot delete resource "nodes"': plugin.delete(Node, "other"),
+        'cannot get resource "pods"': plugin.get(Pod, "any", namespace=SPACE),
+    }
+    for text, request in refusals.items():
+        with pytest.raises(ApiError, match=text):
+            await request
+    await cluster.client.delete(Node, "other")
+
+
+async def test_no_other_pod_mounts_the_sockets(cluster):
+    volumes = [{"name": "journals", "hostPath": {"path": "/run/autoclave/doors"}}]
+    with pytest.raises(ApiError, match="for its own pods only"):
+        await cluster.create("curious", container(gpus=0), volumes=volumes)
+
+
+async def test_the_api_server_warns_of_no_expression(cluster):
+    """It checks the types in the expressions of admission policies."""
+    for doc in [doc for doc in objects(VALUES) if doc["kind"] == "ValidatingAdmissionPolicy"]:
+        checked = await cluster.until(
+            ValidatingAdmissionPolicy, doc["metadata"]["name"], lambda it: it.status and it.status.typeChecking
+        )
+        assert checked.status.typeChecking.expressionWarnings in (None, [])
+
+
+async def test_no_pod_fails_while_the_plugin_is_updated(cluster, installed):
+    """One pod after another, before, during and after the update."""
+    update = asyncio.create_task(installed.update("autoclave-plugin"))
+    names: list[str] = []
+    while not update.done() or len(names) < 3:
+        names.append(f"pod-{len(names)}")
+        await cluster.create(names[-1], container("-for", "100ms"))
+        await cluster.ended(names[-1])
+    await update
+    assert await cluster.refused() == []
+
+
+async def test_a_pod_keeps_its_gpu_while_the_service_is_updated(cluster, installed):
+    await cluster.hold("holder")
+    await installed.update("autoclave-scrubber")
+    await cluster.said("holder", "INTACT", more=4)
+    await cluster.hold("next")
+    assert cluster.gpus("holder").isdisjoint(cluster.gpus("next"))
+    await cluster.said("holder", "INTACT", more=4)
