@@ -3,7 +3,7 @@
 As root, after ``make node``: python -m tests.cluster.isolated .venv/bin/python -m benchmarks.cluster [--busy N]
 
 Each pod asks for one clean GPU, and its node is named, so that the scheduler takes no part. The kinds take turns in the
-same run. The plugin that does nothing has GPUs of its own.
+same run. The plugin that does nothing has GPUs of its own. Then: what the programs cost while no pod starts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import ssl
 import sys
@@ -19,8 +20,9 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from benchmarks import floor
+from benchmarks import floor, processes
 from benchmarks.figures import Figure, quantile, table
 from scrubber.devices.simulated.creation import DEFAULT_MEMORY_BYTES
 from tests.cluster import programs
@@ -29,6 +31,7 @@ from tests.cluster.cluster import GPU, Cluster, container
 from tests.cluster.isolated import STATE
 
 RESOURCES = {"Autoclave": GPU, "do-nothing plugin": floor.RESOURCE, "no GPU": ""}
+IDLE = 60.0  # seconds
 KUBELET = "https://127.0.0.1:10250/metrics"
 ALLOCATE = re.compile(r'kubelet_device_plugin_alloc_duration_seconds_(sum|count){resource_name="([^"]+)"} (\S+)')
 
@@ -50,10 +53,11 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
                 await autoclave.clean()
                 waits[kind].append(await _wait(cluster, f"{kind.split()[0].lower()}-{number}", resource))
         after = _allocations()
+        costs = await _costs(autoclave, other)
     node.demand_running()
     other.end()
     autoclave.down()
-    return [*_starts(waits), *_means(before, after)]
+    return [*_starts(waits), *_means(before, after), _pre_start(autoclave.plugin.log), *costs]
 
 
 async def _wait(cluster: Cluster, name: str, resource: str) -> float:
@@ -66,6 +70,30 @@ async def _wait(cluster: Cluster, name: str, resource: str) -> float:
     await cluster.gone(name)
     [start] = [line for line in cluster.lines(name) if line.word == "START"]
     return start.time - began
+
+
+async def _costs(autoclave: Autoclave, other: programs.Program) -> list[Figure]:
+    """Of each program, at the same time."""
+    running = {"service": autoclave.service, "plugin": autoclave.plugin, "do-nothing plugin": other}
+    pids = {name: program.process.pid for name, program in running.items() if program.process}
+    pids["zygote"] = [line["pid"] for line in _lines(autoclave.service.log) if line["event"] == "zygote ready"][-1]
+    shares = await asyncio.gather(*(processes.share(pid, IDLE) for pid in pids.values()))
+    used = [
+        Figure(f"idle, {name}: processor", it * 100, "% of a core", 1) for name, it in zip(pids, shares, strict=True)
+    ]
+    sizes = {name: processes.rss(pid) / 2**20 for name, pid in pids.items()}
+    return [*used, *(Figure(f"idle, {name}: resident memory", size, "MiB", 1) for name, size in sizes.items())]
+
+
+def _pre_start(log: Path) -> Figure:
+    """As the plugin counts them."""
+    seconds = [line["seconds"] for line in _lines(log) if line.get("hook") == "PreStartContainer"]
+    return Figure("PreStartContainer, Autoclave, p50", quantile(seconds, 0.5) * 1000, "ms", len(seconds))
+
+
+def _lines(log: Path) -> list[dict[str, Any]]:
+    """What a program of Autoclave logged."""
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
 def _do_nothing(logs: Path) -> programs.Program:
@@ -118,6 +146,7 @@ def main() -> None:
         node = programs.Node(options.programs.resolve(), logs)
         try:
             node.up()
+            before = os.getloadavg()[0]
             with programs.busy(options.busy):
                 figures = asyncio.run(measure(node, logs, options.pods))
         finally:
@@ -125,6 +154,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps([figure.as_dict() for figure in figures], indent=1))
     print(table(figures))
+    print(f"load of the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 
 if __name__ == "__main__":
