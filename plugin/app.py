@@ -72,8 +72,6 @@ async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     stopped.cancel()
     if not work.done():
         logger.info("stopping", calls=in_flight.calls)
-        if not await in_flight.none(DRAINED_WITHIN):
-            logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
         work.cancel()
         await asyncio.wait({work})
     if not work.cancelled():
@@ -102,9 +100,20 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
         async with _metrics_served(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
-                if reporter is not None:
-                    registrations.create_task(reporter.run(listing), name="reports to the cluster")
-                await _register(chosen, listing, Gate(scrubber, listing, in_flight), counters, registrations)
+                try:
+                    async with asyncio.TaskGroup() as reports:
+                        if reporter is not None:
+                            reports.create_task(reporter.run(listing), name="reports to the cluster")
+                        await _register(chosen, listing, Gate(scrubber, listing, in_flight), counters, registrations)
+                finally:
+                    # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
+                    # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
+                    await asyncio.create_task(_drain(in_flight))
+
+
+async def _drain(in_flight: InFlight) -> None:
+    if not await in_flight.none(DRAINED_WITHIN):
+        logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
 
 
 @asynccontextmanager

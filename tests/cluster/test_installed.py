@@ -149,16 +149,25 @@ async def test_the_api_server_warns_of_no_expression(cluster):
         assert checked.status.typeChecking.expressionWarnings in (None, [])
 
 
-async def test_no_pod_fails_while_the_plugin_is_updated(cluster, installed):
-    """One pod after another, before, during and after the update."""
-    update = asyncio.create_task(installed.update("autoclave-plugin"))
-    names: list[str] = []
-    while not update.done() or len(names) < 3:
-        names.append(f"pod-{len(names)}")
-        await cluster.create(names[-1], container("-for", "100ms"))
-        await cluster.ended(names[-1])
-    await update
-    assert await cluster.refused() == []
+async def test_no_plugin_refuses_a_pod_in_an_update(cluster, installed):
+    """On each GPU one pod after another, during three updates. Between two plugins the kubelet itself rejects pods."""
+    updates = asyncio.create_task(update_repeatedly(installed, 3))
+
+    async def succession(which: str) -> None:
+        number = 0
+        while not updates.done():
+            number += 1
+            await cluster.create(f"{which}-{number}", container("-for", "100ms"))
+            await cluster.ended(f"{which}-{number}")
+
+    await asyncio.gather(updates, *map(succession, ("one", "other")))
+    assert [it for it in await cluster.refused() if "no healthy devices present" not in it] == []
+    await cluster.hold("last", gpus=GPUS)
+
+
+async def update_repeatedly(installed, times: int) -> None:
+    for _ in range(times):
+        await installed.update("autoclave-plugin")
 
 
 async def test_a_pod_keeps_its_gpu_while_the_service_is_updated(cluster, installed):

@@ -24,9 +24,9 @@ ON = ("--cluster-reports", "on", "--node-name", NODE)
 ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
 
 
-def brisk(it, also=""):
+def brisk(it, also="", stop_within=0.2):
     """With shorter pauses: for tests that would wait for them."""
-    pace = "lambda: Pace(spacing=0.01, stop_within=0.2)"
+    pace = f"lambda: Pace(spacing=0.01, stop_within={stop_within})"
     script = (
         "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
         f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"
@@ -103,6 +103,27 @@ async def test_whatever_the_api_server_does_nothing_changes_on_the_node(api, doo
     assert it.said == ""
     if way == "well":
         assert api.says("Unknown", "PluginStopped")
+
+
+async def test_the_kubelet_is_served_until_the_stop_is_reported(api, door, kubelet, node, short_tmp):
+    """While no plugin is registered, the kubelet rejects pods. The next plugin registers after the end of this one."""
+    door.say(gpu(0), gpu(1))
+    it = Plugin(node, "--run-dir", short_tmp, *ON, KUBECONFIG=str(api.kubeconfig), NO_PROXY="*")
+    await brisk(it, stop_within=WITHIN).start()
+    try:
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+        await api.until(lambda: api.says("True"))
+        api.fault = silence
+        answered = len(api.requests)
+        it.process.terminate()
+        await api.until(lambda: len(api.requests) > answered)
+        pod = Pod.of("train", {GPU: 1})
+        await kubelet.run(pod)
+        assert (pod.phase, pod.message) == (Phase.RUNNING, "")
+        await api.close()
+        assert await it.ended() == 0
+    finally:
+        await it.clear_away()
 
 
 async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin, node):
