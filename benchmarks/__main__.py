@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, hooks, idle, memory, nvidia, release, scrape, start
+from benchmarks import acquire, chain, fast_job, hooks, idle, memory, nvidia, release, scrape, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "scrape": scrape.measure,
     "memory": memory.measure,
     "nvidia": nvidia.measure,
+    "fast_job": fast_job.measure,
 }
 
 

@@ -130,6 +130,10 @@ def _before_and_after() -> Section:
                NEUTRAL),
         links={"GPU": TO_GPU}, empty=UNPROVEN, sorted_by="Coverage", rising=True,
     )  # fmt: skip
+    uncovered = graph(
+        "Not covered", "Memory that the last proof of a GPU does not cover, for the GPU with the most.",
+        units.BytesIEC, Query(largest(SCOPE.of(service.UNCOVERED)), "most of any GPU"), empty=UNPROVEN,
+    )  # fmt: skip
     rules = table(
         "Policies in force", "Nodes by policy and digest of the policy content.",
         {"policy": "Policy", "digest": "Digest"},
@@ -140,7 +144,7 @@ def _before_and_after() -> Section:
         Query(SCOPE.or_zero(sum_of(SCOPE.of(service.STATE, state=("unknown", "dirty", "scrubbing")), "state"), "state"),
               "{{state}}"), colours=STATE_COLOURS, stacked=True, up_to=1,
     )  # fmt: skip
-    return Section("Before and after", 8, ((8, waiting), (8, into), (8, back), (12, thin), (12, rules)))
+    return Section("Before and after", 8, ((8, waiting), (8, into), (8, back), (8, thin), (8, uncovered), (8, rules)))
 
 
 SCRUBS = Page(

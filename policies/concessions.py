@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.model import GateMode, Mode, OnSick, Policy
+from policies.model import GateMode, Mode, OnChip, OnSick, Policy
 from policies.path import Path
 
 PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is registered again, a container may \
@@ -10,8 +10,10 @@ start on a device that is still dirty"""
 
 RESTARTS = """restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt"""
 
-FIRST_LOOK = """paths.first_look fast: an unknown device is not tested, and its on-chip memory is not overwritten, \
-unless a scrub fails"""
+FIRST_LOOK = """paths.first_look fast: an unknown device is not tested, unless a scrub fails"""
+
+ON_CHIP = """clear.on_chip slow-path: registers and shared memory keep what the last tenant left there, unless the \
+slow path or the path reset runs"""
 
 
 def of(policy: Policy) -> tuple[str, ...]:
@@ -23,6 +25,7 @@ def of(policy: Policy) -> tuple[str, ...]:
         ),
         (policy.gate is GateMode.PRESTART, PRESTART),
         (policy.paths.first_look is Path.FAST, FIRST_LOOK),
+        (policy.clear.on_chip is OnChip.SLOW_PATH, ON_CHIP),
         (policy.restart_on_sick is OnSick.ALLOW, RESTARTS),
         (
             policy.proof.survives_restart,

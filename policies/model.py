@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from policies.base import Duration, Model, Word, impossible
+from policies.base import Duration, Model, Size, Word, impossible
 from policies.hardware import Reset, SettingsPolicy
 from policies.health import Periodic, QuarantinePolicy
 from policies.path import Path
@@ -71,6 +71,20 @@ class Passes(Word):
     def patterns(self) -> tuple[str, ...]:
         """The patterns by name, in the order in which they are written and read back."""
         return tuple(self.value.split("+"))
+
+
+class OnChip(Word):
+    """Which scrubs overwrite the memory on the chip."""
+
+    EVERY_PATH = "every-path"
+    SLOW_PATH = "slow-path"
+
+
+class Verify(Word):
+    """What the step verify reads."""
+
+    LAST_READ = "last-read"
+    INDEPENDENT = "independent"
 
 
 def check_name(text: str) -> str:
@@ -166,7 +180,7 @@ class Timeouts(Model):
     """The deadline for reading back all of the memory."""
 
     scratch: Annotated[Duration, Field(gt=0)] = 30.0
-    """The deadline for overwriting the on-chip memory (not on the fast path)."""
+    """The deadline for overwriting the on-chip memory."""
 
     selftest: Annotated[Duration, Field(gt=0)] = 90.0
     """The deadline for the self-test, including clearing up (not on the fast path)."""
@@ -226,6 +240,15 @@ class Clear(Model):
 
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
     """The share of the allocatable memory that must be overwritten and read back, from 0 to 1."""
+
+    own_memory: Annotated[Size, Field(ge=0)] = 640 * 2**20
+    """How much memory that the scrub itself takes counts as covered; it is never overwritten."""
+
+    verify: Verify = Verify.LAST_READ
+    """Whether verify is the read-back of the zeros, or one more read after the clear has read them back itself."""
+
+    on_chip: OnChip = OnChip.EVERY_PATH
+    """Which scrubs overwrite registers and shared memory: every scrub, or only those of the slow path."""
 
 
 class Selftest(Model):

@@ -108,6 +108,7 @@ class _WorkerStarter:
     """Starts a worker process for a device and its policy."""
 
     backend: Backend
+    observer: Observer
     nursery: Nursery
     whole_node: bool
     pod_logs: str
@@ -124,6 +125,7 @@ class _WorkerStarter:
             bystanders=policy.evict.bystanders,
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
+            memory=await self.observer.memory(device),
         )
         worker = await self.nursery.start_worker(assignment)
         if self.nursery.cupy.lacks:  # known only now, after the zygote has started
@@ -191,7 +193,7 @@ def build(
     )
     nursery = Nursery(warm_cuda=whole_node)
 
-    starter = _WorkerStarter(backend, nursery, whole_node, str(config.pod_logs), namespace)
+    starter = _WorkerStarter(backend, observer, nursery, whole_node, str(config.pod_logs), namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     context = ServiceContext(
         ledger,

@@ -6,7 +6,7 @@ Only children that may call CUDA open it; see ``parts``.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ class MeasuredCard(CupyCard):
         self._left -= size if address is not None else 0
         return address
 
-    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
         """As the worker does it."""
         self._launched = False
         return super().sweep(kind, pattern, spans, step)
@@ -131,6 +131,7 @@ def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
 
 def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
     card.begin(where.pci_address)
+    card.ready()
     card.runs = 0  # but for those that have loaded the programs
     return card
 
@@ -145,8 +146,8 @@ class MeasuredHolding(HeldMemory):
     """Tells the books that a worker keeps, whatever it would conclude from them."""
 
     def books(self) -> Account:
-        """At their four times; the last is now."""
-        return self._books_until_now()
+        """At their three times; the last is now."""
+        return self._account()
 
 
 def held(where: Where, library: Library) -> MeasuredHolding:

@@ -59,23 +59,23 @@ def _scrub(where: Where, names: Sequence[str]) -> Scrubbed:
     fault = coverage.disturbance(account, whole.size)
     allocatable, uncovered = holding.account()
     found = [
-        one(f"{about}: driver, context and all memory", 1000 * took, "ms"),
-        one(f"{about}: clear, with the census before it", 1000 * cleared, "ms", f"{1 + 2 * len(names)} passes"),
+        one(f"{about}: driver and context", 1000 * took, "ms"),
+        one(f"{about}: allocation, census and clear", 1000 * cleared, "ms", f"{1 + 2 * len(names)} passes"),
         one(f"{about}: verify", 1000 * verified, "ms", "1 pass"),
         one(f"{about}: bytes that were not zero before it", done.residue_bytes or 0, "bytes"),
         one(f"{about}: covered", read.covered_bytes or 0, "bytes", f"{len(whole.spans)} allocations"),
         one(f"{about}: allocatable", allocatable, "bytes"),
         one(f"{about}: covered, of what is allocatable", 100 * (read.covered_bytes or 0) / allocatable, "%"),
         *(one(f"{about}: not covered: {part.cause}", part.bytes, "bytes") for part in uncovered),
-        *_four_books(about, account),
-        one(f"{about}: others' memory came or went", float(fault is not None), "", fault or "0: all four books agree"),
+        *_account(about, account),
+        one(f"{about}: others' memory came or went", float(fault is not None), "", fault or "0: the books agree"),
         *_books(where, f"with all of it taken ({about})", library),
     ]
     library.close()
     return found, fault
 
 
-def _four_books(about: str, account: Account) -> list[Measured]:
+def _account(about: str, account: Account) -> list[Measured]:
     """What a worker's verdict rests on, whatever it is."""
     return [
         one(f"{about}: books, {when}: {name}", size, "bytes")

@@ -115,6 +115,8 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     if receipt.residue_bytes:
         first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
         yield f"{human.size(receipt.residue_bytes)} left by the last user{first}"
+    if receipt.searched_bytes is not None:
+        yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
         yield f"memory on the chip overwritten on {_units(receipt)} units"
     if receipt.tests:

@@ -116,9 +116,10 @@ def _parts(uncovered: tuple[Uncovered, ...]) -> str:
 def _receipt(receipt: Receipt) -> str:
     share = receipt.covered_bytes / receipt.allocatable_bytes
     written = f" ({', '.join(receipt.patterns)})" if receipt.patterns else ""
+    searched = f" in the {receipt.searched_bytes} that were searched" if receipt.searched_bytes is not None else ""
     proven = (
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
-        f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found,"
+        f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found{searched},"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
     notes = [proven, *(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]

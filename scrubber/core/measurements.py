@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 OWN_IDLE = "in use by the driver itself on an idle device"
@@ -28,6 +29,11 @@ class Uncovered:
     bytes: int
 
 
+def own_memory(uncovered: Iterable[Uncovered]) -> int:
+    """The uncovered bytes that the scrub or the driver itself takes."""
+    return sum(part.bytes for part in uncovered if part.cause in OURS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What a scrub measured. Every receipt has these fields: where it is made, stored, sent and shown."""
@@ -43,6 +49,7 @@ class Measurements:
     units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
     units_reached: int | None = None
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
+    searched_bytes: int | None = None  # searched for residue; None: all that was covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ class Tested:
     mismatch: Mismatch | None = None
     units: int = 0  # multiprocessors that computed
     deviating: tuple[int, ...] = ()  # units whose results differ from most others, or from their own
+    repaired: tuple[str, ...] = ()  # what the hardware repaired meanwhile: no fault, but news
 
 
 def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:

@@ -228,6 +228,7 @@ class Findings:
     vitals: Vitals | None = None
     residue_at: tuple[int, ...] = ()  # offsets of the first bytes that the last tenant left, never the bytes
     uncovered: tuple[Uncovered, ...] = ()  # what was not covered, by cause
+    searched_bytes: int | None = None  # searched for data of the last tenant; None: all that was covered
     patterns: tuple[str, ...] = ()  # what was written and read back, in order
     units: int | None = None  # multiprocessors that the device has, or that computed
     units_reached: int | None = None  # ... and those whose memory was overwritten

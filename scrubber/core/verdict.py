@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from policies.model import Policy
+from policies.model import OnChip, Policy
 from policies.units import format_size
 from scrubber.core import proof
 from scrubber.core.ailments import diagnose, next_baseline, worst
-from scrubber.core.measurements import OURS, Measurements, Uncovered
+from scrubber.core.measurements import Measurements, Uncovered, own_memory
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -42,12 +42,13 @@ from scrubber.core.model import (
 
 _THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
 PLANS: dict[Path, tuple[Step, ...]] = {
-    Path.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH),
+    Path.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH),
     Path.SLOW: (Step.EVICT, *_THOROUGH),
     Path.RESET: (Step.EVICT, Step.RESET, *_THOROUGH),
 }
 MEASURED = (Step.CLEAR, Step.VERIFY)
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
+MIB = 2**20
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
 
 Done = Mapping[Step, StepResult]
@@ -102,10 +103,16 @@ class EnterQuarantine:
 Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
 
 
+def plan(path: Path, policy: Policy) -> tuple[Step, ...]:
+    """The steps of a path, without those that the policy leaves out in writing."""
+    leaves_chip = path is Path.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
+    return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
+
+
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     """Whether a job's present path proves the device clean and healthy. Hardware faults of earlier paths count too."""
     ran = tuple(result for result in job.results if result.path is job.path)
-    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, PLANS[job.path])
+    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plan(job.path, policy))
     if fault is not None:
         return fault
     done = {result.step: result for result in ran}
@@ -192,6 +199,8 @@ def measured(measurements: Measurements) -> dict[str, Any]:
 def digest_of(receipt: Receipt) -> str:
     """The digest over all fields of a receipt except its id and digest."""
     said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
+    if receipt.searched_bytes is None:  # as in receipts from before there was this field
+        del said["searched_bytes"]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -277,18 +286,26 @@ def _miscounted(clear: Findings) -> Failed | None:
 
 
 def _too_little(done: Done, policy: Policy) -> Failed | None:
-    """Clear and verify must each cover the share that the policy orders, of the larger memory size."""
+    """Clear and verify must each cover the share that the policy orders, of the larger memory size.
+
+    The scrub's own memory counts as covered, as far as the policy allows. Only clear reports it: verify reads the
+    memory that clear wrote.
+    """
     allocatable, least = _allocatable(done), policy.clear.min_coverage
+    uncovered = done[Step.CLEAR].findings.uncovered
+    own = own_memory(uncovered)
+    allowed = min(own, policy.clear.own_memory)
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
-        if covered >= least * allocatable:
+        if covered + allowed >= least * allocatable:
             continue
         short = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
-        uncovered = done[step].findings.uncovered  # reported by clear only: verify reads the memory that clear wrote
-        if covered + sum(part.bytes for part in uncovered if part.cause in OURS) < least * allocatable:
+        if allowed:
+            short += f" with {format_size(allowed)} of its own memory"
+        if step is not Step.CLEAR or covered + own < least * allocatable:
             return failed(step, Blame.DEVICE, short)
         parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))
-        remedy = f"give it a rule with clear.min_coverage {covered * 1000 // allocatable / 1000}"
+        remedy = f"give it a rule with clear.own_memory {format_size(-(-own // MIB) * MIB)}"
         return failed(step, Blame.SERVICE, f"{short}; not covered: {parts}; no fault of the device: {remedy}")
     return None
 
@@ -360,6 +377,7 @@ def _passed(job: Job, done: Done, baseline: Baseline) -> Passed:
             units=scratch.findings.units if scratch else None,
             units_reached=scratch.findings.units_reached if scratch else None,
             tests=selftest.findings.tests if selftest else (),
+            searched_bytes=clear.searched_bytes,
         ),
     )
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -57,6 +57,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Free:
+    """The memory of a device as CUDA counts it, in bytes."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The wrong bytes of a span: how many, and the first, by its offset in all allocated memory."""
 
@@ -93,8 +101,14 @@ class Card(Protocol):
     def allocate(self, size: int) -> int | None:
         """The address of new device memory; None if there is no free block of this size."""
 
-    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        """Apply the operation to all spans in order; returns the result for each span."""
+    def memory(self) -> Free:
+        """The memory that the driver says is free now."""
+
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
+        """Apply the operation to all spans in order; returns the result for each span.
+
+        The next span is asked for while the device works on the last one, so that it can be allocated meanwhile.
+        """
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Run the program until each multiprocessor ran it, with a limit; returns the multiprocessors that ran it."""

@@ -1,4 +1,8 @@
-"""Overwrite a memory and prove it: count the old data, then write and read back each pattern, the last one zeros."""
+"""Overwrite a memory and prove it.
+
+Look for old data, write each pattern, and read each but the last back: the step verify reads the last one back, which
+is zeros. So two patterns take four passes.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,49 @@ from collections.abc import Sequence
 from scrubber.core.measurements import Mismatch, joined
 from scrubber.core.model import Findings
 from scrubber.cuda import patterns
-from scrubber.cuda.card import Found, Progress
+from scrubber.cuda.card import Found, Progress, Span
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
 PLACES = 8  # the most offsets of old data that are reported
 
 
-def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress) -> Findings:
-    """Count the old data, then write and read back each pattern in order.
+def clear(
+    memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1, *, confirm: bool = True
+) -> Findings:
+    """Look for old data, then write each pattern in order and read it back.
 
-    Covered are the bytes that the device counted in the last comparison; none without a pattern.
+    ``census``: one stretch in so many is searched for old data. ``confirm``: read the last pattern back too. Covered
+    are the bytes that were written, and that the device counted in each comparison; none without a pattern.
     """
     chosen = [patterns.named(name, key) for name in names]
-    step = counted(progress, memory.size * (1 + 2 * len(chosen)))
-    residue = [found for found in memory.compare(patterns.ZERO, step) if found.count]
+    passes = 2 * len(chosen) - (not confirm and bool(chosen))
+    step = counted(progress, memory.expected * passes)
+    first = patterns.keyed(key, "census").first if key else 0
+    residue: list[Found] = []
+
+    def look(span: Span) -> None:
+        residue.extend(memory.sample(patterns.ZERO, census, first, span))
+
     wrong: Mismatch | None = None
     covered = 0
-    for pattern in chosen:
-        memory.write(pattern, step)
-        found = memory.compare(pattern, step)
-        wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
-    places = tuple(found.offset for found in residue[:PLACES])
-    left = sum(found.count for found in residue)
-    return Findings(covered, residue_bytes=left, mismatch=wrong, residue_at=places)
+    for number, pattern in enumerate(chosen):
+        memory.write(pattern, step, look if number == 0 else _nothing)
+        covered = memory.size
+        if confirm or pattern is not chosen[-1]:
+            found = memory.compare(pattern, step)
+            wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
+    old = [found for found in residue if found.count]
+    return Findings(
+        covered,
+        residue_bytes=sum(found.count for found in old),
+        mismatch=wrong,
+        residue_at=tuple(found.offset for found in old[:PLACES]),
+        searched_bytes=_covered(residue),
+    )
+
+
+def _nothing(_span: Span) -> None:
+    """Look for nothing."""
 
 
 def verify(memory: GpuMemory, progress: Progress) -> Findings:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
+from scrubber.cuda.card import Free
 
-CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 500 MiB. More than twice as much is not ours
-NOISE = 2**21  # one page of the driver: we free no memory meanwhile, so this is for rounding only
+CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 612 MiB. Much more is not ours
 SLACK = 2**26  # bytes, or ...
-SLACK_SHARE = 1 / 1000  # ... this share of the memory: the driver's own tables for our allocations
+SLACK_SHARE = 1 / 1000  # ... this share of the memory: the driver's own tables, and what CUDA itself keeps or frees
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,11 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The memory at four times: before we use CUDA, with our context, with all memory taken, and after the passes."""
+    """The memory at three times: before we use CUDA, by NVML; with our context, and after the passes, by CUDA."""
 
     before: Books
-    opened: Books
-    taken: Books
-    after: Books
+    opened: Free
+    after: Free
 
 
 def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...]:
@@ -50,7 +49,7 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
     causes = {
         OWN_IDLE: min(account.before.used, idle),
         "in use before the scrub": account.before.used - idle,
-        OWN_CONTEXT: account.opened.used - account.before.used,
+        OWN_CONTEXT: account.before.free - account.opened.free,
         "left free in pieces too small to take": account.after.free,
         OWN_BOOKS: rest,
     }
@@ -63,19 +62,20 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
 
 
 def disturbance(account: Account, covered: int) -> str | None:
-    """Why other memory was allocated or freed meanwhile, if it was: then it is unknown whether it was covered."""
-    books = (account.before, account.opened, account.taken, account.after)
-    if len({(it.total, it.reserved) for it in books}) > 1:
+    """Why other memory was allocated or freed meanwhile, if it was: then it is unknown whether it was covered.
+
+    Only the net change counts: CUDA itself frees memory that it had kept. What is free at the end is not covered.
+    """
+    if account.opened.total != account.after.total:
         return "the memory that the driver keeps for itself changed meanwhile"
     slack = max(SLACK, int(account.before.total * SLACK_SHARE))
     beside = (
-        (account.opened.used - account.before.used, CONTEXT_AT_MOST),
-        (account.taken.used - account.opened.used - covered, slack),
-        (account.after.used - account.taken.used, slack),
+        (account.before.free - account.opened.free, CONTEXT_AT_MOST),
+        (account.opened.free - account.after.free - covered, slack),
     )
     for change, most in beside:
         if change > most:
             return f"another process took {change} bytes of its memory meanwhile"
-        if change < -NOISE:
+        if change < -slack:
             return f"{-change} bytes of its memory were given back meanwhile"
     return None

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
+from uuid import UUID
 
 from scrubber.cuda import warmth
-from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Found, KernelProgram, Span, Step, Sweep, Unit
+from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Found, Free, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
@@ -54,7 +56,10 @@ _NOTHING = _FOUND.pack(0, NOWHERE, 0)
 _TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
+_HOST_MEMORY = {18: "is integrated into the host's", 100: "is a part of the host's: its pages are in the host's tables"}
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
+_UUID_BYTES = 16
+_REFUSED = frozenset({1, OUT_OF_MEMORY, 215, 801})  # the value, the memory, the limit or the call
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 _KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
@@ -75,7 +80,7 @@ class _Kernel(Protocol):
 
 
 def opened(uuid: str, pci_address: str) -> CupyCard:
-    """Open the only device that this process can see; CudaError if it is another device."""
+    """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet."""
     only(uuid)
     try:
         cupy = warmth.load()
@@ -104,11 +109,12 @@ class CupyCard:
         self.name = uuid
         self._kernels: dict[str, _Kernel] = {}
         self._events: list[int] = []
+        self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
         self._shared = 0  # bytes, the most for a block
 
     def begin(self, pci_address: str) -> None:
-        """Check that it is the right device, and prepare it."""
+        """Check that it is the right device, and make the context."""
         with self._translated("open"):
             count = self._runtime.getDeviceCount()
             found = self._runtime.deviceGetPCIBusId(0) if count == 1 else ""
@@ -117,10 +123,26 @@ class CupyCard:
         if _plain(found) != _plain(pci_address):
             raise CudaError(f"cannot open {self.name}: CUDA shows the device at {found}, which is another one")
         with self._translated("open"):
-            self._get_ready()
+            seen = bytes(self._runtime.getDeviceProperties(0).get("uuid", b""))[:_UUID_BYTES]
+        # All slices of a GPU have its PCI address. CuPy ends the bytes at the first zero.
+        if (wanted := _uuid_of(self.name)) is not None and not wanted.startswith(seen):
+            raise CardBusyError(f"cannot open {self.name}: CUDA shows the device {seen.hex()}, which is another one")
+        with self._translated("open"):
+            for attribute, why in _HOST_MEMORY.items():
+                if self._runtime.deviceGetAttribute(attribute, 0):
+                    advice = "a scrub would take all memory of the node, so such devices are not supported"
+                    raise CardBusyError(f"cannot open {self.name}: its memory {why}; {advice}")
+            self._make_context()
+
+    def ready(self) -> None:
+        """Load the kernels at the first use: nothing runs on the device before, and they take memory."""
+        if not self._found:
+            with self._translated("open"):
+                self._load()
 
     def allocate(self, size: int) -> int | None:
         """The address of new memory; None if there is no free block of this size."""
+        self.ready()
         try:
             return int(self._runtime.malloc(size))
         except self._runtime.CUDARuntimeError as error:
@@ -128,14 +150,28 @@ class CupyCard:
                 return None
             raise self._error("take memory of", error, error.status) from error
 
-    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def memory(self) -> Free:
+        """The memory that the driver says is free now."""
+        self.ready()
+        with self._translated("ask for the free memory of"):
+            free, total = self._runtime.memGetInfo()
+        return Free(free, total)
+
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
         """Start the operation on all spans, then wait for span after span."""
+        self.ready()
         with self._translated(f"{kind.value} memory of"):
-            parts = (spans[at : at + _MOST_SPANS] for at in range(0, len(spans), _MOST_SPANS))
-            return tuple(it for part in parts for it in self._swept(kind, pattern, part, step))
+            if kind is Sweep.WRITE:
+                return self._written(pattern, spans, step)
+            found: list[Found] = []
+            rest = iter(spans)
+            while part := tuple(islice(rest, _MOST_SPANS)):
+                found += self._swept(kind, pattern, part, step)
+            return tuple(found)
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Launch blocks that fill a multiprocessor each, until each multiprocessor ran one."""
+        self.ready()
         seen: dict[int, Unit] = {}
         with self._translated(f"run {program.value} on"):
             for _ in range(TRIES):
@@ -145,20 +181,40 @@ class CupyCard:
                     break
         return tuple(seen[number] for number in sorted(seen))
 
-    def _get_ready(self) -> None:
-        """Allocate all that needs memory now: the scrub takes the rest."""
+    def _make_context(self) -> None:
         for limit, size in LIMITS.items():
-            self._runtime.deviceSetLimit(limit, size)
+            try:
+                self._runtime.deviceSetLimit(limit, size)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status not in _REFUSED:  # without the limit the context takes more memory, which is counted
+                    raise
         self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
         self._shared = self._runtime.deviceGetAttribute(_SHARED_MEMORY, 0)
         self._named: Callable[[str], _Kernel] = self._cupy.RawModule(path=str(self._image())).get_function
         self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
+
+    def _load(self) -> None:
         self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
         self._units = self._found + _FOUND.size * _MOST_SPANS
+        nothing = (Span(self._found, 0, 0),)
         for kind in Sweep:  # the first launch takes memory too
-            self._swept(kind, ZERO, (Span(self._found, 0, 0),), lambda _size: None)
+            if kind is Sweep.WRITE:
+                self._written(ZERO, nothing, _quiet)
+            else:
+                self._swept(kind, ZERO, nothing, _quiet)
         for program in self.loaded:
             self._ran(program, 0)
+
+    def _written(self, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
+        """Ask for each span while the device writes to the last one. A comparison that is made meanwhile is no harm."""
+        written = []
+        for span in spans:
+            self._begin(Sweep.WRITE, pattern, span, 0)
+            written.append(span)
+        self._got(self._found, _FOUND.size)
+        for span in written:
+            step(span.size)
+        return (Found(),) * len(written)
 
     def _swept(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
         self._put(self._found, _NOTHING * len(spans))
@@ -250,8 +306,20 @@ class CupyCard:
             raise self._error(action, error, error.status) from error
 
     def _error(self, action: str, error: Exception, status: int) -> CudaError:
-        kind = CardBusyError if status in NOT_NOW else CudaError
+        crowded = action == "open" and status == OUT_OF_MEMORY  # by others: the device may be sound
+        kind = CardBusyError if crowded or status in NOT_NOW else CudaError
         return kind(f"cannot {action} {self.name}: CUDA says {error}")
+
+
+def _quiet(_size: int) -> None:
+    """Progress that is not reported."""
+
+
+def _uuid_of(name: str) -> bytes | None:
+    """The bytes of a UUID such as ``GPU-...`` or ``MIG-...``; None for a name of another form."""
+    with suppress(ValueError):
+        return UUID(name.partition("-")[2]).bytes
+    return None
 
 
 def _plain(pci_address: str) -> str:

@@ -7,31 +7,60 @@ only if the device's own counter says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.card import Card, CudaError, Found, Progress, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern
 
 RUNGS = (2**33, 2**30, 2**28, 2**25, 2**21)  # bytes; the last one is the page size of the driver
+STRETCH = 2**25  # bytes: the unit of a sample, large enough that few launches read it
 
 
-@dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """All allocated memory."""
+    """All memory that can be allocated, allocated by the first operation on it."""
 
-    card: Card
-    spans: tuple[Span, ...]
+    def __init__(self, card: Card, spans: Iterable[Span] = (), rest: Iterable[Span] = ()) -> None:
+        """``rest`` allocates a span each time it is asked for one."""
+        self.card = card
+        self._spans = list(spans)
+        self._rest = iter(rest)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All allocations."""
+        return tuple(self._each())
 
     @property
     def size(self) -> int:
         """In bytes."""
-        return sum(span.size for span in self.spans)
+        return sum(span.size for span in self._each())
 
-    def write(self, pattern: Pattern, step: Step) -> None:
-        """Write the pattern to all memory."""
-        self.card.sweep(Sweep.WRITE, pattern, self.spans, step)
+    @property
+    def expected(self) -> int:
+        """The bytes that it has, or will have by what the driver says."""
+        taken = sum(span.size for span in self._spans)
+        return taken + self.card.memory().free // RUNGS[-1] * RUNGS[-1]
+
+    def write(self, pattern: Pattern, step: Step, before: Callable[[Span], None] = lambda _span: None) -> None:
+        """Write the pattern to all memory. ``before`` is called for each allocation, before it is overwritten.
+
+        While the device writes to one allocation, the next one is made.
+        """
+        self.card.sweep(Sweep.WRITE, pattern, self._each(before), step)
+
+    def sample(self, pattern: Pattern, one_in: int, first: int, span: Span) -> tuple[Found, ...]:
+        """Compare one stretch of so many in an allocation; ``first`` says which. The differences of each stretch.
+
+        A small allocation is compared whole: all of them together are a small part of the memory.
+        """
+        if span.size < STRETCH * one_in or one_in == 1:
+            return self._compared(Sweep.CHECK, pattern, (span,), lambda _size: None)
+        starts = range(span.start // STRETCH * STRETCH, span.start + span.size, STRETCH)
+        chosen = [it for it in starts if it // STRETCH % one_in == first % one_in]
+        edges = [(max(it, span.start), min(it + STRETCH, span.start + span.size)) for it in chosen]
+        parts = [Span(span.address + low - span.start, high - low, low) for low, high in edges]
+        return self._compared(Sweep.CHECK, pattern, parts, lambda _size: None)
 
     def compare(self, pattern: Pattern, step: Step) -> tuple[Found, ...]:
         """Compare all memory with the pattern; the differences of each span."""
@@ -46,6 +75,15 @@ class GpuMemory:
         kind, spans = (Sweep.INVERT_DOWN, self.spans[::-1]) if down else (Sweep.INVERT, self.spans)
         return mismatch(self._compared(kind, pattern, spans, step), pattern)
 
+    def _each(self, before: Callable[[Span], None] = lambda _span: None) -> Iterator[Span]:
+        for span in self._spans:
+            before(span)
+            yield span
+        for span in self._rest:
+            self._spans.append(span)
+            before(span)
+            yield span
+
     def _compared(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Run the operation; CudaError unless the device compared each byte of each span."""
         found = self.card.sweep(kind, pattern, spans, step)
@@ -56,15 +94,31 @@ class GpuMemory:
         return found
 
 
+def all_free(card: Card) -> GpuMemory:
+    """All free memory, of which nothing is allocated yet."""
+    return GpuMemory(card, rest=_allocated(card))
+
+
 def take(card: Card) -> GpuMemory:
-    """Allocate all free memory, in smaller and smaller blocks."""
-    spans: list[Span] = []
+    """All free memory, allocated."""
+    whole = all_free(card)
+    return GpuMemory(card, whole.spans)
+
+
+def _allocated(card: Card) -> Iterator[Span]:
+    """Allocate all free memory, in smaller and smaller blocks.
+
+    Each refused allocation is a line in the kernel's log, so a block larger than the free memory is not asked for. Only
+    a refusal of the smallest block ends it.
+    """
     start = 0
     for size in RUNGS:
-        while (address := card.allocate(size)) is not None:
-            spans.append(Span(address, size, start))
+        while size == RUNGS[-1] or size <= card.memory().free:
+            address = card.allocate(size)
+            if address is None:
+                break
+            yield Span(address, size, start)
             start += size
-    return GpuMemory(card, tuple(spans))
 
 
 def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:
@@ -83,6 +137,6 @@ def counted(progress: Progress, total: int) -> Step:
     def step(size: int) -> None:
         nonlocal done
         done += size
-        progress(done, total)
+        progress(min(done, total), total)
 
     return step

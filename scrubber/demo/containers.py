@@ -1,7 +1,8 @@
 """Runs the containers of the kubelet stand-in: real processes that use simulated GPUs.
 
 As with a real runtime, the sandbox of a pod starts before its containers and ends after them. A container holds the
-memory of its GPUs open and writes the mark of its pod into it. A mark that another pod finds is a leak.
+memory of its GPUs open and writes the mark of its pod into it, and onto the chip. A mark that another pod finds is a
+leak.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ BLOCK = 64  # bytes; a mark fits into one block
 # During exec a process has no environment for a moment, and so no container. These scripts print a line when that is
 # over. They run until they are killed or their standard input ends.
 SANDBOX = "echo; read -r _"
-# Opens the memory, writes the mark into some blocks and prints a line. An init container then ends.
+# Opens the memory, writes the mark into some blocks and onto the chip, and prints a line. An init container then ends.
 CONTAINER = """
 exec 9<>"$1" || exit
 for block in $4; do
   printf %s "$2" | dd of="$1" bs=64 seek="$block" conv=notrunc status=none || exit
 done
+printf %s "$2" | dd of="$5" bs=64 conv=notrunc status=none || exit
 echo
 [ "$3" = init ] || read -r _
 """
@@ -53,10 +55,11 @@ class ContainerRunner(Runtime):
         del response  # a real runtime would mount it; a simulated GPU is a file that every process can open
         running = self._running.setdefault((pod.uid, container.name), [])
         for uuid in (uuid for ids in devices.values() for uuid in ids):
-            memory = layout.find(self._simulated, uuid).memory
+            place = layout.find(self._simulated, uuid)
+            memory = place.memory
             last = memory.stat().st_size // BLOCK - 1
             blocks = " ".join(map(str, self.marked(pod, last)))
-            words = (str(memory), mark(pod.uid), container.kind.value, blocks)
+            words = (str(memory), mark(pod.uid), container.kind.value, blocks, str(place.chip))
             process = await _started(pod.uid, CONTAINER, *words)
             running.append(process)
             if container.kind is ContainerKind.INIT:

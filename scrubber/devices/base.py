@@ -15,6 +15,7 @@ from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
+Counts = tuple[int, int, int]  # of a device's memory: total, reserved and used bytes
 Users = Callable[[], tuple[Holder, ...] | None]  # the holders of a device; None: they cannot be proven
 
 
@@ -52,6 +53,7 @@ class DeviceNode:
 
     users: Users  # the holders of all devices that a reset of this device affects
     runs: Callable[[str], bool]  # whether a bystander with that program name runs
+    memory: Counts | None = None  # as the service read it before the worker began
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ class Backend(Protocol):
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders. The list may be incomplete."""
+
+    def memory(self, uuid: str) -> Counts | None:
+        """The counts of the device's memory now; None if its driver keeps none."""
 
     def vitals(self, uuid: str) -> Vitals:
         """The health that the device reports now."""
@@ -167,8 +172,17 @@ class Gpu(Protocol):
     def reset(self) -> str:
         """Reset the device and wait until it is back; returns how it was reset, in a few words for operators."""
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
-        """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data."""
+    def prepare(self) -> None:
+        """Open what the steps on memory need, ahead of them. Runs nothing on the device."""
+
+    def clear(
+        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
+    ) -> Findings:
+        """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data.
+
+        ``census``: at least one part in so many is searched. Without ``confirm``, the last pattern is written only:
+        ``verify`` reads it back.
+        """
 
     def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero."""

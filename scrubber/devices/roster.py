@@ -14,7 +14,7 @@ from scrubber.devices.simulated.gpu import SimulatedGpu
 
 OPENERS: dict[str, Callable[[str, DeviceNode], Gpu]] = {
     layout.NAME: lambda place, _node: SimulatedGpu(Path(place)),
-    NAME: lambda place, node: load_nvidia().NvidiaGpu(place, node.users, daemon_runs=node.runs),
+    NAME: lambda place, node: load_nvidia().NvidiaGpu(place, node.users, daemon_runs=node.runs, memory=node.memory),
 }
 CONTAINERS: dict[str, Callable[[int], str | None]] = {
     layout.NAME: containers.of,

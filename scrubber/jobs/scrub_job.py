@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Protocol
 
 from policies.hardware import Slices
-from policies.model import Eviction, Policy
+from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
 from scrubber.core import fence, leftover, pauses, siblings, upkeep, verdict
 from scrubber.core.answers import Fenced
@@ -52,6 +52,7 @@ from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
 from scrubber.workers.worker import BrokenError
 
+CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
 READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
 
 logger = log.get("jobs")
@@ -63,6 +64,9 @@ class WorkerHandle(Protocol):
     @property
     def pid(self) -> int:
         """The process id."""
+
+    def prepare(self) -> None:
+        """Have the worker open the device for its steps on memory. It changes nothing there yet."""
 
     async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Run one step. There is always a result: a worker that is late or dies is a result too."""
@@ -192,20 +196,20 @@ class ScrubJob:
 
     async def _scrub(self) -> None:
         """Run the path, judge it, record the consequence. Where policy says so, continue with a reset."""
-        key = self._context.token(16)
         while True:
             record = self._own_record()
             if record is None or record.job is None:
                 return
             self.path = record.job.path
+            key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
             async with self._context.slots.at_device(record, record.job):
-                await self._run_path(self._order(record, key))
+                await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
             if await self._conclude():
                 return
 
     async def _run_path(self, order: Order) -> None:
         """Run the steps of the path. The start and the result of each step are recorded before the next step."""
-        for _, together in groupby(verdict.PLANS[self.path], ON_MEMORY.__contains__):
+        for _, together in groupby(verdict.plan(self.path, self._policy), ON_MEMORY.__contains__):
             steps = tuple(together)
             async with self._worker(steps) as worker:
                 for step in steps:
@@ -249,6 +253,8 @@ class ScrubJob:
 
         While the service cannot release the driver, the reset does not begin. That is no fault of the device.
         """
+        if step is Step.CLEAR:
+            (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
         fenced = self._fence(step, await self._observe())
         if fenced is not None:
             return self._aborted(step, fenced)
@@ -316,7 +322,7 @@ class ScrubJob:
     @asynccontextmanager
     async def _turn(self, step: Step) -> AsyncIterator[Fenced | None]:
         """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
-        slots, plan = self._context.slots, verdict.PLANS[self.path]
+        slots, plan = self._context.slots, verdict.plan(self.path, self._policy)
         async with AsyncExitStack() as turn:
             unexpected_holder = None
             if Step.CLEAR in plan[: plan.index(step)]:
@@ -470,19 +476,6 @@ class ScrubJob:
         ):
             yield worker
 
-    def _order(self, record: Record, key: str) -> Order:
-        policy = self._policy
-        return Order(
-            patterns=policy.clear.passes.patterns,
-            key=key,
-            terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
-            terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
-            tenancy=leftover.span(record),
-            grace=policy.evict.grace,
-            patience=policy.budgets.owner_wait,
-            seconds=policy.selftest.time,
-        )
-
     def _progress(self, done: int, total: int) -> None:
         self.bytes_done, self.bytes_total = done, total
         self._changed()
@@ -490,6 +483,22 @@ class ScrubJob:
     def _changed(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
+
+
+def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | None) -> Order:
+    """What the steps of a path are to do under a policy."""
+    return Order(
+        patterns=policy.clear.passes.patterns,
+        key=key,
+        terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
+        terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
+        tenancy=tenancy,
+        grace=policy.evict.grace,
+        patience=policy.budgets.owner_wait,
+        seconds=policy.selftest.time,
+        census=CENSUS if path is ScrubPath.FAST else 1,
+        confirm=policy.clear.verify is Verify.INDEPENDENT,
+    )
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from scrubber.core import device_status
-from scrubber.core.model import Moment, Quarantine, Record, Vitals
+from scrubber.core.model import Moment, Quarantine, Receipt, Record, Vitals
 from scrubber.devices.base import Readings
 from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
@@ -75,6 +75,9 @@ class ServiceCollector(Collector):
         yield table.LEDGER_FAULT, (), float(bool(about.ledger_fault))
         yield table.LEDGER_VERIFIED, (), self._verified
         yield table.LEDGERS_SET_ASIDE, (), float(len(about.set_aside))
+        proofs = [it for it in map(self._last_receipt, self._context.ledger.records.values()) if it is not None]
+        if proofs:
+            yield table.UNCOVERED, (), float(max(it.allocatable_bytes - it.covered_bytes for it in proofs))
         if ended is not None:
             yield table.ROUND, (), ended.wall
 
@@ -110,12 +113,15 @@ class ServiceCollector(Collector):
             yield from _quarantine(record.quarantine, now)
         if record.job is not None and record.job.step is not None:
             yield table.SCRUB_STEP, (record.job.step.value,), 1.0
-        receipt = record.receipt or self._counters.proven.get(uuid)
+        receipt = self._last_receipt(record)
         if receipt is not None:
             yield table.LAST_SCRUB, (), receipt.finished.wall
             if receipt.allocatable_bytes:
                 yield table.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
         yield from _health(self._context.vitals.get(uuid))
+
+    def _last_receipt(self, record: Record) -> Receipt | None:
+        return record.receipt or self._counters.proven.get(record.device.uuid)
 
     def _of_the_boards(self) -> Iterator[Sample]:
         for uuid, reading in sorted(self._readings().items()):

@@ -120,6 +120,11 @@ COVERAGE = Row(
     "Share of the allocatable memory of a device that its last proof covers.",
     ONE, "ratio",
 )  # fmt: skip
+UNCOVERED = Row(
+    "autoclave_scrub_uncovered_bytes", Kind.GAUGE,
+    "Allocatable memory that the last proof of a device does not cover, for the device with the most.",
+    unit="bytes",
+)  # fmt: skip
 SCRUB_STEP = Row(
     "autoclave_scrub_step", Kind.GAUGE, "1 for the scrub step that runs on a device. Absent otherwise.", (*ONE, "step")
 )
@@ -168,7 +173,8 @@ RESIDUE = Row(
     "Scrubs that found data of an earlier user. The driver had not cleared it; the scrub did.", ONE,
 )  # fmt: skip
 RESIDUE_BYTES = Row(
-    "autoclave_residue_bytes_total", Kind.COUNTER, "Bytes of earlier users that scrubs found and cleared.", ONE,
+    "autoclave_residue_bytes_total", Kind.COUNTER,
+    "Bytes of earlier users that scrubs found and cleared. A fast path may search only a part of the memory.", ONE,
     "bytes",
 )  # fmt: skip
 PROCESSES = Row(
@@ -198,7 +204,7 @@ TABLE = (
     PASSES, ROUND, ROUND_FAILURES, REQUESTS, REQUEST_REFUSALS,
     DEVICE, STATE, STATE_SINCE, HEALTHY, BLOCKED, SICK, SIGN,
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
-    LAST_SCRUB, COVERAGE, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
+    LAST_SCRUB, COVERAGE, UNCOVERED, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
     SCRUB_ENDS, SCRUB_TIME, STEP_TIME, TIME_TO_CLEAN, STEP_FAILURES, ESCALATIONS, SCRUBBED, RESIDUE, RESIDUE_BYTES,
     PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, GRANTS,
 )  # fmt: skip

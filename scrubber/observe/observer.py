@@ -21,6 +21,7 @@ from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, KubeletA
 from scrubber.devices.base import (
     Address,
     Backend,
+    Counts,
     DeviceError,
     DeviceLostError,
     DriverClosedError,
@@ -328,6 +329,13 @@ class Observer:
         if vitals is not None:
             self._late.pop(uuid, None)
         return vitals
+
+    async def memory(self, uuid: str) -> Counts | None:
+        """The driver's counts of the device's memory now; None if it does not say."""
+        try:
+            return await self._caller.ask(uuid, lambda: self.backend.memory(uuid), self.patience)
+        except DeviceError:
+            return None
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
         silent = None if self._says_nothing(error) else _silent(error)

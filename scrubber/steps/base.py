@@ -17,13 +17,15 @@ class Order:
     """What one step is to do, as plain values: steps do not know policies."""
 
     patterns: tuple[str, ...] = ("zero",)  # clear: the patterns to write, in order
-    key: str = ""  # clear, scratch and selftest: hex, new for every job
+    key: str = ""  # clear, scratch and selftest: hex, new for every path
     terminate_leftovers: bool = False  # evict: leftovers may be ended
     terminate_foreign: bool = False  # evict: foreign processes may be ended
     tenancy: Span | None = None  # evict: a process that started in this span of uptime is a leftover
     grace: float = 2.0  # evict: seconds between TERM and KILL
     patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
     seconds: float = 60.0  # selftest: how long it may test
+    census: int = 1  # clear: at least one part in so many is searched for residue
+    confirm: bool = True  # clear: read the last pattern back too, besides verify
 
     def key_for(self, purpose: str) -> bytes:
         """The key of the job for one purpose, so that no step accepts what another step wrote."""

@@ -20,6 +20,15 @@ STEPS: dict[Step, StepModule] = {
 }
 
 
+def prepare(bench: Bench) -> None:
+    """Prepare the device for the steps on memory. What fails now fails again in the step, which reports it."""
+    try:
+        bench.gpu.prepare()
+    except Exception as error:
+        if shortage.of(error) is None and not isinstance(error, DeviceError):
+            raise
+
+
 def perform(step: Step, order: Order, bench: Bench) -> Report:
     """Run a step. Errors of the device and shortages become a report; any other error is a bug and ends the worker."""
     try:

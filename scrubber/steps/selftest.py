@@ -21,8 +21,8 @@ def run(order: Order, bench: Bench) -> Report:
     wrong = _wrong(tested)
     if wrong:
         return Report(Outcome.FAILED, wrong, findings=findings)
-    detail = f"no time was left for {', '.join(tested.skipped)}" if tested.skipped else ""
-    return Report(Outcome.PASSED, detail, findings=replace(findings, tests=tested.tests))
+    notes = (f"no time was left for {', '.join(tested.skipped)}",) if tested.skipped else ()
+    return Report(Outcome.PASSED, "; ".join((*notes, *tested.repaired)), findings=replace(findings, tests=tested.tests))
 
 
 def _wrong(tested: Tested) -> str:

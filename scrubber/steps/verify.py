@@ -1,4 +1,4 @@
-"""Reads all of the memory: every byte must be zero. Does not rely on the clear before it."""
+"""Reads all of the memory: every byte must be zero. It uses the allocations and the kernel of the clear before it."""
 
 from __future__ import annotations
 

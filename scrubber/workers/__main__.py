@@ -52,13 +52,16 @@ def main() -> None:
     def ours(pid: int) -> bool:
         return observer.descends(pid, (zygote,))
 
-    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of))
+    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of), assignment.memory)
     bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, requests, busy), daemon=True).start()
     while True:
-        request = worker_wire.step_request(requests.get())
+        request = worker_wire.request(requests.get())
+        if isinstance(request, worker_wire.Prepare):
+            roster.prepare(bench)
+            continue
         busy.set()
         report = roster.perform(request.step, request.order, bench)
         busy.clear()

@@ -233,10 +233,17 @@ class Worker:
         """Send the assignment. A child that is gone already is noticed by the first step."""
         self._child = child
         self.pid = child.pid  # the child is no holder of the device, although it has the device open
+        self._tell(assignment)
+
+    def prepare(self) -> None:
+        """Have the child open the device for its steps on memory, while the device is observed."""
+        self._tell(worker_wire.Prepare())
+
+    def _tell(self, message: worker_wire.Assignment | worker_wire.Prepare) -> None:
         try:
-            child.send(worker_wire.encode(assignment))
+            self._child.send(worker_wire.encode(message))
         except BrokenError:
-            child.kill()
+            self._child.kill()
 
     async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Run one step. The worker can run another step only after a report of its child."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 
 from scrubber.core.model import Step
-from scrubber.devices.base import Address
+from scrubber.devices.base import Address, Counts
 from scrubber.steps.base import Order, Report
 
 
@@ -26,6 +26,7 @@ class Assignment:
     bystanders: tuple[str, ...] = ()  # the programs that may have the device open
     pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod
     pid_namespace: int | None = None  # the one that shows the whole node, if not the first of the machine
+    memory: Counts | None = None  # of the device, as the service has just read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,13 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """A line to a worker before its first step on memory: open the device meanwhile. It has no answer."""
+
+    prepare: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A line from a worker: the progress or the report of a step, exactly one of the two."""
 
@@ -44,7 +52,7 @@ class Answer:
     report: Report | None = None
 
 
-def encode(message: Assignment | StepRequest | Answer) -> bytes:
+def encode(message: Assignment | StepRequest | Prepare | Answer) -> bytes:
     """A message as a line."""
     return json.dumps(asdict(message), default=_word).encode() + b"\n"
 
@@ -53,12 +61,15 @@ def assignment(line: bytes) -> Assignment:
     """The assignment in the first line."""
     fields = json.loads(line)
     lists = {name: tuple(fields[name]) for name in ("files", "reach", "bystanders")}
-    return Assignment(**fields | lists | {"address": Address(**fields["address"])})
+    memory = None if fields["memory"] is None else tuple(fields["memory"])
+    return Assignment(**fields | lists | {"memory": memory, "address": Address(**fields["address"])})
 
 
-def step_request(line: bytes) -> StepRequest:
+def request(line: bytes) -> StepRequest | Prepare:
     """The request in any later line."""
     fields = json.loads(line)
+    if "prepare" in fields:
+        return Prepare()
     order, tenancy = fields["order"], fields["order"]["tenancy"]
     tuples = {"patterns": tuple(order["patterns"]), "tenancy": None if tenancy is None else tuple(tenancy)}
     return StepRequest(Step(fields["step"]), Order(**order | tuples))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.model import Clear
+from policies.model import Clear, OnChip, Policy
 from scrubber.core import ailments, verdict
 from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.model import (
@@ -54,11 +54,21 @@ def test_each_path_has_its_steps_in_the_right_order():
     for path, plan in verdict.PLANS.items():
         assert (plan[0], plan[-1]) == (Step.EVICT, Step.HEALTH)
         assert plan.index(Step.CLEAR) < plan.index(Step.VERIFY) < plan.index(Step.SETTINGS)
+        assert plan.index(Step.VERIFY) < plan.index(Step.SCRATCH) < plan.index(Step.SETTINGS)
         assert (Step.RESET in plan) == (path is Path.RESET)
         assert (Step.SELFTEST in plan) == (path is not Path.FAST)
     slow, reset = verdict.PLANS[Path.SLOW], verdict.PLANS[Path.RESET]
     assert reset == (Step.EVICT, Step.RESET, *slow[1:])
-    assert slow.index(Step.VERIFY) < slow.index(Step.SCRATCH) < slow.index(Step.SELFTEST)
+    assert slow.index(Step.SCRATCH) < slow.index(Step.SELFTEST)
+    assert slow.index(Step.SELFTEST) < slow.index(Step.HEALTH), "what the tests brought out is seen by the last look"
+
+
+def test_only_a_fast_path_and_only_a_written_word_leaves_the_chip_out():
+    leaves = Policy(clear=Clear(on_chip=OnChip.SLOW_PATH))
+    plans = {path: verdict.plan(path, leaves) for path in Path}
+    assert plans[Path.SLOW] == verdict.plan(Path.SLOW, ENFORCE) == verdict.PLANS[Path.SLOW]
+    assert [step for step in verdict.plan(Path.FAST, ENFORCE) if step not in plans[Path.FAST]] == [Step.SCRATCH]
+    assert leaves.proof_digest != ENFORCE.proof_digest
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.PASSED])
@@ -305,9 +315,9 @@ def test_a_receipt_says_what_was_measured():
     )  # fmt: skip
 
 
-def test_a_fast_receipt_has_no_units_and_no_tests():
+def test_a_fast_receipt_has_units_and_no_tests():
     said = receipt_of(finished())
-    assert (said.units, said.units_reached, said.tests) == (None, None, ())
+    assert (said.units, said.units_reached, said.tests) == (132, 132, ())
 
 
 def test_a_receipt_includes_what_a_failed_path_measured():
@@ -331,7 +341,7 @@ OTHER = {
     "policy": "rule-2", "policy_digest": "digest-2", "finished": Moment(NOW.wall, 1.0), "steps": (),
     "covered_bytes": 1, "allocatable_bytes": 1, "residue_bytes": 1, "processes_found": 1, "processes_terminated": 1,
     "baseline": Baseline(0, 1), "previous": "0000", "residue_at": (1,), "uncovered": (Uncovered("", 1),),
-    "patterns": ("ones",), "units": 1, "units_reached": 1, "tests": ("none",),
+    "patterns": ("ones",), "units": 1, "units_reached": 1, "tests": ("none",), "searched_bytes": 1,
 }  # fmt: skip
 
 

@@ -75,11 +75,11 @@ def test_memory_that_clear_did_not_reach_is_not_covered():
     assert judged.detail == "clear covered 60.00%, the policy wants 99.50%"
 
 
-def without(own, others=0, least=995, verified=None):
+def without(own, others=0, least=995, verified=None, allowed="0B"):
     """What is judged of a clear that left so much out of 1000 bytes, its own part and that of others."""
     part = {"covered_bytes": 1000 - own - others, "allocatable_bytes": 1000}
     causes = (Uncovered(OWN_CONTEXT, own), Uncovered("in use before the scrub", others))
-    policy = ENFORCE.model_copy(update={"clear": Clear(min_coverage=least / 1000)})
+    policy = ENFORCE.model_copy(update={"clear": Clear(min_coverage=least / 1000, own_memory=allowed)})
     return judge(finished(clear={**part, "uncovered": causes}, verify={**part, **(verified or {})}), policy)
 
 
@@ -89,10 +89,29 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
         Step.CLEAR,
         Blame.SERVICE,
         "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
-        "before the scrub; no fault of the device: give it a rule with clear.min_coverage 0.968",
+        "before the scrub; no fault of the device: give it a rule with clear.own_memory 1MiB",
     )
     assert verdict.consequence(judged, Path.SLOW, escalate=True, quarantined=False) == LeaveDirty()
-    assert isinstance(without(own=32, least=968), Passed), "what it says is enough"
+    assert isinstance(without(own=32, allowed="1MiB"), Passed), "what it says is enough"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "allowed", "blame"),
+    [(32, 5, "32B", None), (32, 5, "640MiB", None), (990, 5, "640MiB", None), (32, 6, "640MiB", Blame.DEVICE),
+     (32, 5, "31B", Blame.SERVICE)],
+)  # fmt: skip
+def test_only_our_own_memory_is_allowed_and_only_as_much_as_written(own, others, allowed, blame):
+    judged = without(own, others, allowed=allowed)
+    assert getattr(judged, "blame", None) is blame
+    if isinstance(judged, Passed):
+        parts = {part.cause: part.bytes for part in judged.measured.uncovered}
+        assert (parts[OWN_CONTEXT], judged.measured.covered_bytes) == (own, 1000 - own - others)
+
+
+def test_the_allowance_of_clear_does_not_excuse_what_verify_left_out():
+    judged = without(own=32, verified={"covered_bytes": 962}, allowed="640MiB")
+    assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
+    assert judged.detail == "verify covered 96.20%, the policy wants 99.50% with 32B of its own memory"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_what_was_there_is_counted_and_placed_and_gone(gpu):
     gpu.cells[5000:5006] = list(b"secret")
     gpu.cells[5 * PAGE + 3] = 7
     cleared = clearing.clear(held, KEY, PASSES, nothing)
-    assert cleared == Findings(SIZE, residue_bytes=7, residue_at=(5000, 5 * PAGE + 3))
+    assert cleared == Findings(SIZE, residue_bytes=7, residue_at=(5000, 5 * PAGE + 3), searched_bytes=SIZE)
     assert not gpu.cells.any()
 
 
@@ -124,7 +125,91 @@ def test_every_pass_goes_over_all_of_the_memory_in_the_same_order(gpu):
     gpu.faults.before = lambda kernel, _number: seen.append(kernel)
     held = taken(gpu)
     clearing.clear(held, KEY, PASSES, nothing)
-    assert seen == [kernel for kernel in ("check", "write", "check", "write", "check") for _ in held.spans]
+    parts = len(held.spans)
+    assert seen == [*["check", "write"] * parts, *(it for it in ("check", "write", "check") for _ in range(parts))]
+
+
+def test_two_patterns_take_four_passes_and_zeros_take_two(gpu):
+    seen: list[str] = []
+    gpu.faults.before = lambda kernel, _number: seen.append(kernel)
+    held = taken(gpu)
+    census_and_write = ["check", "write"] * len(held.spans)
+    clearing.clear(held, KEY, PASSES, nothing, confirm=False)
+    clearing.verify(held, nothing)
+    assert seen == [*census_and_write, *(it for it in ("check", "write", "check") for _ in held.spans)]
+    seen.clear()
+    assert clearing.clear(held, KEY, ("zero",), nothing, confirm=False).covered_bytes == SIZE
+    clearing.verify(held, nothing)
+    assert seen == [*census_and_write, *["check"] * len(held.spans)]
+
+
+def test_the_next_memory_is_allocated_while_the_last_is_written(gpu, monkeypatch):
+    seen: list[object] = []
+    gpu.faults.before = lambda kernel, _number: seen.append(kernel)
+    card = HostCard(gpu)
+    allocate = card.allocate
+
+    def asked(size: int) -> int | None:
+        seen.append(size // PAGE)
+        return allocate(size)
+
+    monkeypatch.setattr(card, "allocate", asked)
+    memory.all_free(card).write(patterns.ZERO, lambda _size: None)
+    assert seen == [4, "write", 4, "write", 1]
+
+
+@pytest.mark.parametrize("pages", [1, 3, 7])
+def test_no_block_larger_than_the_free_memory_is_asked_for(pages, monkeypatch):
+    monkeypatch.setattr(memory, "RUNGS", (4 * PAGE, 2 * PAGE, PAGE))
+    card = HostCard(HostGpu(np.zeros(pages * PAGE, np.uint8)))
+    refused: list[int] = []
+    allocate = card.allocate
+
+    def asked(size: int) -> int | None:
+        address = allocate(size)
+        refused.extend([size] if address is None else [])
+        return address
+
+    monkeypatch.setattr(card, "allocate", asked)
+    assert memory.take(card).size == pages * PAGE
+    assert refused == [PAGE], "only a refusal says that there is no more"
+
+
+class Reader(HostCard):
+    """Says that it has compared what it was told to, which is too large to be there."""
+
+    def __init__(self, gpu: HostGpu) -> None:
+        super().__init__(gpu)
+        self.read: list[Span] = []
+
+    def sweep(self, _kind: Sweep, _pattern: Pattern, spans: Iterable[Span], _step: Step) -> tuple[Found, ...]:
+        parts = tuple(spans)
+        self.read += parts
+        return tuple(Found(compared=span.size) for span in parts)
+
+
+@given(first=st.integers(0, 2**64 - 1), begin=st.integers(0, 9), size=st.integers(32, 40))
+def test_a_sample_reads_one_stretch_in_so_many_at_places_that_the_key_chooses(first, begin, size):
+    card = Reader(HostGpu(np.zeros(0, np.uint8)))
+    held = memory.GpuMemory(card)
+    stretch = memory.STRETCH // 2
+    span = Span(2**40, size * stretch, begin * stretch)
+    for first_of in range(first, first + 16):
+        held.sample(patterns.ZERO, 16, first_of, span)
+    assert sorted((it.start, it.size) for it in card.read) == sorted(_stretches(span))
+    assert all(it.address - it.start == span.address - span.start for it in card.read)
+
+
+def test_a_small_allocation_is_searched_whole(gpu):
+    gpu.cells[SIZE - 1] = 7
+    held = taken(gpu)
+    cleared = clearing.clear(held, KEY, PASSES, nothing, 16)
+    assert (cleared.residue_bytes, cleared.searched_bytes) == (1, SIZE)
+
+
+def _stretches(span: Span) -> list[tuple[int, int]]:
+    cuts = sorted({span.start, span.start + span.size, *range(0, span.start + span.size, memory.STRETCH)})
+    return [(low, high - low) for low, high in pairwise(cuts) if low >= span.start]
 
 
 def test_what_is_turned_round_downwards_begins_at_the_top_of_the_whole(gpu, monkeypatch):
@@ -147,7 +232,7 @@ def test_progress_goes_up_to_the_end_and_no_further(gpu):
     told: list[tuple[int, int]] = []
     clearing.clear(taken(gpu), KEY, PASSES, lambda done, total: told.append((done, total)))
     assert told == sorted(told)
-    assert told[-1] == (5 * SIZE, 5 * SIZE)
+    assert told[-1] == (4 * SIZE, 4 * SIZE)
 
 
 def test_two_jobs_write_two_patterns():

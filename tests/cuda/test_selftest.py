@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ class Watched(HostCard):
         super().__init__(gpu)
         self.sweeps: list[tuple[Sweep, Pattern]] = []
 
-    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
         self.sweeps.append((kind, pattern))
         return super().sweep(kind, pattern, spans, step)
 

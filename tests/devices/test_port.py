@@ -186,6 +186,13 @@ def test_memory_of_nobody_makes_a_look_unsure(subject: Subject) -> None:
     )
 
 
+def test_the_counts_of_memory_fit_into_it(subject: Subject) -> None:
+    counts = subject.backend.memory(first(subject))
+    if counts is not None:
+        total, reserved, used = counts
+        assert 0 <= used <= total - reserved
+
+
 def test_damage_is_told_of_the_damaged_device_only(subject: Subject) -> None:
     subject.damage(first(subject))
     assert subject.backend.vitals(first(subject)) == Vitals(ecc_uncorrectable=2)

@@ -35,7 +35,7 @@ def brisk(*words: str) -> str:
 
 
 class Watched(ContainerRunner):
-    """Looks into the memory of every device just before a container starts on it: what is there must be its pod's."""
+    """Looks into every device's memory and chip just before a container starts: what is there must be its pod's."""
 
     def __init__(self, simulated: Path) -> None:
         super().__init__(simulated)
@@ -45,7 +45,8 @@ class Watched(ContainerRunner):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         for uuid in (uuid for ids in devices.values() for uuid in ids):
-            found = layout.find(self._simulated, uuid).memory.read_bytes().replace(b"\0", b"")
+            place = layout.find(self._simulated, uuid)
+            found = (place.memory.read_bytes() + place.chip.read_bytes()).replace(b"\0", b"")
             if found.replace(mark(pod.uid).encode(), b""):
                 self.leaks.append(f"{container.name} of {pod.name} ({pod.uid}) finds {found[:80]!r} on {uuid}")
         await super().start(pod, container, devices, response)

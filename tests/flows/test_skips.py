@@ -70,6 +70,18 @@ async def test_s2_s5_pods_of_one_name_are_each_a_new_tenant_that_finds_nothing(b
         await node.kubelet.delete(pod)
 
 
+async def test_what_a_pod_left_on_the_chip_is_gone_before_the_next(build):
+    node = await build(1, "{paths: {first_look: fast}}")
+    [uuid] = node.stage.uuids
+    chip = layout.find(node.stage.simulated, uuid).chip
+    for name in ("first", "second"):  # the runtime, too, looks at the chip before the second starts
+        pod = await node.run(name)
+        assert pod.uid.encode() in chip.read_bytes()
+        await node.kubelet.delete(pod)
+    await node.clean()
+    assert not any(chip.read_bytes())
+
+
 async def test_s5_the_start_of_a_pod_that_the_kubelet_dropped_is_followed_by_a_scrub(build):
     node = await build(1)
     first, second = node.pod("first"), node.pod("second")

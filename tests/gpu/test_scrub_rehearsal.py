@@ -219,9 +219,9 @@ def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, 
     assert f"another process took {taken} bytes of its memory meanwhile" in why
     found = figures(tmp_path)["clear"]
     assert found["zero: covered"] == [SMALL - 2 * PAGE]
-    for when, used in (("before", 0), ("opened", 2 * PAGE), ("taken", SMALL), ("after", SMALL + taken)):
-        assert found[f"zero: books, {when}: used"] == [used]
-        assert found[f"zero: books, {when}: total"] == [SMALL + RESERVED]
+    assert (found["zero: books, before: used"], found["zero: books, before: total"]) == ([0], [SMALL + RESERVED])
+    for when, free in (("opened", SMALL - 2 * PAGE), ("after", -taken)):
+        assert (found[f"zero: books, {when}: free"], found[f"zero: books, {when}: total"]) == ([free], [SMALL])
     assert found["zero: others' memory came or went"] == [1]
     assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
 

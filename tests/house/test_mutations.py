@@ -131,6 +131,8 @@ PLANTED = [
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=CONFIRMED),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
+    Mutant(VERDICT, "path is Path.FAST and policy", "policy", tests=IN_VERDICT),
+    Mutant("scrubber/cuda/clearing.py", "pattern is not chosen[-1]", "False", tests="tests/cuda/test_clearing.py"),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
     Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
     Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),

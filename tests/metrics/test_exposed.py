@@ -77,6 +77,7 @@ def test_a_story_is_told_in_figures(service):
     assert first.one("autoclave_device_info", model="Simulated GPU", **names) == 1
     assert first.one("autoclave_last_scrub_timestamp_seconds", **names) == pytest.approx(clean.receipt.finished)
     assert first.one("autoclave_scrub_coverage_ratio", **names) == 1
+    assert first.one("autoclave_scrub_uncovered_bytes") == 0
     assert first.one("autoclave_device_temperature_celsius", **names) > 0
     assert first.one("autoclave_ready") == 1
     assert first.one("autoclave_build_info", backend="simulated") == 1

@@ -49,6 +49,9 @@ class Hand:
         """Its pid."""
         return self.process.pid
 
+    def prepare(self) -> None:
+        """Changes nothing on the GPU."""
+
     async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """One step's result, always."""
         began = self.node.loop.time()

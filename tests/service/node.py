@@ -259,6 +259,9 @@ class Node:
         del uuid
         return frozenset()
 
+    def memory(self, uuid: str) -> None:
+        """Not counted."""
+
     def vitals(self, uuid: str) -> Vitals:
         """Health now."""
         self._open()

@@ -71,7 +71,10 @@ class Eyes(ScrubJob):
 
 
 class Busy(Hand):
-    """Tells when it begins a step."""
+    """Tells when it begins a step, and when it opens the device for those on memory."""
+
+    def prepare(self) -> None:
+        Eyes.heard.say("prepares")
 
     async def do(self, step, *rest):
         Eyes.heard.say(f"does {step.value}")
@@ -103,7 +106,9 @@ async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     for step in set(Step) - set(READS):
         begun = Eyes.heard.index(f"step-started {step.value}") + 1
         before = Eyes.heard[begun : Eyes.heard.index(f"does {step.value}")]
-        assert before == look * (2 if step is Step.RESET else 1), step
+        ahead = ["prepares"] if step is Step.CLEAR else []
+        assert before == ahead + look * (2 if step is Step.RESET else 1), step
+    assert Eyes.heard.count("prepares") == 1
 
 
 @pytest.mark.parametrize("step", READS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from scrubber.core import events as ev
-from scrubber.core.model import Outcome, State, Step
+from scrubber.core.model import Outcome, Path, State, Step
 from scrubber.jobs.slots import ON_MEMORY
+from scrubber.steps.base import Report
 from tests.service.asking import rows
 from tests.service.hand import Hand
 
@@ -54,3 +56,25 @@ async def test_memory_results_count_only_when_the_worker_ends_well(build):
     last = rows(world, ev.StepFinished, world.uuids[0])[-1].result
     assert last.outcome is Outcome.DIED
     assert last.step in ON_MEMORY
+
+
+class Keyed(Hand):
+    """Notes the key of each clear."""
+
+    keys: ClassVar[list[str]] = []
+
+    async def _clear(self, order, progress) -> Report:
+        self.keys.append(order.key)
+        return await super()._clear(order, progress)
+
+
+async def test_the_slow_path_of_a_job_has_a_key_of_its_own(build):
+    world = build(gpus=1, hand=Keyed)
+    await world.start()
+    await world.clean()
+    Keyed.keys.clear()
+    world.node.gpus[world.uuids[0]].bad_memory = True
+    running = await world.operations.scrub(world.uuids[0], Path.FAST)
+    await running.finished.wait()
+    fast, slow = Keyed.keys
+    assert fast != slow

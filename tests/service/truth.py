@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from policies.model import Eviction, Mode, Policy
+from policies.model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.model import Path, Record, State, Step
@@ -20,7 +20,7 @@ WATCH_EVERY = 0.25
 A_LOOK = WATCH_EVERY + 0.01
 A_SLOW_LOOK = 15.0  # a hung driver keeps a look waiting for so long at most
 STEPS = {
-    Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
+    Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH],
     Path.SLOW: [
         Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
     ],
@@ -129,12 +129,12 @@ class Truth:
     def _believed_clean(self, uuid: str, before: Record | None, path: Path) -> None:
         gpu = self.node.gpus[uuid]
         self._no_bytes_but(uuid, None, "called clean")
-        if gpu.deeds != STEPS[path] or before is None or before.job is None or before.job.path is not path:
+        spares_chip = path is Path.FAST and self.policy(uuid).clear.on_chip is OnChip.SLOW_PATH
+        due = [step for step in STEPS[path] if not (spares_chip and step is Step.SCRATCH)]
+        if gpu.deeds != due or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
-        if path is not Path.FAST and gpu.chip is not None and not self._excused(gpu.chip):
-            self.accuse(
-                f"leak: {uuid} was called clean by the path {path.value} with bytes of {gpu.chip.name} on its chip"
-            )
+        if not spares_chip and gpu.chip is not None and not self._excused(gpu.chip):
+            self.accuse(f"leak: {uuid} was called clean with bytes of {gpu.chip.name} on its chip")
         if gpu.lost or gpu.cut or gpu.away or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
         if before and any(xid.code in FATAL and xid.number > before.baseline.last_xid for xid in gpu.xids):

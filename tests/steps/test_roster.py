@@ -25,7 +25,7 @@ SECRET = b"the launch code is 0000"
 class LazyGpu(SimulatedGpu):
     """Says that it cleared, and did not."""
 
-    def clear(self, *_: object) -> Findings:
+    def clear(self, *_: object, **_how: object) -> Findings:
         """Nothing at all."""
         size = self._place.memory.stat().st_size
         return Findings(size, size, 0)
@@ -34,7 +34,7 @@ class LazyGpu(SimulatedGpu):
 class EmptyGpu(SimulatedGpu):
     """Reaches no memory, and finds nothing wrong with it."""
 
-    def clear(self, *_: object) -> Findings:
+    def clear(self, *_: object, **_how: object) -> Findings:
         """Nothing was reached."""
         return Findings(0, 4096, 0)
 
@@ -72,10 +72,12 @@ class ListeningGpu(SimulatedGpu):
 
     heard: dict[str, object]
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
+    def clear(
+        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
+    ) -> Findings:
         """With the key."""
-        self.heard["clear"] = key
-        return super().clear(key, patterns, progress)
+        self.heard |= {"clear": key, "census": census, "confirm": confirm}
+        return super().clear(key, patterns, progress, census, confirm=confirm)
 
     def scratch(self, key: bytes) -> Scratched:
         """With the key."""
@@ -236,12 +238,12 @@ def test_a_self_test_passes_with_one_test_and_names_the_others(bank, covered) ->
 def test_each_step_derives_a_key_of_its_own(bank) -> None:
     gpu = ListeningGpu(bank.place(bank.first).directory)
     gpu.heard = {}
-    order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5)
+    order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16, confirm=False)
     for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
         roster.perform(step, order, bench(gpu))
     keys = {gpu.heard[step] for step in ("clear", "scratch", "selftest")}
     assert (len(keys), {len(str(key)) > 16 for key in keys}) == (3, {True})
-    assert gpu.heard["seconds"] == 7.5
+    assert (gpu.heard["seconds"], gpu.heard["census"], gpu.heard["confirm"]) == (7.5, 16, False)
     assert order.key_for("scratch") != Order(key="00fe" * 8).key_for("scratch")
 
 

@@ -44,7 +44,7 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
 def test_a_request_is_decoded_as_it_was_encoded(step: Step) -> None:
     order = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
     for request in (StepRequest(step, order), StepRequest(step, replace(order, tenancy=None))):
-        assert worker_wire.step_request(worker_wire.encode(request)) == request
+        assert worker_wire.request(worker_wire.encode(request)) == request
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_value_that_json_cannot_hold_is_refused() -> None:
 def test_a_request_with_an_unknown_step_is_refused() -> None:
     said = json.loads(worker_wire.encode(StepRequest(Step.CLEAR, Order())))
     with pytest.raises(ValueError, match="polish"):
-        worker_wire.step_request(json.dumps(said | {"step": "polish"}).encode())
+        worker_wire.request(json.dumps(said | {"step": "polish"}).encode())

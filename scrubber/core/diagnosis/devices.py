@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from policies.model import Clear
 from scrubber.core import remedy, views
 from scrubber.core.diagnosis import base
+from scrubber.core.measurements import own_memory
 from scrubber.core.model import State
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
-COVERED = Clear().min_coverage  # the default; a receipt below it means that the policy demanded less
+DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
 ADVICE = {kind.value: it.advice for kind, it in remedy.REMEDIES.items()}
 
 
@@ -46,11 +47,15 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
 
 def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     receipt = device.receipt
-    if receipt is None or receipt.covered_bytes >= COVERED * receipt.allocatable_bytes:
+    if receipt is None:
+        return
+    allowed = min(own_memory(receipt.uncovered), DEFAULT.own_memory)
+    if receipt.covered_bytes + allowed >= DEFAULT.min_coverage * receipt.allocatable_bytes:
         return
     share = receipt.covered_bytes / receipt.allocatable_bytes
-    remedy = f"raise clear.min_coverage in the policy, then `autoclave scrub {device.name}`"
-    text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {COVERED:.2%}"
+    words = "clear.min_coverage and clear.own_memory"
+    remedy = f"compare {words} in the policy with their defaults, then `autoclave scrub {device.name}`"
+    text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {DEFAULT.min_coverage:.2%}"
     yield base.warning("device", text, remedy)
 
 

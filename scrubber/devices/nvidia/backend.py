@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pynvml
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
-from scrubber.devices.base import Address, Care, DeviceError, Readings
+from scrubber.devices.base import Address, Care, Counts, DeviceError, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE
 from scrubber.devices.nvidia.health import board_readings, vitals, xid_log
@@ -112,7 +113,12 @@ class Nvidia:
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
                 return None  # NVML lists the holders of slices with the slices only
             usage = holders.read_usage(nvml, handle, self._host.runs)
-        return self._used(usage, self._baselines.learn(uuid, self.driver(), usage))
+        return self._used(usage, self._baselines.learn(uuid, self.driver(), usage, self._most_idle(uuid)))
+
+    def _most_idle(self, uuid: str) -> int:
+        with suppress(DeviceError):
+            return holders.idle_at_most(self._inventory.seen(uuid).info.model)
+        return holders.IDLE_AT_MOST
 
     def _used(self, usage: Usage, idle: int) -> bool | None:
         if usage.listed is not True and not self._host.names_every_process():
@@ -124,18 +130,24 @@ class Nvidia:
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
+    def memory(self, uuid: str) -> Counts:
+        """The counts of NVML, which the service has open: so a worker need not open it before it uses CUDA."""
+        with self._library.session() as nvml:
+            counts = boards.memory(nvml, nvml.handle(uuid))
+        return counts.total, counts.reserved, counts.used
+
     def vitals(self, uuid: str) -> Vitals:
         """Health as the driver reports it now, with the logged signs."""
         return self.quick_observation(uuid)[0]
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Vitals and holders from one reading of NVML. Holders of a sliced or silent GPU are unknown."""
-        loaded = self.driver()
+        loaded, most_idle = self.driver(), self._most_idle(uuid)
         in_use: bool | None = None
 
         def leaked(usage: Usage) -> int:
             nonlocal in_use
-            idle = self._baselines.learn(uuid, loaded, usage)
+            idle = self._baselines.learn(uuid, loaded, usage, most_idle)
             in_use = self._used(usage, idle)
             return holders.leaked(usage, idle)
 
@@ -210,7 +222,7 @@ class Nvidia:
             reset_seconds=care.reset_seconds,
             locks=sorted(self._inventory.locks(gpu)),
             links=sorted(self._watch.links(gpu)),
-            idle_bytes=self._baselines.of(uuid, self.driver()),
+            idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),
         )
 
     def _address(self, gpu: str, **more: object) -> Address:

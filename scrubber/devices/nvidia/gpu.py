@@ -12,6 +12,7 @@ from scrubber.core.model import Findings, Holder, Sign, Vitals
 from scrubber.cuda import clearing, device, onchip, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
+    Counts,
     DeviceError,
     DeviceLostError,
     NotNowError,
@@ -53,13 +54,15 @@ class NvidiaGpu:
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
         open_card: OpenCard = device.opened,
+        memory: Counts | None = None,
         clock: Clock = CLOCK,
     ) -> None:
         """Open nothing yet.
 
         ``reset_holders`` returns the holders of all that the reset takes down: the GPU and its reset domain, or only
         the slice if the slice is recreated. It includes bystanders and the service. ``daemon_runs`` says whether root
-        runs a program of that name on the node, outside of pods; None if this cannot be found out.
+        runs a program of that name on the node, outside of pods; None if this cannot be found out. ``memory`` are the
+        counts before the worker began; None: read them.
         """
         self._place = placed(place)
         self._policy = settings.named(self._place.settings)
@@ -68,7 +71,8 @@ class NvidiaGpu:
         self._library = library or Library()
         self._daemon_runs = daemon_runs
         self._clock = clock
-        self._holding = HeldMemory(self._place, self._library, open_card, clock)
+        self._holding = HeldMemory(self._place, self._library, open_card, memory, clock)
+        self._read_ahead: Vitals | None = None
 
     def reset(self) -> str:
         """Reset the GPU; or, if the policy says so, destroy the slice and create it again."""
@@ -78,12 +82,19 @@ class NvidiaGpu:
                 return "the slice was recreated"
             return f"by {self._reset()}"
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
+    def prepare(self) -> None:
+        """Start CUDA and make the context, which takes longer than the passes over the memory."""
+        with self._closed_after():
+            self._holding.prepare()
+
+    def clear(
+        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
+    ) -> Findings:
         """Look for residue, then write each pattern over all of the memory and read it back."""
         with self._closed_after():
             memory = self._holding.memory()
             with cuda_errors_translated():
-                done = clearing.clear(memory, key, tuple(patterns), progress)
+                done = clearing.clear(memory, key, tuple(patterns), progress, census, confirm=confirm)
             # A mismatch is reported even if another process used memory meanwhile.
             allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
         return replace(done, allocatable_bytes=allocatable, uncovered=uncovered)
@@ -105,23 +116,30 @@ class NvidiaGpu:
                 return onchip.scratch(card, key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
-        """Test memory and arithmetic, and compare the error counters before and after."""
+        """Test memory and arithmetic, and compare the error and repair counters before and after."""
         with self._closed_after():
             memory = self._holding.memory()
-            before = self._vitals()
+            before = self._signs_of_wear()
             self._library.close()
             with cuda_errors_translated():
                 done = selftest.run(memory, key, seconds, progress, self._clock)
             if done.mismatch is None and not done.deviating:  # a mismatch or deviation is the better finding
-                self._demand_sound(memory.card.units, done.units, before)
+                done = self._demand_sound(done, memory.card.units, before)
         return done
 
-    def _demand_sound(self, units: int, computed: int, before: Vitals) -> None:
-        """Raise DeviceError for faults that the self-test itself does not see."""
-        if computed != units:
-            raise DeviceError(f"cannot test {self._place.uuid}: {computed} of {units} multiprocessors came to compute")
-        if fault := vitals.worsened(before, self._vitals()):
+    def _demand_sound(self, done: Tested, units: int, before: tuple[Vitals, vitals.Repairs]) -> Tested:
+        """Raise DeviceError for faults that the self-test itself does not see. Returns it with what was repaired."""
+        if done.units != units:
+            ran = f"{done.units} of {units} multiprocessors came to compute"
+            raise DeviceError(f"cannot test {self._place.uuid}: {ran}")
+        (was, had), (now, has) = before, self._signs_of_wear()
+        if fault := vitals.worsened(was, now):
             raise DeviceError(f"cannot trust {self._place.uuid}: {fault} while it was tested")
+        return replace(done, repaired=has.since(had))
+
+    def _signs_of_wear(self) -> tuple[Vitals, vitals.Repairs]:
+        with self._library.session() as session:
+            return self._vitals_in(session), vitals.repairs(session, self._place.uuid)
 
     def restore_settings(self) -> tuple[str, ...]:
         """Restore the settings, and return those that had drifted. For a slice, only report them.
@@ -136,19 +154,33 @@ class NvidiaGpu:
             with self._library.session() as session:
                 gpu, first = self._place.gpu, self._first(session)
                 if self._place.parent is not None:
-                    return restoring.shared(session, gpu, first, self._policy)
-                return restoring.restore(session, gpu, first, self._policy, self._locks)
+                    changes = restoring.shared(session, gpu, first, self._policy)
+                else:
+                    changes = restoring.restore(session, gpu, first, self._policy, self._locks)
+                with suppress(DeviceError):  # then the step health reads them, and reports the error
+                    self._read_ahead = self._vitals_in(session)
+                return changes
 
     def vitals(self) -> Vitals:
-        """Health as the driver reports it now. Memory is leaked only if the driver does not free it in time."""
+        """Health as the driver reports it now; after the settings step, as it did when the settings were restored.
+
+        To open NVML once more takes longer than to read. The service reads the health itself at the end. Memory is
+        leaked only if the driver does not free it in time.
+        """
+        ahead, self._read_ahead = self._read_ahead, None
+        if ahead is not None and not ahead.leaked_bytes:
+            return ahead
         with self._closed_after():
             return once_freed(self._vitals, lambda seen: not seen.leaked_bytes, self._clock)
 
     def _vitals(self) -> Vitals:
+        with self._library.session() as session:
+            return self._vitals_in(session)
+
+    def _vitals_in(self, session: Session) -> Vitals:
         idle = self._place.idle_bytes
         leaked = holders.leaked if idle is None else _beyond(idle)
-        with self._library.session() as session:
-            return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
+        return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
 
     def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
         """A slice has no links."""

@@ -24,6 +24,7 @@ from scrubber.devices.nvidia.nvml import BufferTooSmallError, Handle, NotSupport
 IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 
 IDLE_AT_MOST = 64 * 2**20
+SLICED_IDLE_AT_MOST = 128 * 2**20  # of a slice that is a whole GPU: it was seen idle with more than 80 MiB in use
 NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and frees this much by itself
 TRIES = 3  # readings of a list that grows while it is read
 
@@ -85,15 +86,20 @@ class Baselines:
     def __init__(self) -> None:
         self._least: dict[tuple[str, str], int] = {}
 
-    def of(self, uuid: str, driver: str) -> int:
-        """The bytes that count as the driver's own."""
-        return self._least.get((uuid, driver), IDLE_AT_MOST)
+    def of(self, uuid: str, driver: str, most: int = IDLE_AT_MOST) -> int:
+        """The bytes that count as the driver's own; ``most`` if nothing was learned."""
+        return self._least.get((uuid, driver), most)
 
-    def learn(self, uuid: str, driver: str, usage: Usage) -> int:
+    def learn(self, uuid: str, driver: str, usage: Usage, most: int = IDLE_AT_MOST) -> int:
         """Update the baseline with this reading, and return it."""
         if usage.listed is False:
-            self._least[uuid, driver] = min(self.of(uuid, driver), usage.least)
-        return self.of(uuid, driver)
+            self._least[uuid, driver] = min(self.of(uuid, driver, most), usage.least)
+        return self.of(uuid, driver, most)
+
+
+def idle_at_most(model: str) -> int:
+    """The bound of the baseline. All 7 slices together are a whole GPU, and so is the context of a process there."""
+    return SLICED_IDLE_AT_MOST if " MIG 7g." in model else IDLE_AT_MOST
 
 
 def _any(lists: list[bool | None]) -> bool | None:

@@ -1,7 +1,7 @@
 """All memory of one GPU, allocated by a worker from its first step that needs memory until the worker ends.
 
-So a later step reads the same memory that an earlier step wrote. The driver's memory counts are read before, between
-and after the steps: they explain what was not covered, and show memory that another process takes or frees.
+So a later step reads the same memory that an earlier step wrote. NVML counts the memory before CUDA is opened, and CUDA
+counts it from then on: the counts explain what was not covered, and show memory that another process takes or frees.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from scrubber.core.measurements import Uncovered
 from scrubber.cuda import coverage, device, memory
-from scrubber.cuda.card import Card, CardBusyError, CudaError
+from scrubber.cuda.card import Card, CardBusyError, CudaError, Free
 from scrubber.cuda.coverage import Account, Books
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.selftest import Clock
-from scrubber.devices.base import DeviceError, NotNowError
+from scrubber.devices.base import Counts, DeviceError, NotNowError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.inventory import boards
@@ -33,62 +33,79 @@ OpenCard = Callable[[str, str], Card]  # from a UUID and the expected PCI addres
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The allocated memory, and the driver's counts around the allocation."""
+    """The memory, and the counts before and after the context was made."""
 
     memory: GpuMemory
     before: Books
-    opened: Books
-    taken: Books
+    opened: Free
 
 
 class HeldMemory:
     """The memory of one device, allocated at the first request."""
 
     def __init__(
-        self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened, clock: Clock = CLOCK
+        self,
+        place: WorkerTarget,
+        library: Library,
+        open_card: OpenCard = device.opened,
+        counts: Counts | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
+        """``counts``: those of the service, read after the last tenant; None: read them."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
         self._library = library
         self._open_card = open_card
+        self._counts = counts
         self._clock = clock
+        self._opened: tuple[Card, Books] | None = None
         self._held: _Held | None = None
 
+    def prepare(self) -> None:
+        """Make the context ahead of its use. Nothing runs on the device yet."""
+        self._open()
+
     def memory(self) -> GpuMemory:
-        """All memory that could be allocated, the same at every call."""
+        """All memory that can be allocated, the same at every call."""
         return self._all().memory
 
     def undisturbed(self) -> tuple[int, tuple[Uncovered, ...]]:
         """Like ``account``; NotNowError if the memory of another process has changed."""
-        if fault := coverage.disturbance(self._books_until_now(), self.memory().size):
+        if fault := coverage.disturbance(self._account(), self.memory().size):
             raise NotNowError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
         return self.account()
 
     def account(self) -> tuple[int, tuple[Uncovered, ...]]:
         """The bytes that a process could allocate, and those of them that this worker has not allocated."""
-        account = self._books_until_now()
+        account = self._account()
         return account.before.allocatable, coverage.uncovered(account, self.memory().size, self._idle)
 
-    def _books_until_now(self) -> Account:
+    def _account(self) -> Account:
         held = self._all()
-        return Account(held.before, held.opened, held.taken, self._books())
+        with cuda_errors_translated():
+            return Account(held.before, held.opened, held.memory.card.memory())
 
     def _all(self) -> _Held:
         if self._held is None:
+            card, before = self._open()
+            with cuda_errors_translated():
+                self._held = _Held(memory.all_free(card), before, card.memory())
+        return self._held
+
+    def _open(self) -> tuple[Card, Books]:
+        if self._opened is None:
             most = self._idle + holders.NOISE
-            before = once_freed(self._books, lambda books: books.used <= most, self._clock)
+            before = Books(*self._counts) if self._counts is not None else None
+            if before is None or before.used > most:  # memory of a process that has ended may be free by now
+                before = once_freed(self._books, lambda books: books.used <= most, self._clock)
             if before.used > most:
                 # A full observation has just found no holder, so only a reset frees this memory.
                 fault = f"{before.used} bytes of its memory are in use by no visible process"
                 raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
             with cuda_errors_translated():
-                card = self._open_card(self._uuid, self._pci_address)
-            opened = self._books()
-            with cuda_errors_translated():
-                taken = memory.take(card)
-            self._held = _Held(taken, before, opened, self._books())
-        return self._held
+                self._opened = self._open_card(self._uuid, self._pci_address), before
+        return self._opened
 
     def _books(self) -> Books:
         """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""

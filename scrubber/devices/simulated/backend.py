@@ -67,6 +67,9 @@ class Simulated:
         """None: every holder has the memory file open."""
         return frozenset()
 
+    def memory(self, uuid: str) -> None:
+        """None: nothing but the memory itself takes memory."""
+
     def vitals(self, uuid: str) -> Vitals:
         """The health in the device's files now."""
         return condition.vitals(self._present(uuid))

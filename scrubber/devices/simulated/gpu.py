@@ -37,18 +37,23 @@ class SimulatedGpu:
             documents.write(self._place.settings, SimulatedSettings())
         return "the simulated driver reset its volatile state"
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
-        """Count the old data; write each pattern and read it back."""
+    def prepare(self) -> None:
+        """Nothing: a simulated GPU needs no context."""
+
+    def clear(
+        self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True
+    ) -> Findings:
+        """Count all of the old data; write each pattern and read it back, but the last one only to confirm it."""
         chosen = _named(patterns, key)
         faults = self._answer()
         written = () if faults.skip_clears else chosen
         with memory.opened(self._place, faults.stuck_bits) as cells:
             # A stalled clear stops in the middle of its first write: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
-            step = _counted(stalling, cells.size * (1 + len(chosen)))
+            step = _counted(stalling, cells.size * (len(chosen) + confirm))
             residue = cells.residue(step, *written[:1])
             mismatch: Mismatch | None = None
-            for pattern, *then in zip_longest(written, written[1:]):
+            for pattern, *then in zip_longest(written if confirm else written[:-1], written[1:]):
                 self._answer()
                 condition.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import Care, DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
 from tests.devices.nvidia.conftest import namespace
@@ -217,6 +218,19 @@ def test_no_history_makes_a_baseline_above_its_bound_or_a_no_of_memory_above_it(
             assert usage.most <= IDLE_AT_MOST
         if holders.leaked(usage, idle):
             assert listed is not True
+
+
+@pytest.mark.parametrize(("profile", "most"), [("7g.141gb", 128 * MIB), ("3g.71gb", 64 * MIB)])
+def test_a_slice_as_large_as_its_gpu_may_idle_with_more(rig, profile, most) -> None:
+    backend = rig.backend()
+    [uuid] = rig.cut(0, Slice(profile))
+    backend.inventory()
+    [gi] = [
+        key for key in rig.machine.read() if key.startswith(f"{rig.gpu(0).prefix}gi.") and key.endswith("memory.used")
+    ]
+    rig.machine.set({gi: most})
+    assert (backend.has_holders(uuid), backend.vitals(uuid).leaked_bytes) == (False, 0)
+    assert json.loads(backend.address(uuid, Care()).place)["idle_bytes"] == most
 
 
 def test_a_device_that_is_not_there_is_an_error(rig) -> None:

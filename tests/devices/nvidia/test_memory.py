@@ -14,15 +14,18 @@ from typing import Any, cast
 import pytest
 
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
-from scrubber.core.model import Findings
+from scrubber.core.model import Findings, Outcome, Step
 from scrubber.cuda import device, memory, selftest
-from scrubber.cuda.card import Card, CardBusyError, CudaError, KernelProgram, Sweep
+from scrubber.cuda.card import CardBusyError, CudaError, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
+from scrubber.steps import roster
+from scrubber.steps.base import Bench, Order
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
-from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
+from tests.fakes.cuda.device import Device, claim
+from tests.fakes.cuda.fixtures import RESERVED, SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
 from tests.fakes.cuda.machine import CudaMachine
 
@@ -104,32 +107,25 @@ def test_memory_that_somebody_else_takes_meanwhile_makes_it_no_proof(one, cuda, 
         one.clear(KEY, PASSES, nothing)
 
 
-@pytest.mark.usefixtures("cells")
-def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_ours(rig):
-    def crowded(uuid: str, pci_address: str) -> Card:
-        rig.gpu(0).set({"memory.used": 2**31})
-        return device.opened(uuid, pci_address)
-
-    one = NvidiaGpu(place(rig, 0), no_holders, rig.library, open_card=crowded)
+def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_ours(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, taken_at=["allocate 1", 2**31])
     with pytest.raises(NotNowError, match=f"another process took {2**31 + TAKEN} bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
 
-def test_memory_that_somebody_gives_back_meanwhile_makes_it_no_proof(one, rig):
-    rig.gpu(0).set({"memory.used": 2 * PAGE})
-    with pytest.raises(NotNowError, match=f"{2 * PAGE} bytes of its memory were given back meanwhile"):
-        one.clear(KEY, PASSES, lambda _done, _total: rig.gpu(0).set({"memory.used": 0}))
-
-
 @pytest.mark.parametrize(
-    ("change", "why"), [(PAGE * 64, "another process took 134217728 bytes"), (-2 * PAGE, "4194304 bytes .* given back")]
+    ("before", "after", "why"),
+    [(0, 2**27, "another process took 134217728 bytes"), (2**27, 0, "134217728 bytes .* given back")],
 )
-def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(one, rig, change, why):
-    before = 2 * PAGE
-    rig.gpu(0).set({"memory.used": before})
+def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(rig, cuda, cells, before, after, why):  # noqa: ARG001 - it is dirty
+    one = touch(rig, 0, idle_bytes=2**27)
+    rig.gpu(0).set({"memory.total": SIZE + RESERVED + before})
+    somebody = claim(cuda.gpus[rig.gpu(0).uuid], "somebody")
+    os.write(somebody, str(before).encode())
     one.clear(KEY, PASSES, nothing)
     with pytest.raises(NotNowError, match=why):
-        one.verify(lambda _done, _total: rig.gpu(0).set({"memory.used": before + change}))
+        one.verify(lambda _done, _total: os.truncate(somebody, os.pwrite(somebody, str(after).encode(), 0)))
+    os.close(somebody)
 
 
 @pytest.mark.parametrize(
@@ -212,16 +208,30 @@ def test_the_chip_is_overwritten_and_the_memory_tested(one, cuda, rig):
     assert one.verify(nothing).mismatch is None
 
 
-def test_an_error_that_is_counted_during_the_self_test_is_one(one, rig, monkeypatch):
-    whole = selftest.run
+@pytest.fixture
+def counted(rig, monkeypatch) -> dict[str, int]:
+    """What the GPU counts while it is tested."""
+    whole, counts = selftest.run, dict[str, int]()
 
-    def counted(*given: object) -> object:
-        rig.gpu(0).set({"ecc.total.1.0": 3})
+    def run(*given: object) -> object:
+        rig.gpu(0).set(counts)
         return whole(*cast("Any", given))
 
-    monkeypatch.setattr(selftest, "run", counted)
+    monkeypatch.setattr(selftest, "run", run)
+    return counts
+
+
+def test_an_error_that_is_counted_during_the_self_test_is_one(one, counted):
+    counted["ecc.total.1.0"] = 3
     with pytest.raises(DeviceError, match=r"3 new uncorrectable memory error\(s\) were counted while it was tested"):
         one.selftest(KEY, 6.0, nothing)
+
+
+def test_what_the_gpu_repairs_during_the_self_test_is_reported_and_no_fault(one, counted):
+    counted |= {"ecc.total.0.0": 3, "remap.corrected": 1, "remap.uncorrected": 1}
+    report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), Bench(one, lambda: (), nothing))
+    assert report.outcome is Outcome.PASSED
+    assert report.detail.endswith("3 memory error(s) corrected; 2 memory row(s) remapped")
 
 
 @pytest.mark.parametrize(
@@ -230,8 +240,18 @@ def test_an_error_that_is_counted_during_the_self_test_is_one(one, rig, monkeypa
         ({"refuses": 46}, NotNowError, "DevicesUnavailable"),
         ({"refuses": 802}, NotNowError, "CUDA says"),
         ({"refuses": 214}, DeviceError, "CUDA says"),
-        ({"fails_after": 4}, DeviceError, "cannot take memory of GPU-.*IllegalAddress"),
+        (
+            {"has": [18]},
+            NotNowError,
+            "its memory is integrated into the host's; a scrub would take all memory of the node",
+        ),
+        ({"has": [100]}, NotNowError, "its memory is a part of the host's"),
         ({"pci_address": "0000:ff:00.0"}, DeviceError, "CUDA shows the device at 0000:FF:00.0, which is another one"),
+        (
+            {"shown_uuid": "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"},
+            NotNowError,
+            "CUDA shows the device c6d4f1ef42e45de3",
+        ),
         ({"capability": (7, 0)}, NotNowError, "compute capability 7.0"),
     ],
 )
@@ -243,6 +263,29 @@ def test_what_cuda_refuses_is_told_and_nothing_is_touched(one, cuda, rig, cells,
     assert type(told.value) is error
     assert SECRET in cells.read_bytes()
     assert cells.read_bytes()[TAKEN:] == before
+
+
+def test_a_driver_that_fails_while_memory_is_taken_is_a_fault_of_the_device(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, fails_after=4)
+    with pytest.raises(DeviceError, match=r"cannot take memory of GPU-.*IllegalAddress") as told:
+        one.clear(KEY, PASSES, nothing)
+    assert type(told.value) is DeviceError
+
+
+def test_nothing_runs_on_the_device_and_nothing_is_taken_before_the_clear(one, cuda, rig, cells, monkeypatch):
+    before = cells.read_bytes()[TAKEN:]
+    cuda.change(rig.gpu(0).uuid, dies_at="write 1")  # and with it this process
+    monkeypatch.setattr(Device, "program", lambda *_: pytest.fail("a program was launched"))
+    one.prepare()
+    assert cells.read_bytes()[TAKEN:] == before
+    assert sys.modules["cupy.cuda.runtime"].device().gpu.used <= TAKEN
+
+
+def test_a_limit_that_the_driver_refuses_costs_memory_and_no_scrub(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, refuses_limits=[1, 2])
+    cleared = one.clear(KEY, PASSES, nothing)
+    assert cleared.mismatch is None
+    assert {it.cause: it.bytes >= 2**20 + 2**23 for it in cleared.uncovered} == {OWN_CONTEXT: True}
 
 
 def test_without_cupy_the_extra_to_install_is_named(one, monkeypatch):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from scrubber.cuda.card import CudaError, Found, KernelProgram, Span, Step, Sweep, Unit
+from scrubber.cuda.card import CudaError, Found, Free, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import VECTOR, Pattern
 from tests.fakes.cuda.gpu import BrokenError, HostGpu
 
@@ -23,7 +23,10 @@ class HostCard:
         except BrokenError as error:
             raise CudaError(f"cannot take memory: {error}") from error
 
-    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def memory(self) -> Free:
+        return Free(len(self.gpu.cells) - self.gpu.used, len(self.gpu.cells))
+
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
         done = []
         for span in spans:
             done.append(self._done(kind, pattern, span))

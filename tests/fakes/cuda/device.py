@@ -35,7 +35,7 @@ class Device:
         self._node = None if place.node is None else os.open(place.node, os.O_RDONLY | os.O_CLOEXEC)
         cells = np.memmap(place.memory, np.uint8, "r+")
         self.gpu = HostGpu(cells, place.units)
-        self._claim = _claim(place, str(os.getpid()))
+        self._claim = claim(place, str(os.getpid()))
         self.gpu.faults = self._faults()
         self.events: dict[int, float | None] = {}  # when each was recorded
         self._numbers = itertools.count(1)
@@ -57,6 +57,11 @@ class Device:
         if address:
             self.gpu.free(address)
             self._tell()
+
+    def books(self) -> tuple[int, int]:
+        """What is free and what there is, less what every process that lives has taken."""
+        others = sum(_taken(it) for it in Path(self.place.claims).iterdir() if it.name != str(os.getpid()))
+        return len(self.gpu.cells) - self.gpu.used - others, len(self.gpu.cells)
 
     def limit(self, number: int, size: int) -> None:
         """The context has room for so much of it; one that something else was taken beside stays as it is."""
@@ -129,11 +134,20 @@ class Device:
         if launch == self.place.fails_at:
             raise BrokenError("unspecified launch failure")
         if self.place.taken_at is not None and launch == self.place.taken_at[0]:
-            os.pwrite(_claim(self.place, "somebody"), str(self.place.taken_at[1]).encode(), 0)
+            os.pwrite(claim(self.place, "somebody"), str(self.place.taken_at[1]).encode(), 0)
 
 
-def _claim(place: CudaGpu, name: str) -> int:
+def _taken(path: Path) -> int:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it lives
+            return int(file.read() or 0)
+        return 0
+
+
+def claim(place: CudaGpu, name: str) -> int:
     """Counts for as long as this process has it open."""
-    claim = os.open(Path(place.claims) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(claim, fcntl.LOCK_EX)
-    return claim
+    handle = os.open(Path(place.claims) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle

@@ -20,9 +20,12 @@ class CudaGpu:
     claims: str  # a folder: who has how much of it, for as long as it lives
     pci_address: str
     node: str | None = None  # below /dev: open as long as the device is
+    shown_uuid: str = ""  # where another device is shown
     shown: int = 1  # how many devices CUDA shows where this one was asked for
     units: int = 4
     capability: tuple[int, int] = (9, 0)
+    has: tuple[int, ...] = ()  # attributes that are 1 and else are 0
+    refuses_limits: tuple[int, ...] = ()
     refuses: int | None = None  # the status that it answers with at once
     stuck: dict[str, int] = field(default_factory=dict)
     lazy: bool = False

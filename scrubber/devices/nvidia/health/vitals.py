@@ -7,6 +7,7 @@ A value that the device or driver does not support counts as healthy. Those are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pynvml
 
@@ -79,6 +80,28 @@ def worsened(before: Vitals, after: Vitals) -> str | None:
     if _needs_reboot(after) and not _needs_reboot(before):
         return "the driver asked for a reboot"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """What the hardware has repaired by itself. ECC hides these errors from every test of memory."""
+
+    corrected: int  # memory errors since the last reset
+    remapped: int  # memory rows, ever
+
+    def since(self, before: Repairs) -> tuple[str, ...]:
+        """What was repaired since ``before``."""
+        errors, rows = self.corrected - before.corrected, self.remapped - before.remapped
+        found = (f"{errors} memory error(s) corrected", errors), (f"{rows} memory row(s) remapped", rows)
+        return tuple(text for text, count in found if count > 0)
+
+
+def repairs(nvml: Session, uuid: str) -> Repairs:
+    """Of the whole GPU, also for a slice; 0 for what the device or driver does not count."""
+    gpu = _gpu(nvml, uuid, nvml.handle(uuid))
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC
+    rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu) or (0, 0)
+    return Repairs(nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0, rows[0] + rows[1])
 
 
 def _needs_reboot(vitals: Vitals) -> bool:

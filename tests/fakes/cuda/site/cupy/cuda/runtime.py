@@ -41,16 +41,27 @@ def deviceGetPCIBusId(_number: int) -> str:  # noqa: N802 - as it is called ther
     return device().place.pci_address.upper()
 
 
+def getDeviceProperties(_number: int) -> dict[str, object]:  # noqa: N802 - as it is called there
+    shown = device().place.shown_uuid or os.environ["CUDA_VISIBLE_DEVICES"]
+    text = shown.partition("-")[2].replace("-", "")
+    return {"uuid": bytes.fromhex(text).partition(b"\0")[0] if set(text) <= set("0123456789abcdef") else b""}
+
+
 def deviceGetAttribute(attribute: int, _number: int) -> int:  # noqa: N802 - as it is called there
     major, minor = device().place.capability
-    return {16: device().gpu.units, 75: major, 76: minor, 97: 227 * 1024}[attribute]
+    has = {18: 0, 100: 0} | dict.fromkeys(device().place.has, 1)
+    return {16: device().gpu.units, 75: major, 76: minor, 97: 227 * 1024, **has}[attribute]
 
 
 def deviceSetLimit(limit: int, value: int) -> None:  # noqa: N802 - as it is called there
     opened = device()
-    if value <= 0:
+    if value <= 0 or limit in opened.place.refuses_limits:
         raise CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")
     opened.limit(limit, value)
+
+
+def memGetInfo() -> tuple[int, int]:  # noqa: N802 - as it is called there
+    return device().books()
 
 
 def malloc(size: int) -> int:

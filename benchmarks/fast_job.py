@@ -1,0 +1,119 @@
+"""What a scrub on the fast path costs an NVIDIA GPU: passes over its memory, and how often NVML is opened.
+
+The steps are those of the service, in the order and with the words of the default policy. The driver is a library of
+our own under the real pynvml, and CUDA is numpy: the figures count, and no time is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from policies.model import Policy
+from scrubber.core import verdict
+from scrubber.core.model import Findings, Outcome, Step
+from scrubber.core.model import Path as ScrubPath
+from scrubber.cuda import card, device, warmth
+from scrubber.cuda.patterns import Pattern
+from scrubber.devices.base import Counts
+from scrubber.devices.nvidia.gpu import NvidiaGpu
+from scrubber.devices.nvidia.nvml import Library
+from scrubber.jobs import scrub_job
+from scrubber.jobs.slots import ON_MEMORY
+from scrubber.steps import roster
+from scrubber.steps.base import Bench, Order
+from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
+from tests.fakes.nvml.build import build
+from tests.fakes.nvml.host import Root
+from tests.fakes.nvml.machine import Machine
+
+
+@dataclass
+class Cost:
+    """What a job has cost so far."""
+
+    swept: int = 0  # bytes, of all passes
+    memory: int = 0  # bytes that were covered
+    searched: int = 0  # bytes of the census
+
+    @property
+    def passes(self) -> float:
+        """How often all of the memory was gone over, without the census."""
+        return (self.swept - self.searched) / self.memory
+
+
+class CountingCard(device.CupyCard):
+    """Adds up what is swept."""
+
+    def __init__(self, uuid: str, cost: Cost) -> None:
+        super().__init__(warmth.load(), uuid)
+        self._cost = cost
+
+    def sweep(
+        self, kind: card.Sweep, pattern: Pattern, spans: Iterable[card.Span], step: card.Step
+    ) -> tuple[card.Found, ...]:
+        """As the worker does it."""
+
+        def counted(size: int) -> None:
+            self._cost.swept += size
+            step(size)
+
+        return super().sweep(kind, pattern, spans, counted)
+
+
+async def measure(*, quick: bool) -> list[Figure]:
+    """One job. More of them would cost the same."""
+    del quick
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
+        machine = Machine.h200(Path(directory) / "machine", 1)
+        os.environ |= machine.environment
+        ctypes.CDLL(str(build(Path(directory) / "lib")), mode=ctypes.RTLD_GLOBAL)
+        gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
+        with in_this_process(equip(Path(directory) / "cuda", [gpu], root)):
+            place = {"uuid": gpu.uuid, "root": str(root.path), "pci_address": gpu.pci, "minor": gpu.minor}
+            cost = run(json.dumps(place | {"parent": None}), Policy(), (SIZE, 0, 0))
+        opened = sum(call == "nvmlInitWithFlags" for _, call, _ in machine.calls())
+    about = "nvidia, a scrub on the fast path, default policy"
+    return [
+        Figure(f"{about}: passes over the memory", cost.passes, "passes", 1, "4"),
+        Figure(f"{about}: NVML opened and closed", opened, "times", 1, "1"),
+    ]
+
+
+def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
+    """All steps of the path, those on memory in one worker, the others in another."""
+    cost, path = Cost(), ScrubPath.FAST
+
+    def opened(uuid: str, pci_address: str) -> card.Card:
+        device.only(uuid)
+        found = CountingCard(uuid, cost)
+        found.begin(pci_address)
+        return found
+
+    order = scrub_job.order(policy, path, secrets.token_hex(16), None)
+    on_memory = _bench(NvidiaGpu(place, library=Library(), open_card=opened, memory=counts))
+    beside = _bench(NvidiaGpu(place, library=Library()))
+    found: Mapping[Step, Findings] = {
+        step: _done(step, order, on_memory if step in ON_MEMORY else beside) for step in verdict.plan(path, policy)
+    }
+    cost.memory = found[Step.VERIFY].covered_bytes or 0
+    cost.searched = found[Step.CLEAR].searched_bytes or 0
+    return cost
+
+
+def _bench(gpu: NvidiaGpu) -> Bench:
+    return Bench(gpu, lambda: (), lambda _done, _total: None)
+
+
+def _done(step: Step, order: Order, bench: Bench) -> Findings:
+    report = roster.perform(step, order, bench)
+    if report.outcome is not Outcome.PASSED:
+        raise RuntimeError(f"{step.value} failed: {report.detail}")
+    return report.findings
