@@ -92,7 +92,6 @@ def test_strict_is_stricter_wherever_it_differs():
     assert (strict.paths.first_look, strict.paths.new_tenant) == (Path.RESET, Path.RESET)
     assert strict.evict.foreign is Eviction.WAIT
     assert strict.clear.min_coverage > DEFAULT.clear.min_coverage
-    assert strict.clear.own_memory == 0
     assert strict.proof.max_age < DEFAULT.proof.max_age
     assert strict.quarantine.probation.flap_limit == 1
     assert strict.quarantine.probation.first > DEFAULT.quarantine.probation.first

@@ -23,7 +23,7 @@ from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
 from scrubber.steps import roster
 from scrubber.steps.base import Bench, Order
-from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
+from tests.devices.nvidia.bench import Skipping, touch, touch_for
 from tests.fakes.cuda.device import Device, claim
 from tests.fakes.cuda.fixtures import RESERVED, SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
