@@ -170,7 +170,7 @@ async def _hand_over(play: Play) -> None:
     play.check(ended and not _runs(leftover), "the service finds and ends the leftover process", "TERM, a pause, KILL")
     ladder = [step.step for step in receipt.steps] if receipt else []
     play.check(
-        ladder == ["evict", "clear", "verify", "settings", "health"],
+        ladder == ["evict", "clear", "verify", "scratch", "settings", "health"],
         "the steps of the fast path run",
         " > ".join(ladder),
     )
