@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.card import MeasuredCard, Where, fresh, opened, unheard, unwatched, zeroed
+from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, unheard, unwatched, zeroed
 from scrubber.cuda import clearing, memory, onchip, selftest
 from scrubber.cuda.card import KernelProgram, Span, Sweep
 from scrubber.cuda.images import image_for

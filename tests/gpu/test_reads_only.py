@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 STAGED = ROOT / "tests/gpu/test_scrub_rehearsal.py"  # meets stand-ins only
 WRITERS = [
     *(ROOT / "tests/gpu" / name for name in ("test_scrub.py", "inside.py")),
-    *(ROOT / "benchmarks/gpu").glob("*.py"),
+    *(ROOT / "benchmarks/trial").glob("*.py"),
 ]
 LOOKERS = [
     *(file for file in (ROOT / "tests/gpu").glob("*.py") if file not in (*WRITERS, STAGED)),

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.card import Where
-from benchmarks.gpu.idle import Idle, InUse
+from benchmarks.trial.card import Where
+from benchmarks.trial.idle import Idle, InUse
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.holders import NOISE

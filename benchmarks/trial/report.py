@@ -15,8 +15,8 @@ from typing import Any
 import pynvml
 
 from benchmarks import nvml as beside
-from benchmarks.gpu.figures import one
-from benchmarks.gpu.parts import Part
+from benchmarks.trial.figures import one
+from benchmarks.trial.parts import Part
 from benchmarks.nvml import cut
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import DeviceError

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pynvml
 
-from benchmarks.gpu.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
-from benchmarks.gpu.figures import Measured, one
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
+from benchmarks.trial.figures import Measured, one
 from benchmarks.nvml_questions import reads_only
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory

@@ -8,9 +8,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.gpu.card import MeasuredCard, Where, listening, opened, taken, unwatched, zeroed
-from benchmarks.gpu.figures import Measured, one
-from benchmarks.gpu.forks import Fork, Life, say
+from benchmarks.trial.card import MeasuredCard, Where, listening, opened, taken, unwatched, zeroed
+from benchmarks.trial.figures import Measured, one
+from benchmarks.trial.forks import Fork, Life, say
 from scrubber.cuda import onchip, selftest
 from scrubber.cuda.card import KernelProgram
 from scrubber.cuda.selftest import Clock

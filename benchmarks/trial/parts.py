@@ -1,6 +1,6 @@
 """The parts of the measurement, each in a process of its own: one that fails does not take the others along.
 
-``python -m benchmarks.gpu.parts NAME`` is such a process. It is told where on stdin and answers on stdout.
+``python -m benchmarks.trial.parts NAME`` is such a process. It is told where on stdin and answers on stdout.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from benchmarks.gpu import chip, job, passes, proof, start
-from benchmarks.gpu.card import Where
-from benchmarks.gpu.figures import Measured, Unproven
+from benchmarks.trial import chip, job, passes, proof, start
+from benchmarks.trial.card import Where
+from benchmarks.trial.figures import Measured, Unproven
 from scrubber.cuda import warmth
 
 PARTS: dict[str, Callable[[Where], list[Measured]]] = {
@@ -70,7 +70,7 @@ def measured(name: str, where: Where, seconds: float) -> Part:
 
 def _status(name: str, files: tuple[IO[str], IO[str], IO[str]], seconds: float) -> int | None:
     """How the process has ended; None if it had to be ended. Nothing of what it has forked is left."""
-    command = [sys.executable, "-m", "benchmarks.gpu.parts", name]
+    command = [sys.executable, "-m", "benchmarks.trial.parts", name]
     told, said, complaints = files
     process = subprocess.Popen(
         command, cwd=ROOT, env=_environment(), stdin=told, stdout=said, stderr=complaints, start_new_session=True

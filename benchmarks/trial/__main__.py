@@ -1,6 +1,6 @@
 """What a scrub of a real NVIDIA GPU takes and reaches: start-up, passes, proof, what it leaves, one worker's steps.
 
-python -m benchmarks.gpu [--output DIR] [--gpu INDEX_OR_UUID] [--rounds N] [--limit BYTES] [--only PART]
+python -m benchmarks.trial [--output DIR] [--gpu INDEX_OR_UUID] [--rounds N] [--limit BYTES] [--only PART]
                          [--seconds S] [--host-root DIR]
 
 It works on a GPU that nobody uses and refuses any other one. It overwrites its memory and leaves zeros there; it
@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.gpu import report
-from benchmarks.gpu.card import Where
-from benchmarks.gpu.idle import Idle, InUse
-from benchmarks.gpu.parts import PARTS, Part, measured
+from benchmarks.trial import report
+from benchmarks.trial.card import Where
+from benchmarks.trial.idle import Idle, InUse
+from benchmarks.trial.parts import PARTS, Part, measured
 from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceError
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             return 2
         about["everybody of this pid namespace could be looked into"] = idle.sees_everybody(board)
         parts = list(_parts(idle, board, where, _wanted(options.only)))
-    command = shlex.join(["python", "-m", "benchmarks.gpu", *arguments])
+    command = shlex.join(["python", "-m", "benchmarks.trial", *arguments])
     print(report.write(options.output, command, about, parts))
     return 1 if any(part.why for part in parts) else 0
 
@@ -107,7 +107,7 @@ def _where(options: argparse.Namespace, board: Board, host: Host) -> Where:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trial", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs/measurements"), help="where to write")
     parser.add_argument("--gpu", default="0", metavar="INDEX_OR_UUID", help="which one (default: %(default)s)")
     parser.add_argument("--rounds", type=_some, default=20, metavar="N", help="of each pass (default: %(default)s)")

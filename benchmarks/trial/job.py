@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import processes
-from benchmarks.gpu.card import Where
-from benchmarks.gpu.figures import Measured, one
+from benchmarks.trial.card import Where
+from benchmarks.trial.figures import Measured, one
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.card import Where, listening
-from benchmarks.gpu.parts import PARTS, measured
+from benchmarks.trial import __main__ as command
+from benchmarks.trial.card import Where, listening
+from benchmarks.trial.parts import PARTS, measured
 from scrubber.cuda.card import KernelProgram
 from scrubber.node import proc
 from scrubber.node.processes import Processes
@@ -70,7 +70,7 @@ def test_the_rehearsal_has_the_checkout_from_the_working_directory_alone(stage, 
 def measure(stage, machine: CudaMachine, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
     arguments = ["--output", str(output), "--host-root", str(stage.root.path), "--rounds", "2", "--seconds", "1", *more]
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        [sys.executable, "-m", "benchmarks.trial", *arguments],
         cwd=ROOT,
         env=environment(stage, seen(machine)),
         capture_output=True,

@@ -11,15 +11,15 @@ from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
-from benchmarks.gpu.card import Where, fresh, opened, unheard, zeroed
-from benchmarks.gpu.figures import Measured
-from benchmarks.gpu.forks import Fork, say
+from benchmarks.trial.card import Where, fresh, opened, unheard, zeroed
+from benchmarks.trial.figures import Measured
+from benchmarks.trial.forks import Fork, say
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.patterns import ZERO
 
 COLD, WARM = 3, 5
 LATER = 1.0  # seconds
-COMMAND = (sys.executable, "-m", "benchmarks.gpu.start")
+COMMAND = (sys.executable, "-m", "benchmarks.trial.start")
 
 BEGUN = "until our first line"
 

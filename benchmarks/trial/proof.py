@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import pynvml
 
-from benchmarks.gpu.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
-from benchmarks.gpu.figures import Measured, Unproven, one
-from benchmarks.gpu.forks import Fork, say
+from benchmarks.trial.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
+from benchmarks.trial.figures import Measured, Unproven, one
+from benchmarks.trial.forks import Fork, say
 from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account

@@ -1,1 +1,0 @@
-"""What a scrub of a real GPU costs, part by part: ``python -m benchmarks.gpu``."""
