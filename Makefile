@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench mutate night soak node cluster proto kernels docs dashboards deploy preview image lock clean
+.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster proto kernels docs dashboards deploy preview image lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ format: $(READY) ## fix what the linters can fix
 
 bench: $(READY) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+trial: $(READY) ## try everything on this machine's NVIDIA GPU, in half an hour; resets nothing, changes no setting
+	@$(BIN)/python -m benchmarks.trial $(ARGS)
 
 mutate: $(READY) ## every mutant of the core; the gate runs the planted ones only
 	@$(PYTEST) --night --timeout 1200 tests/house/test_mutations.py $(ARGS)

@@ -6,7 +6,7 @@ Only children that may call CUDA open it; see ``parts``.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ class Where:
     seconds: float  # of the self-test
     root: str  # where the host's files are seen
     pid_namespace: int
+    output: str = "docs/measurements"  # the directory of the pages
 
 
 class MeasuredCard(CupyCard):
@@ -62,6 +63,18 @@ class MeasuredCard(CupyCard):
         """As the worker does it."""
         self._launched = False
         return super().sweep(kind, pattern, spans, step)
+
+    def use(self, source: str, options: Sequence[str]) -> None:
+        """Use kernels that are compiled now, from this source, instead of those that are shipped."""
+        self._named = self._cupy.RawModule(code=source, options=tuple(options), backend="nvrtc").get_function
+        self._kernels.clear()
+        for kind in Sweep:  # the driver loads a kernel at its first use, which takes memory
+            self.launch(kind, ZERO, Span(self._found, 0, 0))
+        self.device_seconds()
+
+    def launch(self, kind: Sweep, pattern: Pattern, span: Span) -> None:
+        """Start the operation on one allocation, and do not wait for it."""
+        self._begin(kind, pattern, span, self._found)
 
     def shared_of(self, program: KernelProgram) -> int:
         """Bytes of shared memory that the driver calls the kernel's own."""
@@ -112,9 +125,9 @@ def unwatched(_done: int, _total: int) -> None:
     """Nobody wants to know how far it is, of how much."""
 
 
-def opened(where: Where) -> MeasuredCard:
+def opened(where: Where, kind: type[MeasuredCard] = MeasuredCard) -> MeasuredCard:
     """The device, opened as a worker does it."""
-    return _begun(MeasuredCard(_cupy(where), where.uuid, where.limit), where)
+    return _begun(kind(_cupy(where), where.uuid, where.limit), where)
 
 
 def listening(where: Where) -> MeasuredCard:

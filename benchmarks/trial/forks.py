@@ -1,4 +1,4 @@
-"""Forked processes that take their turns: each says when it is ready, and goes on when it is told to."""
+"""Forked processes that take turns: each says when it is ready, and waits until it may go on."""
 
 from __future__ import annotations
 
@@ -58,6 +58,14 @@ class Fork:
 def say(line: Connection, word: object = None) -> None:
     """To whoever has forked this process."""
     line.send((word, False))
+
+
+def in_a_fork(deed: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the deed returns
+    """Do something in a process of its own, and return what it returns."""
+    fork = Fork(lambda line: say(line, deed()))
+    word = fork.hear()
+    fork.end()
+    return word
 
 
 def _live(life: Life, line: Connection) -> None:

@@ -26,17 +26,17 @@ from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.worker_wire import Assignment
 
-WORKERS = 4  # the first meets a cold zygote
+COLD_SHARE = 4  # for each cold zygote so many warm workers
 DEADLINE = 60.0  # seconds of a step
 STEPS = (Step.HEALTH, Step.CLEAR, Step.VERIFY, Step.SCRATCH)
 PASSES = ("random", "zero")
 
 
 def measure(where: Where) -> list[Measured]:
-    """Worker after worker from one zygote."""
+    """Workers of new zygotes, then worker after worker of one."""
     if where.limit is not None:
         return [one("the steps of one worker", None, "", "a worker takes all memory: not done where there is a limit")]
-    return asyncio.run(_workers(_assignment(where)))
+    return asyncio.run(_workers(_assignment(where), where.rounds))
 
 
 def _assignment(where: Where) -> Assignment:
@@ -53,17 +53,24 @@ def _assignment(where: Where) -> Assignment:
     )
 
 
-async def _workers(assignment: Assignment) -> list[Measured]:
+async def _workers(assignment: Assignment, rounds: int) -> list[Measured]:
+    cold = [(await _zygote(assignment, 1))[0] for _ in range(max(1, rounds // COLD_SHARE))]
+    warm = (await _zygote(assignment, 1 + rounds))[1:]
+    return _figures("cold zygote", cold) + _figures("warm zygote", warm)
+
+
+async def _zygote(assignment: Assignment, workers: int) -> list[dict[str, float]]:
+    """So many workers of one new zygote; the first one's time includes the start of the zygote."""
     nursery = Nursery(warm_cuda=True)
     began = time.perf_counter()
     try:
         await nursery.start()
-        workers = [await _worker(nursery, assignment) for _ in range(WORKERS)]
+        found = [await _worker(nursery, assignment) for _ in range(workers)]
     finally:
         await nursery.close()
     for taking in ("spawn", "whole"):
-        workers[0][taking] += workers[0]["begun"] - began
-    return _figures("cold zygote", workers[:1]) + _figures("warm zygote", workers[1:])
+        found[0][taking] += found[0]["begun"] - began
+    return found
 
 
 async def _worker(nursery: Nursery, assignment: Assignment) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The parts of the measurement, each in a process of its own: one that fails does not take the others along.
+"""The parts of the trial, each in a process of its own: a part that fails does not end the others.
 
-``python -m benchmarks.trial.parts NAME`` is such a process. It is told where on stdin and answers on stdout.
+``python -m benchmarks.trial.parts NAME`` is such a process. It reads on stdin where it works, and answers on stdout.
 """
 
 from __future__ import annotations
@@ -18,21 +18,52 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from benchmarks.trial import chip, job, passes, proof, start
+from benchmarks.trial import (
+    beliefs,
+    checks,
+    chip,
+    dram,
+    faults,
+    job,
+    passes,
+    proof,
+    sanitizer,
+    service,
+    start,
+    variants,
+)
 from benchmarks.trial.card import Where
-from benchmarks.trial.figures import Measured, Unproven
+from benchmarks.trial.figures import Measured, NotDone, Unproven
 from scrubber.cuda import warmth
 
-PARTS: dict[str, Callable[[Where], list[Measured]]] = {
-    "start-up": start.measure,
-    "passes": passes.measure,
-    "clear": proof.measure,
-    "sizes": passes.sizes,
-    "scratch": chip.scratch,
-    "residue": proof.residue,
-    "self-test": chip.tested,
-    "one worker": job.measure,
-    "zeros": proof.leave_zeros,
+LAST = "zeros"  # is done at the end of every call, whatever became of the others
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a part does, and the seconds that it may take."""
+
+    measure: Callable[[Where], list[Measured]]
+    seconds: float
+
+
+PARTS = {
+    "nvml": Kind(beliefs.measure, 60),
+    "tests": Kind(checks.measure, 240),
+    "clear": Kind(proof.measure, 60),
+    "residue": Kind(proof.residue, 60),
+    "scratch": Kind(chip.scratch, 60),
+    "self-test": Kind(chip.tested, 60),
+    "timeline": Kind(start.measure, 90),
+    "one worker": Kind(job.measure, 150),
+    "passes": Kind(passes.measure, 60),
+    "sizes": Kind(passes.sizes, 60),
+    "dram": Kind(dram.measure, 120),
+    "faults": Kind(faults.measure, 120),
+    "service": Kind(service.measure, 180),
+    "variants": Kind(variants.measure, 120),
+    "sanitizer": Kind(sanitizer.measure, 180),
+    LAST: Kind(proof.leave_zeros, 60),
 }
 ROOT = Path(__file__).parents[2]
 _LAST_WORDS = 400  # characters of what a process that failed has said
@@ -40,12 +71,13 @@ _LAST_WORDS = 400  # characters of what a process that failed has said
 
 @dataclass(frozen=True)
 class Part:
-    """What came of one of them: figures, or why there are none, or why they do not pass."""
+    """The figures of a part. Beside them or instead: why they do not pass, or why the part cannot be done here."""
 
     name: str
     seconds: float
     figures: tuple[Measured, ...] = ()
     why: str = ""  # it failed
+    not_done: str = ""
 
 
 def measured(name: str, where: Where, seconds: float) -> Part:
@@ -65,7 +97,7 @@ def measured(name: str, where: Where, seconds: float) -> Part:
             return Part(name, took, why=f"it ended with status {status}: {last or 'it said nothing'}")
         answer = json.load(said)
     figures = (Measured(**figure | {"samples": tuple(figure["samples"])}) for figure in answer["figures"])
-    return Part(name, took, tuple(figures), answer["why"])
+    return Part(name, took, tuple(figures), answer["why"], answer["not_done"])
 
 
 def _status(name: str, files: tuple[IO[str], IO[str], IO[str]], seconds: float) -> int | None:
@@ -110,12 +142,15 @@ def main(name: str) -> None:
 
 
 def _done(name: str, where: Where) -> dict[str, object]:
-    why = ""
+    why = not_done = ""
+    figures: Sequence[Measured] = ()
     try:
-        figures: Sequence[Measured] = PARTS[name](where)
+        figures = PARTS[name].measure(where)
     except Unproven as error:
         figures, why = error.figures, str(error)
-    return {"figures": [asdict(figure) for figure in figures], "why": why}
+    except NotDone as error:
+        not_done = str(error)
+    return {"figures": [asdict(figure) for figure in figures], "why": why, "not_done": not_done}
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pynvml
 
+from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
 from benchmarks.trial.figures import Measured, one
-from benchmarks.nvml_questions import reads_only
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
@@ -64,7 +64,8 @@ def measure(where: Where) -> list[Measured]:
     found = [one("memory that each pass goes over", whole.size, "bytes"), *now]
     for clock, seconds in (("device", watch.device), ("wall", watch.wall)):
         found += [_rate(f"{name}, by the {clock}", seconds[name], whole.size, NOTES.get(name, "")) for name in names]
-    return found + [_ratio(name, watch) for name in names if name != BASELINE]
+    found += [_ratio(name, watch) for name in names if name != BASELINE]
+    return found + _of_peak(where, watch, whole.size)
 
 
 def _round(card: MeasuredCard, whole: GpuMemory, watch: Watch) -> None:
@@ -97,6 +98,28 @@ def _state(where: Where) -> list[Measured]:
         ]
     library.close()
     return found
+
+
+def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
+    """The passes of a scrub as parts of what the memory can move at most, by its clock and the width of its bus."""
+    library = Library()
+    with reads_only(), library.session() as nvml:
+        gpu = nvml.handle(where.uuid)
+        clock = nvml.ask_optional(pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM)
+        width = nvml.ask_optional(pynvml.nvmlDeviceGetMemoryBusWidth, gpu)
+    library.close()
+    what = "the most that the memory can move"
+    if not clock or not width:
+        return [one(what, None, "GB/s", "the driver does not say its clock or the width of its bus")]
+    peak = clock * 1e6 * 2 * width / 8 / 1e9  # two transfers in each cycle
+    scrub = [name for name in watch.device if name.startswith(("write", "check"))]
+    return [
+        one(what, peak, "GB/s", f"{clock} MHz, {width} bits, two transfers in each cycle"),
+        *(
+            Measured(f"{name}: part of it", tuple(100 * size / each / 1e9 / peak for each in watch.device[name]), "%")
+            for name in scrub
+        ),
+    ]
 
 
 def _set(card: MeasuredCard, whole: GpuMemory) -> None:

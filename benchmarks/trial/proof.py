@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pynvml
 
+from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
 from benchmarks.trial.figures import Measured, Unproven, one
 from benchmarks.trial.forks import Fork, say
-from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind

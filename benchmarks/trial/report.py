@@ -1,23 +1,20 @@
-"""What was measured of a GPU, for people and for machines."""
+"""The page of a trial, and the facts of the machine."""
 
 from __future__ import annotations
 
-import json
 import platform
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from benchmarks import nvml as beside
-from benchmarks.trial.figures import one
-from benchmarks.trial.parts import Part
 from benchmarks.nvml import cut
+from benchmarks.trial.figures import one
+from benchmarks.trial.parts import PARTS, Part
+from benchmarks.trial.records import Records
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
@@ -25,7 +22,6 @@ from scrubber.devices.nvidia.nvml import Library, Session
 
 HEAD = ("part", "what", "median", "lowest", "highest", "unit", "samples", "note")
 NOT_TOLD = "not told"
-_SLUG = re.compile(r"[^a-z0-9]+")
 
 
 def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
@@ -70,22 +66,31 @@ def _told(nvml: Session, question: Any, *about: object) -> object:  # noqa: ANN4
 
 
 def table(parts: Sequence[Part]) -> str:
-    """All figures of all parts in one."""
+    """The figures of all parts in one table."""
     rows = [HEAD, ("---",) * len(HEAD)]
     for part in parts:
-        took = one("to measure all this", part.seconds, "s")
+        took = one("the whole part", part.seconds, "s")
         rows += [(part.name, *figure.cells) for figure in (*part.figures, took)]
         if part.why:
-            rows.append((part.name, "failed", "not measured", "", "", "", "0", part.why))
+            rows.append((part.name, "FAILED", "", "", "", "", "", part.why))
+        if part.not_done:
+            rows.append((part.name, "cannot be done here", "", "", "", "", "", part.not_done))
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
 
 def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
     """For people."""
-    return f"""# The scrub on {about["model"]}
+    failed = [part.name for part in parts if part.why]
+    not_done = [part.name for part in parts if part.not_done]
+    missing = [name for name in PARTS if name not in {part.name for part in parts}]
+    return f"""# Autoclave on {about["model"]}
 
-Taken {about["taken"]} with `{command}` on one idle GPU. No setting was changed and nothing was reset; UUIDs are cut
-short. GB are 10^9 bytes. Every figure is of this run; what could not be taken says so.
+Taken from {about["taken"]} on with `{command}` on one GPU that no other process used. No setting was changed and
+nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial.
+
+* Parts that failed: {", ".join(failed) or "none"}
+* Parts that could not be done here: {", ".join(not_done) or "none"}
+* Parts that were not begun: {", ".join(missing) or "none"}
 
 {beside.pairs(about)}
 
@@ -93,12 +98,6 @@ short. GB are 10^9 bytes. Every figure is of this run; what could not be taken s
 """
 
 
-def write(directory: Path, command: str, about: dict[str, object], parts: Sequence[Part]) -> Path:
-    """The page and the same for machines, with every sample; where the page is."""
-    directory.mkdir(parents=True, exist_ok=True)
-    name = f"{_SLUG.sub('-', str(about['model']).lower()).strip('-')}-scrub"
-    document = {"command": command, "machine": about, "parts": [asdict(part) for part in parts]}
-    (directory / f"{name}.json").write_text(cut(json.dumps(document, indent=1, default=str)) + "\n")
-    file = directory / f"{name}.md"
-    file.write_text(cut(page(command, about, parts)))
-    return file
+def write(records: Records, command: str) -> None:
+    """The page of all parts that have ended."""
+    records.page.write_text(cut(page(command, records.machine() or {}, records.parts())))

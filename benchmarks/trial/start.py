@@ -11,13 +11,18 @@ from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
-from benchmarks.trial.card import Where, fresh, opened, unheard, zeroed
+from benchmarks.nvml_questions import reads_only
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, unheard, zeroed
 from benchmarks.trial.figures import Measured
 from benchmarks.trial.forks import Fork, say
 from scrubber.cuda import device, memory, warmth
+from scrubber.cuda.card import Span
+from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
+from scrubber.devices.nvidia.inventory import boards
+from scrubber.devices.nvidia.nvml import Library
 
-COLD, WARM = 3, 5
+COLD_SHARE = 4  # for each new process so many forks
 LATER = 1.0  # seconds
 COMMAND = (sys.executable, "-m", "benchmarks.trial.start")
 
@@ -28,16 +33,21 @@ Moments = dict[str, float]
 
 def measure(where: Where) -> list[Measured]:
     """Processes from nothing, then forks of this one, which has loaded CuPy and called nothing of CUDA."""
-    cold = [_cold(where) for _ in range(COLD)]
-    warm = [_warm(where) for _ in range(WARM)]
+    cold = [_cold(where) for _ in range(max(2, where.rounds // COLD_SHARE))]
+    warm = [_warm(where) for _ in range(where.rounds)]
     found = _figures("a new process, the first time", cold[:1]) + _figures("a new process", cold[1:])
     found += _figures("a fork of a process that has loaded CuPy", warm)
     return found + _next_ones(where)
 
 
 def life(where: Where, mark: Callable[[str], None]) -> None:
-    """A worker, up to its first pass over all memory."""
+    """A worker, from its first line to its last pass over all memory."""
     mark(BEGUN)
+    library = Library()
+    with reads_only(), library.session() as nvml:
+        boards.memory(nvml, nvml.handle(where.uuid))
+    library.close()
+    mark("NVML: open, read the memory in use, close")
     device.only(where.uuid)
     runtime = warmth.load().cuda.runtime
     mark("import of CuPy")
@@ -47,10 +57,24 @@ def life(where: Where, mark: Callable[[str], None]) -> None:
     mark("context")
     card = opened(where)
     mark("limits, kernels and their first launches")
-    whole = memory.take(card)
-    mark("all memory")
-    whole.write(ZERO, unheard)
-    mark("zeros everywhere, once")
+    whole = _taken(card, mark)
+    for name, pattern in (("keyed", fresh("timeline")), ("zero", ZERO)):
+        whole.write(pattern, unheard)
+        mark(f"write {name}")
+        expect_nothing(whole.check(pattern, unheard), f"what was written to it ({name})")
+        mark(f"check {name}")
+
+
+def _taken(card: MeasuredCard, mark: Callable[[str], None]) -> GpuMemory:
+    """All memory, as ``memory.take`` allocates it, with a mark after each size of allocations."""
+    spans: list[Span] = []
+    start = 0
+    for size in memory.RUNGS:
+        while (address := card.allocate(size)) is not None:
+            spans.append(Span(address, size, start))
+            start += size
+        mark(f"allocations of {size // 2**20} MiB")
+    return GpuMemory(card, tuple(spans))
 
 
 def _cold(where: Where) -> Moments:
@@ -81,7 +105,7 @@ def _figures(who: str, lives: list[Moments]) -> list[Measured]:
         for before, name in pairwise(names)
     ]
     whole = tuple(1000 * (moments[names[-2]] - moments[names[0]]) for moments in lives)
-    return [*steps, Measured(f"{who}: from its start to the end of the pass", whole, "ms")]
+    return [*steps, Measured(f"{who}: from its start to the end of the last pass", whole, "ms")]
 
 
 def _next_ones(where: Where) -> list[Measured]:

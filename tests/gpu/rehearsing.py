@@ -9,20 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# The guards around every test take the stand-ins' variables away; this gives them back.
-PYTEST = """
-import os, sys, pytest
-kept = {name: value for name, value in os.environ.items() if name.startswith("AUTOCLAVE_FAKE")}
-class Again:
-    def pytest_sessionstart(self):
-        os.environ.update(kept)
-sys.exit(pytest.main(sys.argv[1:], plugins=[Again()]))
-"""
+KEEP = {"PYTEST_PLUGINS": "tests.gpu.stand_in_variables"}
 
 
 def environment(stage, more: Mapping[str, str]) -> dict[str, str]:
     """Of a process that meets the stand-ins instead of a GPU."""
-    return {**os.environ, **stage.environment(os.environ["PATH"]), "GPU_HOST_ROOT": str(stage.root.path), **more}
+    return {
+        **os.environ,
+        **stage.environment(os.environ["PATH"]),
+        "GPU_HOST_ROOT": str(stage.root.path),
+        **KEEP,
+        **more,
+    }
 
 
 def rehearse(stage, file: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +28,7 @@ def rehearse(stage, file: str, *arguments: str, **more: str) -> subprocess.Compl
     place = stage.root.path.with_name("rehearsal")  # without one, its end clears away what others left on the machine
     options = ["-q", "-p", "no:cacheprovider", "--basetemp", str(place)]
     return subprocess.run(
-        [sys.executable, "-c", PYTEST, *options, f"tests/gpu/{file}", *arguments],
+        [sys.executable, "-m", "pytest", *options, f"tests/gpu/{file}", *arguments],
         cwd=ROOT,
         env=environment(stage, more),
         capture_output=True,

@@ -1,0 +1,139 @@
+"""What other ways would bring: accesses in flight, cache hints, sizes of allocations, a sampled census."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, taken, unheard, zeroed
+from benchmarks.trial.figures import Measured, one, remark
+from benchmarks.trial.forks import in_a_fork
+from scrubber.cuda import memory
+from scrubber.cuda.card import Span, Sweep
+from scrubber.cuda.compiling import HEADER, OPTIONS, SOURCE, read_sources
+from scrubber.cuda.memory import GpuMemory
+from scrubber.cuda.patterns import ZERO
+
+ROUNDS = 5
+SAMPLE = 16  # one of so many bytes
+PIECE = 2**25  # bytes: the sample is the first part of each piece of so many
+SIZES = (2**33, 2**30, 2**28)  # bytes of the largest allocation
+UNROLL = "constexpr u32 UNROLL = "
+LOAD, STORE = "ld.global.nc.L1::no_allocate.v2.u64", "__stcs(at, v)"
+# By name: what replaces what in the source of the kernels.
+SOURCES: Mapping[str, Mapping[str, str]] = {
+    "as shipped": {},
+    **{f"{number} accesses in flight": {f"{UNROLL}4;": f"{UNROLL}{number};"} for number in (1, 2, 8)},
+    "loads without a cache hint": {LOAD: "ld.global.nc.v2.u64"},
+    "stores without a cache hint": {STORE: "*at = v"},
+}
+
+
+def measure(where: Where) -> list[Measured]:
+    """Each way in a process of its own."""
+    found = [it for name in SOURCES for it in in_a_fork(partial(_compiled, where, name))]
+    found += [it for size in SIZES for it in _allocated(where, size)]
+    return [*found, *in_a_fork(partial(_census, where))]
+
+
+def _compiled(where: Where, name: str) -> list[Measured]:
+    """Write and compare with kernels that are compiled from a changed source."""
+    try:
+        card = _with_source(where, SOURCES[name])
+    except Exception as error:  # noqa: BLE001 - CuPy raises what its compiler raises, and there may be no compiler
+        return [remark(f"kernels, {name}: not measured", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")]
+    whole, key = memory.take(card), fresh(name)
+    writes, checks = [], []
+    for _ in range(ROUNDS):
+        whole.write(key, unheard)
+        writes.append(whole.size / card.device_seconds() / 1e9)
+        expect_nothing(whole.check(key, unheard), f"what was written to it ({name})")
+        checks.append(whole.size / card.device_seconds() / 1e9)
+    return [
+        Measured(f"kernels, {name}: write keyed", tuple(writes), "GB/s"),
+        Measured(f"kernels, {name}: check keyed", tuple(checks), "GB/s"),
+    ]
+
+
+def _with_source(where: Where, changes: Mapping[str, str]) -> MeasuredCard:
+    card, sources = opened(where), read_sources()
+    text = sources[SOURCE].replace(f'#include "{HEADER}"', sources[HEADER])
+    for old, new in changes.items():
+        if old not in text:
+            raise ValueError(f"the source of the kernels has no {old!r}")
+        text = text.replace(old, new)
+    card.use(text, OPTIONS)
+    return card
+
+
+def _allocated(where: Where, largest: int) -> list[Measured]:
+    """All memory, with allocations of at most this size: first all and then a write, or each written at once."""
+    rungs = tuple(size for size in memory.RUNGS if size <= largest)
+    name = f"allocations of {largest // 2**20} MiB at most"
+    apart = _timed(lambda: _written_after(where, rungs))
+    together = _timed(lambda: _written_at_once(where, rungs))
+    return [
+        one(f"{name}: opened, all allocated, then written", 1000 * apart, "ms"),
+        one(f"{name}: opened, each written while the next is allocated", 1000 * together, "ms"),
+    ]
+
+
+def _written_after(where: Where, rungs: Sequence[int]) -> None:
+    def deed() -> None:
+        card = opened(where)
+        GpuMemory(card, tuple(_spans(card, rungs))).write(fresh("apart"), unheard)
+
+    in_a_fork(deed)
+
+
+def _written_at_once(where: Where, rungs: Sequence[int]) -> None:
+    def deed() -> None:
+        card, key = opened(where), fresh("together")
+        for span in _spans(card, rungs):
+            card.launch(Sweep.WRITE, key, span)
+        card.device_seconds()
+
+    in_a_fork(deed)
+
+
+def _spans(card: MeasuredCard, rungs: Sequence[int]) -> Any:  # noqa: ANN401 - a generator of spans
+    start = 0
+    for size in rungs:
+        while (address := card.allocate(size)) is not None:
+            yield Span(address, size, start)
+            start += size
+
+
+def _census(where: Where) -> list[Measured]:
+    """Count what is not zero, in all memory and in a sample."""
+    card, whole = taken(where)
+    whole.write(ZERO, unheard)
+    sample = GpuMemory(card, tuple(_sampled(whole)))
+    took = {"all memory": _census_of(card, whole), "one sixteenth": _census_of(card, sample)}
+    zeroed(whole)
+    return [Measured(f"census of {name}", tuple(1000 * it for it in seconds), "ms") for name, seconds in took.items()]
+
+
+def _sampled(whole: GpuMemory) -> Any:  # noqa: ANN401 - a generator of spans
+    for span in whole.spans:
+        for at in range(0, span.size, PIECE):
+            size = min(PIECE, span.size - at) // SAMPLE
+            if size:
+                yield replace(span, address=span.address + at, size=size, start=span.start + at)
+
+
+def _census_of(card: MeasuredCard, some: GpuMemory) -> list[float]:
+    seconds = []
+    for _ in range(ROUNDS):
+        some.compare(ZERO, unheard)
+        seconds.append(card.device_seconds())
+    return seconds
+
+
+def _timed(deed: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    deed()
+    return time.perf_counter() - began
