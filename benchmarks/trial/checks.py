@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, Unproven, one, remark
@@ -23,15 +24,16 @@ def measure(where: Where) -> list[Measured]:
     if missing := [name for name in ("pytest", "pytest_asyncio", "pytest_timeout") if util.find_spec(name) is None]:
         raise NotDone(f"{', '.join(missing)} is not installed")
     limit = {} if where.limit is None else {"GPU_MEMORY_LIMIT": str(where.limit)}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--no-header", *FILES]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "GPU_HOST_ROOT": where.root, **limit},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with TemporaryDirectory() as place:  # so that its end clears away nothing of other runs on this machine
+        options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--no-header", "--basetemp", f"{place}/tests"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *FILES],
+            cwd=ROOT,
+            env={**os.environ, "GPU_HOST_ROOT": where.root, **limit},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     counts = {word: int(number) for number, word in _SUMMARY.findall(done.stdout.strip().rpartition("\n")[2])}
     if not counts:
         raise RuntimeError(f"pytest said nothing of its tests: {(done.stdout + done.stderr).strip()[-300:]}")
