@@ -25,6 +25,7 @@ SERVICE = views.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab",
 STATUS = views.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
 POSTURE = base.Posture(
+    openers={"GPU-1": ()},
     driver="580.142",
     libraries=("580.142",),
     options=OPTIONS,

@@ -238,6 +238,11 @@ def test_what_stands_in_the_way_of_a_reset_is_said_ahead(facts, words):
     assert (found[0], words in found[1]) == (Level.WARNING, True)
 
 
+def test_a_gpu_whose_holders_are_unknown_is_not_called_free_to_reset():
+    found = only(stands(openers={}), "reset")
+    assert (found[0], "the processes that have it open cannot be found" in found[1]) == (Level.WARNING, True)
+
+
 def test_the_obstacle_of_a_reset_comes_with_its_command():
     (finding,) = [it for it in roster.judge(with_gpu((DCGM,))) if it.name == "reset"]
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false" in finding.remedy

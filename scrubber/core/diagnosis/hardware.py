@@ -283,7 +283,10 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
         yield "a Tesla T4 has no function-level reset", _REBOOTS
     if _VGPU.search(device.model):
         yield "it is a vGPU, which only its host can reset", _REBOOTS
-    holders = facts.posture.openers.get(device.device, ())
+    holders = facts.posture.openers.get(device.device)
+    if holders is None:
+        yield "the processes that have it open cannot be found", "run the doctor as root, where it sees all processes"
+        return
     others = tuple(it for it in holders if it.container is None or it.container != device.owner)
     if others:
         names = ", ".join(process_names.describe(it.command, it.pid) for it in others)
