@@ -433,6 +433,7 @@ class DeviceStatus(_message.Message):
     RESET_DOMAIN_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
     ECC_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     index: _builtins.int
     model: _builtins.str
@@ -459,6 +460,8 @@ class DeviceStatus(_message.Message):
     """
     ecc: _builtins.bool
     """Whether its memory corrects errors (ECC) now. Absent if it is not known."""
+    resource: _builtins.str
+    """The resource name by the hardware, as in Advert."""
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     @_builtins.property
@@ -491,10 +494,11 @@ class DeviceStatus(_message.Message):
         reset_domain: _builtins.str = ...,
         pod: _builtins.str = ...,
         ecc: _builtins.bool | None = ...,
+        resource: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ecc", b"_ecc", "_numa_node", b"_numa_node", "_slice", b"_slice", "ecc", b"ecc", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt", "slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc", b"_ecc", "_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "ecc", b"ecc", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "pod", b"pod", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc", b"_ecc", "_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "ecc", b"ecc", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "pod", b"pod", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "resource", b"resource", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ecc: _TypeAlias = _typing.Literal["ecc"]  # noqa: Y015
     _WhichOneofArgType__ecc: _TypeAlias = _typing.Literal["_ecc", b"_ecc"]  # noqa: Y015
@@ -674,6 +678,7 @@ class JobStatus(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    QUEUE_PLACE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     trigger: _builtins.str
@@ -681,6 +686,8 @@ class JobStatus(_message.Message):
     started: _builtins.float
     done_bytes: _builtins.int
     total_bytes: _builtins.int
+    queue_place: _builtins.int
+    """While the job waits for a slot: its place in the queue, from 1. Absent if it does not wait."""
     def __init__(
         self,
         *,
@@ -691,12 +698,15 @@ class JobStatus(_message.Message):
         started: _builtins.float = ...,
         done_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
+        queue_place: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "queue_place", b"queue_place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "id", b"id", "path", b"path", "started", b"started", "step", b"step", "total_bytes", b"total_bytes", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "done_bytes", b"done_bytes", "id", b"id", "path", b"path", "queue_place", b"queue_place", "started", b"started", "step", b"step", "total_bytes", b"total_bytes", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__queue_place: _TypeAlias = _typing.Literal["queue_place"]  # noqa: Y015
+    _WhichOneofArgType__queue_place: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_place) -> _WhichOneofReturnType__queue_place | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 

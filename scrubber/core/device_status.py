@@ -28,10 +28,10 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
     )
 
 
-def job_status(job: Job, done: int, total: int) -> views.JobStatus:
+def job_status(job: Job, done: int, total: int, queue_place: int | None) -> views.JobStatus:
     """A job as people see it, with the progress of its present step."""
     step = job.step.value if job.step else ""
-    return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total)
+    return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total, queue_place)
 
 
 def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.QuarantineStatus:
@@ -51,7 +51,13 @@ def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.
 
 
 def device_status(
-    record: Record, advert: answers.Offer, rule: str, policy: Policy, now: Moment, progress: tuple[int, int]
+    record: Record,
+    advert: answers.Offer,
+    rule: str,
+    policy: Policy,
+    now: Moment,
+    progress: tuple[int, int],
+    queue_place: int | None,
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
     device, out = record.device, record.quarantine
@@ -69,7 +75,7 @@ def device_status(
         mig=device.mig,
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=(record.owner.container or "unknown") if record.owner else "",
-        job=job_status(record.job, *progress) if record.job else None,
+        job=job_status(record.job, *progress, queue_place) if record.job else None,
         quarantine=quarantine_status(out, proof.next_path(record, policy), now) if out else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
@@ -78,6 +84,7 @@ def device_status(
         compute=device.compute or "",
         reset_domain=device.reset_domain or "",
         ecc=device.ecc,
+        resource=device.resource,
     )
 
 

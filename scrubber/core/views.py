@@ -46,6 +46,7 @@ class JobStatus:
     started: float
     done_bytes: int
     total_bytes: int
+    queue_place: int | None = None  # while it waits for a slot: 1 if no other job has waited for longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class DeviceStatus:
     reset_domain: str = ""
     pod: str = ""  # its owner as NAMESPACE/NAME/CONTAINER, with commas between several
     ecc: bool | None = None
+    resource: str = ""
 
     @property
     def name(self) -> str:

@@ -25,11 +25,15 @@ class Slots:
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
-        self._queued: set[str] = set()
+        self._queued: dict[str, None] = {}  # the devices whose jobs wait for a worker, in the order of their arrival
 
     def waits(self, device: str) -> bool:
         """Whether the device's job is still queued: no worker has the device open yet."""
         return device in self._queued
+
+    def place(self, device: str) -> int | None:
+        """The place of the device's job in the queue, from 1. None if the job does not wait."""
+        return list(self._queued).index(device) + 1 if self.waits(device) else None
 
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
@@ -40,7 +44,7 @@ class Slots:
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
-            self._queued.add(device)
+            self._queued[device] = None
             try:
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
@@ -49,7 +53,7 @@ class Slots:
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             finally:
-                self._queued.discard(device)
+                del self._queued[device]
             yield
 
     def at_driver(self, step: Step) -> AbstractAsyncContextManager[None]:

@@ -98,7 +98,10 @@ class StatusReporter:
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         advert = self._with_signs(record, self._advert(record, device_policy.policy, now))
-        status = device_status.device_status(record, advert, device_policy.rule, device_policy.policy, now, progress)
+        place = self._context.jobs.slots.place(uuid)
+        status = device_status.device_status(
+            record, advert, device_policy.rule, device_policy.policy, now, progress, place
+        )
         blocked = self._context.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 

@@ -14,8 +14,9 @@ from tests.core.lives import ENFORCE, NOW, later, live
 AT = later(10)
 
 
-def shown(record, progress=(0, 0)):
-    return device_status.device_status(record, offering.offer(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
+def shown(record, progress=(0, 0), place=None):
+    advert = offering.offer(record, ENFORCE, AT)
+    return device_status.device_status(record, advert, "rule-1", ENFORCE, AT, progress, place)
 
 
 def test_a_clean_device_shows_its_receipt():
@@ -25,7 +26,7 @@ def test_a_clean_device_shows_its_receipt():
         why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False,
         receipt=device_status.receipt_view(receipt),
         owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
-        driver="driver-1",
+        driver="driver-1", resource="nvidia.com/gpu",
     )  # fmt: skip
 
 
@@ -98,6 +99,12 @@ def test_only_granted_or_used_devices_may_have_a_pod():
 def test_a_job_shows_its_present_step_and_how_far_it_is():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
     assert shown(record, (64, 1000)).job == views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
+
+
+def test_a_job_shows_its_place_in_the_queue():
+    assert shown(lives.SCRUBBING, place=12).job.queue_place == 12
+    assert shown(lives.SCRUBBING).job.queue_place is None
+    assert shown(lives.CLEAN, place=12).job is None
 
 
 def test_a_job_between_two_steps_shows_none():

@@ -353,6 +353,24 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     assert [it.device for it in rows(world, ev.ScrubFailed)] == []
 
 
+async def test_a_job_that_waits_for_a_slot_shows_its_place(build):
+    world = build(gpus=4)
+    await world.start()
+    await world.clean()
+    world.context.jobs.slots.workers = asyncio.Semaphore(1)
+
+    def places() -> list[int | None]:
+        return [status.job and status.job.queue_place for status in map(world.life.reporter.device, world.uuids)]
+
+    jobs = [await world.operations.scrub(device, Path.FAST) for device in world.uuids]
+    while places() != [None, 1, 2, 3]:
+        await anext(jobs[0].updates())
+    await world.context.jobs.cancel(world.uuids[1])
+    assert places() == [None, None, 1, 2]
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert places() == [None] * 4
+
+
 async def test_a_job_cancelled_before_it_runs_leaves_nothing_behind(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
