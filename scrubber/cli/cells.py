@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from scrubber.cli import human
@@ -12,6 +13,8 @@ WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
     "UNITS", "TESTS", "POD", "MODEL", "NOTE",
 )  # fmt: skip
+# The states of core.model, which loads slowly.
+STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
@@ -41,6 +44,16 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
         ]
         for device in devices
     ]
+
+
+def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
+    """How many devices are in each state, in one line. ``total``: how many there are, with those not selected."""
+    count = Counter(device.state for device in devices)
+    states = ", ".join(f"{count[state]} {state.replace('_', ' ')}" for state in STATES if count[state])
+    unhealthy = sum(not device.healthy for device in devices)
+    of = f"{len(devices)} of {total}" if len(devices) < total else str(total)
+    parts = [f"{of} GPU{'' if total == 1 else 's'}", *([f": {states}"] if devices else [])]
+    return "".join([*parts, *([f"; {unhealthy} not healthy"] if unhealthy != count["quarantined"] else [])])
 
 
 def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
@@ -75,8 +88,12 @@ def note(device: views.DeviceStatus) -> str:
 
 def job(it: views.JobStatus) -> str:
     """The progress of a job."""
-    share = f" {it.done_bytes / it.total_bytes:.0%}" if it.total_bytes else ""
-    return f"{it.path} path: {it.step or 'starting'}{share}"
+    if it.queue_place is not None:
+        return f"waiting for a slot, {human.ordinal(it.queue_place)} ({it.path} path)"
+    share = f"{it.done_bytes / it.total_bytes:.0%}" if it.total_bytes else ""
+    if it.step:
+        return f"{it.path} path: {it.step} {share}".rstrip()
+    return f"{it.path} path: {'between two steps' if share else 'starting'}"
 
 
 def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views.DeviceStatus]) -> list[list[str]]:

@@ -35,6 +35,12 @@ def span(seconds: float) -> str:
     return next((f"{whole // length}{unit}" for length, unit in _UNITS if whole >= length), "0s")
 
 
+def ordinal(number: int) -> str:
+    """A place in a queue, such as ``1st`` or ``12th``."""
+    teen = number % 100 in {11, 12, 13}
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def took(seconds: float) -> str:
     """The duration of some work."""
     return f"{seconds:.2f}s" if seconds < 60 else span(seconds)  # noqa: PLR2004 - a minute

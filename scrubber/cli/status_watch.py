@@ -21,27 +21,26 @@ RETRY = 0.5
 UNREACHABLE = "service not reachable, retrying"
 
 
-async def watch(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
+async def watch(admin: client.AdminClient, gpus: Sequence[str], form: status_view.Form) -> None:
     """Show the status until the user stops it."""
-    if output in {"table", "wide"} and sys.stdout.isatty():
-        await _live(admin, gpus, output)
+    if status_view.for_people(form.output):
+        await _live(admin, gpus, form)
     else:
-        await _print(admin, gpus, output)
+        await _print(admin, gpus, form)
 
 
-async def _live(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
-    last: views.Status | None = None
-    terminal = importlib.import_module("scrubber.cli.terminal")
-    with terminal.view() as show:
+async def _live(admin: client.AdminClient, gpus: Sequence[str], form: status_view.Form) -> None:
+    devices: tuple[views.DeviceStatus, ...] = ()
+    total = 0
+    with importlib.import_module("scrubber.cli.terminal").view() as show:
         async for answer in _answers(admin, gpus, TICK):
-            last = answer or last
-            notes = [] if answer else [UNREACHABLE]
-            notes += status_view.faults(answer.service) if answer else ()
-            seen = [terminal.drawn(*status_view.cells(last, output))] if last else []
-            show(seen, notes)
+            if answer:
+                devices, total = form.selection.of(answer.devices), len(answer.devices)
+            notes = status_view.faults(answer.service) if answer else (UNREACHABLE,)
+            show(status_view.page(devices, total, form, notes))
 
 
-async def _print(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
+async def _print(admin: client.AdminClient, gpus: Sequence[str], form: status_view.Form) -> None:
     shown: tuple[views.DeviceStatus, ...] | None = None
     unreachable = False
     async for answer in _answers(admin, gpus, QUIET):
@@ -51,9 +50,9 @@ async def _print(admin: client.AdminClient, gpus: Sequence[str], output: str) ->
             unreachable = True
             continue
         unreachable = False
-        stable = tuple(map(_without_progress, answer.devices))
+        stable = tuple(map(_without_progress, form.selection.of(answer.devices)))
         if stable != shown:
-            status_view.show(answer, output)
+            status_view.show(answer, form)
             sys.stdout.flush()
         shown = stable
 
@@ -73,6 +72,6 @@ async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) 
 
 def _without_progress(device: views.DeviceStatus) -> views.DeviceStatus:
     """The device without the fields that change all the time. A change of the rest prints a new table."""
-    job = replace(device.job, done_bytes=0, total_bytes=0) if device.job else None
+    job = replace(device.job, done_bytes=0, total_bytes=0, queue_place=None) if device.job else None
     quarantine = replace(device.quarantine, next_probe_seconds=None) if device.quarantine else None
     return replace(device, job=job, quarantine=quarantine)

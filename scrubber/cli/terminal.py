@@ -6,8 +6,10 @@ This module loads rich, which takes as long as everything else that a verb loads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from rich import box, live
 from rich import progress as bars
@@ -21,6 +23,8 @@ from scrubber.cli import human, table
 from scrubber.core import views
 
 WIDEST = 10_000  # characters: wider than any table
+PHASES = ("not clean", "running", "waiting", "clean")  # of a scrub, the first ones before the others
+RULE = "─"  # the line below the headers is made of it
 STYLES = {
     "clean": "green",
     "yes": "green",
@@ -41,66 +45,145 @@ LAST_AT_LEAST = 24  # characters of the last column, which wraps
 
 
 def show(headers: Sequence[str], rows: table.Rows) -> None:
-    """Print a table on stdout. Without room for all columns, no cell is cut: each row is one line, however long."""
-    shown, terminal = drawn(headers, rows), Console()
-    whole = Measurement.get(terminal, terminal.options.update_width(WIDEST), shown).maximum
-    last = max(len(human.printable(row[-1])) for row in (headers, *rows))
-    fits = whole - max(0, last - LAST_AT_LEAST) <= terminal.width
-    Console(width=terminal.width if fits else whole).print(shown)
+    """Print a table on stdout."""
+    terminal = Console()
+    for line in chain(*blocks(terminal, headers, rows)):
+        terminal.print(line, soft_wrap=True)
 
 
-def drawn(headers: Sequence[str], rows: table.Rows) -> RenderableType:
-    """A table for a terminal. Only the last column wraps when the terminal is too narrow."""
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for header in headers:
-        shown.add_column(header, no_wrap=header != headers[-1], overflow="fold")
-    for row in rows:
+def blocks(
+    terminal: Console, headers: Sequence[str], rows: table.Rows, whole: int | None = None
+) -> Iterator[list[Text]]:
+    """The lines of the headers, then the lines of each row.
+
+    Without room for all columns, no cell is cut: each row is one line, however long. With room for all columns, the
+    last cell of a row wraps. After the first ``whole`` rows it is cut instead.
+    """
+    shown = drawn(headers, rows, whole)
+    width = Measurement.get(terminal, terminal.options.update_width(WIDEST), shown).maximum
+    last = max((len(human.printable(row[-1])) for row in (headers, *rows) if row), default=0)
+    fits = width - max(0, last - LAST_AT_LEAST) <= terminal.width
+    options = terminal.options.update_width(terminal.width if fits else width)
+    block: list[Text] = []
+    for number, segments in enumerate(terminal.render_lines(shown, options)):
+        line = Text.assemble(*((it.text, it.style or "") for it in segments))
+        line.rstrip()  # the padding would be wrapped too
+        if set(line.plain) == {RULE}:
+            line.truncate(terminal.width)
+        elif (number or not headers) and not line.plain.startswith(" "):  # a further line has an empty first cell
+            yield block
+            block = []
+        block.append(line)
+    yield block
+
+
+def drawn(headers: Sequence[str], rows: table.Rows, whole: int | None = None) -> Table:
+    """A table for a terminal. Only the last column gives way when the terminal is too narrow."""
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", show_header=bool(headers))
+    columns = headers or [""] * max(map(len, rows), default=0)
+    for number, header in enumerate(columns, start=1):
+        shown.add_column(header, no_wrap=number < len(columns), overflow="fold")
+    for number, row in enumerate(rows):
         # Text, not str: rich would read brackets in a str as markup.
-        shown.add_row(*(Text(human.printable(cell) or table.EMPTY, style=STYLES.get(cell, "")) for cell in row))
+        texts = [Text(human.printable(cell) or table.EMPTY, style=STYLES.get(cell, "")) for cell in row]
+        if whole is not None and number >= whole:
+            texts[-1].no_wrap, texts[-1].overflow = True, "ellipsis"
+        shown.add_row(*texts)
     return shown
 
 
 @contextmanager
-def view() -> Iterator[Callable[[Sequence[RenderableType], Sequence[str]], None]]:
-    """Shows tables and notes in place of what it showed before."""
+def view() -> Iterator[Callable[[table.Page], None]]:
+    """Shows a page in place of the page before."""
 
-    def update(tables: Sequence[RenderableType], notes: Sequence[str]) -> None:
-        screen.update(Group(*tables, *(Text(note, style="bold red") for note in notes)), refresh=True)
+    def update(page: table.Page) -> None:
+        screen.update(Group(*screenful(screen.console, page)), refresh=True)
 
     with live.Live(auto_refresh=False) as screen:
         yield update
 
 
+def screenful(terminal: Console, page: table.Page) -> list[Text]:
+    """As many rows as the terminal has room for, the lines below them, and the notes.
+
+    All rows are whole if there is room for that. Otherwise the urgent rows are whole, or none: cut rows show more GPUs.
+    """
+    rows = page.rows[: terminal.height]
+
+    def made(whole: int) -> Iterator[tuple[int, list[Text]]]:
+        drawn_blocks = [_folded(block, terminal.width) for block in blocks(terminal, page.headers, rows, whole)]
+        for count in range(len(rows), -1, -1):
+            below = (*map(Text, page.below(count)), *(Text(note, style="bold red") for note in page.notes))
+            yield count, [*chain(*drawn_blocks[: count + 1]), *_folded(below, terminal.width)]
+
+    for whole in (it for it in (len(page.rows), page.urgent, 0) if it <= len(rows)):
+        for count, lines in made(whole):
+            if whole <= count and len(lines) <= terminal.height:
+                return lines
+    return list(map(Text, page.below(0)))  # there is no room for the headers
+
+
+def _folded(lines: Iterable[Text], width: int) -> list[Text]:
+    """The lines as a terminal of this width shows them."""
+    return [part for line in lines for part in line.divide(range(width, len(line), width))]
+
+
 @contextmanager
 def progress(devices: Mapping[str, views.DeviceStatus]) -> Iterator[Callable[[views.ScrubProgress], None]]:
     """Shows the progress of the devices as bars on stderr."""
-    columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
-        bars.TransferSpeedColumn(),
-    )  # fmt: skip
-    with bars.Progress(*columns, console=Console(stderr=True)) as shown:
-        yield _Bars(shown, devices)
+    shown = Screenful(Console(stderr=True))
+    show = Bars(shown, devices)
+    with shown:
+        yield show
 
 
-class _Bars:
+class Screenful(bars.Progress):
+    """As many bars as the terminal has room for: those of failed scrubs first, and the totals in a last line."""
+
+    def __init__(self, terminal: Console) -> None:
+        """``terminal`` shows the bars."""
+        self._terminal = terminal
+        super().__init__(
+            bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
+            bars.TransferSpeedColumn(), console=terminal,
+        )  # fmt: skip
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bars and the totals."""
+        room = self._terminal.height - 1
+        most_telling = sorted(self.tasks, key=lambda task: PHASES.index(task.fields["phase"]))[:room]
+        yield self.make_tasks_table(sorted(most_telling, key=lambda task: task.id))
+        if len(self.tasks) > room:
+            count = Counter(task.fields["phase"] for task in self.tasks)
+            totals = ", ".join(f"{count[phase]} {phase}" for phase in PHASES if count[phase])
+            yield Text(f"{len(self.tasks)} GPUs: {totals}; {len(self.tasks) - room} not on this screen")
+
+
+class Bars:
     """A bar for each device. A new step restarts the bar, so that the speed is that of the step."""
 
     def __init__(self, progress: bars.Progress, devices: Mapping[str, views.DeviceStatus]) -> None:
+        """``progress`` draws the bars."""
         self._progress = progress
         self._devices = devices
         self._steps: dict[str, str] = {}
-        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in devices}
+        self._tasks = {
+            it: progress.add_task(self._said(it, "waiting"), total=None, amount="", phase="waiting") for it in devices
+        }
 
     def __call__(self, message: views.ScrubProgress) -> None:
+        """Draw a message of the service."""
         task = self._tasks[message.device]
         if message.result is not None:
             end = 1 if message.result.clean else 0
+            phase = "clean" if message.result.clean else "running" if message.result.running else "not clean"
             said = self._said(message.device, message.result.state)
-            self._progress.update(task, description=said, completed=end, total=1, amount="")
+            self._progress.update(task, description=said, completed=end, total=1, amount="", phase=phase)
         elif message.step:
             if self._steps.get(message.device) != message.step:
                 self._steps[message.device] = message.step
-                self._progress.reset(task, description=self._said(message.device, message.step))
+                said = self._said(message.device, message.step)
+                self._progress.reset(task, description=said, amount="", phase="running")
             done, total = message.done_bytes, message.total_bytes
             amount = f"{human.size(done)} of {human.size(total)}" if total else ""
             self._progress.update(task, completed=done, total=total or None, amount=amount)

@@ -32,6 +32,14 @@ def test_a_size_has_the_largest_unit_that_leaves_at_least_one(count, told):
 
 
 @pytest.mark.parametrize(
+    ("number", "told"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"), (112, "112th")],
+)
+def test_a_place_in_a_queue_is_an_ordinal(number, told):
+    assert human.ordinal(number) == told
+
+
+@pytest.mark.parametrize(
     ("seconds", "told"),
     [(-5, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7200, "2h"), (86400, "1d"), (864000, "10d")],
 )

@@ -289,6 +289,20 @@ def test_a_terminal_gets_a_drawn_table(service, gpu):
     assert "─" in text
 
 
+def test_only_a_terminal_gets_trouble_first_and_totals(autoclave, service, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    total = len(json.loads(told(autoclave("status", "-o", "json")))["items"])
+    drawn = on_a_terminal(service, "status")[1].splitlines()
+    assert "quarantined" in drawn[2]
+    assert drawn[-1].startswith(f"{total} GPUs: ")
+    piped = told(autoclave("status")).splitlines()
+    assert [line.split()[0] for line in piped[1:]] == [str(index) for index in range(total)]
+    bare = on_a_terminal(service, "status", "--no-headers", gpu)[1]
+    assert "GPUs: " not in bare
+    assert "HEALTHY" not in bare
+    told(autoclave("reinstate", gpu))
+
+
 def test_a_scrub_on_a_terminal_has_a_bar_for_each_gpu(service, gpu):
     code, text = on_a_terminal(service, "scrub", gpu)
     assert code == 0

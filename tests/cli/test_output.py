@@ -64,6 +64,8 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
         ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
+        ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0, 12)}, "waiting for a slot, 12th (fast path)"),
+        ({"job": views.JobStatus("j", "slow", "retry", "", NOW, 9, 9)}, "slow path: between two steps"),
     ],
 )
 def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
@@ -135,18 +137,41 @@ def test_a_drawn_table_fits_into_80_columns_and_loses_no_word():
     assert "quarantined" in text
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
-@pytest.mark.parametrize("gpus", [1, 8, 112])
-def test_a_wide_table_loses_no_column_and_no_cell_on_any_terminal(monkeypatch, capsys, width, gpus):
-    monkeypatch.setenv("COLUMNS", str(width))
+def table_of(output, gpus):
     devices = [replace(SICK if number % 2 else CLEAN, index=number) for number in range(gpus)]
-    rows = cells.wide(devices, NOW)
-    terminal.show(cells.WIDE, rows)
+    match output:
+        case "history":
+            return cells.HISTORY, cells.history(
+                [replace(ENTRY, index=number, text="x " * 90) for number in range(gpus)]
+            )
+        case "wide":
+            return cells.WIDE, cells.wide(devices, NOW)
+    return cells.STATUS, cells.status(devices, NOW)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
+@pytest.mark.parametrize("gpus", [1, 8, 56, 112])
+@pytest.mark.parametrize("output", ["table", "wide", "history"])
+def test_a_table_loses_no_column_and_no_cell_on_any_terminal(monkeypatch, capsys, output, width, gpus):
+    monkeypatch.setenv("COLUMNS", str(width))
+    headers, rows = table_of(output, gpus)
+    terminal.show(headers, rows)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == list(cells.WIDE)
+    assert lines[0].split() == list(headers)
     first = [line for line in lines[2:] if line[:1].strip()]  # a note may go on in a further line
     for row, line in zip(rows, first, strict=True):
         assert [cell for cell in row[:-1] if cell not in line] == []
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "history"])
+def test_a_table_on_a_narrow_terminal_is_not_padded(monkeypatch, capsys, output):
+    """The terminal would wrap the padding, and show empty lines."""
+    monkeypatch.setenv("COLUMNS", "40")
+    headers, rows = table_of(output, 8)
+    terminal.show(headers, [*rows, [*rows[0][:-1], "y" * 300]])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines[1] == "─" * 40
 
 
 def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):

@@ -1,0 +1,296 @@
+"""``autoclave status`` with many GPUs: what it selects, in which order, and what a screen has room for."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scrubber.api import client
+from scrubber.cli import cells, custom_columns, selection, status_view, status_watch, table, terminal
+from scrubber.cli.selection import Selection
+from scrubber.core import views
+from scrubber.core.model import State
+from tests.cli.test_output import BUSY, CLEAN, NOW, SERVICE, SICK, SICKNESS
+
+H100 = replace(CLEAN, model="NVIDIA H100 80GB HBM3", resource="nvidia.com/gpu")
+GH200 = replace(H100, index=1, model="NVIDIA GH200 480GB")
+SLICE = replace(H100, index=2, slice=1, resource="nvidia.com/mig-1g.10gb")
+OTHER_SLICE = replace(SLICE, slice=2)
+FOUR = (H100, GH200, SLICE, OTHER_SLICE)
+
+
+def names(devices):
+    return [device.name for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("selector", "chosen"),
+    [
+        ("", "0 1 2:1 2:2"),
+        ("model=H100", "0 2:1 2:2"),
+        ("model==h100 80gb", "0 2:1 2:2"),
+        ("model=H200", ""),
+        ("model=*H200*", "1"),
+        ("model!=H100", "1"),
+        ("index=2", "2:1 2:2"),
+        ("index=2:1", "2:1"),
+        ("index in (0, 2:2)", "0 2:2"),
+        ("index notin (0,1),resource=nvidia.com/mig-*", "2:1 2:2"),
+        (" resource = nvidia.com/gpu , model = GH200 ", "1"),
+        ("resource=gpu", ""),
+    ],
+)
+def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
+    assert names(Selection(terms=selection.selector(selector)).of(FOUR)) == chosen.split()
+
+
+@pytest.mark.parametrize(
+    ("selector", "why"),
+    [
+        ("model", "expected KEY=VALUE"),
+        ("model=", "expected KEY=VALUE"),
+        ("model=a,", "expected KEY=VALUE"),
+        ("model=a=b", "expected KEY=VALUE"),
+        ("index in ()", "expected KEY=VALUE"),
+        ("index in (1,)", "a value of index is missing"),
+        ("index in (1", "expected KEY=VALUE"),
+        ("!model", "expected KEY=VALUE"),
+        ("vendor=x", "vendor is no key of a selector; the keys are index, model, resource"),
+        ("index=one", "one is no index"),
+    ],
+)
+def test_a_malformed_selector_is_refused_with_what_is_allowed(selector, why):
+    with pytest.raises(ValueError, match="^" + why):
+        selection.selector(selector)
+
+
+def test_filters_hold_together():
+    devices = (
+        CLEAN,
+        SICK,
+        replace(SICK, index=5, state="dirty", quarantine=None),
+        replace(CLEAN, index=6, state="dirty"),
+    )
+    assert names(Selection(states=frozenset({"dirty"})).of(devices)) == ["5", "6"]
+    assert names(Selection(unhealthy=True).of(devices)) == ["1", "5"]
+    assert names(Selection(states=frozenset({"dirty", "clean"}), unhealthy=True).of(devices)) == ["5"]
+
+
+def test_every_state_can_be_named_and_is_counted():
+    assert sorted(cells.STATES) == sorted(state.value for state in State)
+
+
+def test_trouble_comes_first_and_a_scrub_within_its_budget_is_none():
+    job = BUSY.job
+    assert job
+    devices = tuple(
+        replace(device, index=index)
+        for index, device in enumerate((
+            CLEAN,
+            BUSY,  # healthy: it is clean soon
+            replace(BUSY, healthy=False, job=replace(job, queue_place=2)),
+            replace(BUSY, healthy=False, job=replace(job, queue_place=1)),
+            replace(BUSY, healthy=False),
+            replace(CLEAN, healthy=False),  # blocked
+            SICK,
+            SICK,
+        ))
+    )  # fmt: skip
+    assert names(Selection(order="trouble").of(devices)) == ["6", "7", "5", "4", "3", "2", "0", "1"]
+    assert names(Selection().of(devices)) == list("01234567")
+
+
+def test_equal_gpus_keep_the_order_of_their_index():
+    devices = (CLEAN, replace(CLEAN, index=1, since=NOW), replace(SICK, index=2), replace(CLEAN, index=3))
+    assert names(Selection(order="state").of(devices)) == ["0", "1", "3", "2"]
+    assert names(Selection(order="for").of(devices)) == ["1", "0", "2", "3"]
+
+
+def test_the_line_of_totals_counts_states_and_unhealthy_gpus():
+    use = replace(CLEAN, state="in_use")
+    assert cells.summary([CLEAN, use, use, SICK], 4) == "4 GPUs: 1 clean, 2 in use, 1 quarantined"
+    assert cells.summary([CLEAN, replace(use, healthy=False)], 2) == "2 GPUs: 1 clean, 1 in use; 1 not healthy"
+    assert cells.summary([SICK], 4) == "1 of 4 GPUs: 1 quarantined"
+    assert cells.summary([CLEAN], 1) == "1 GPU: 1 clean"
+    assert cells.summary([], 4) == "0 of 4 GPUs"
+
+
+def shown(capsys, devices, **form):
+    chosen = form.pop("selection", Selection())
+    status_view.show(views.Status(tuple(devices), SERVICE), status_view.Form(chosen, **form))
+    return capsys.readouterr()
+
+
+def test_custom_columns_are_fields_of_the_document(capsys):
+    columns = custom_columns.parse("GPU:.name,WHY:.quarantine.reason,PROOF:receipt.id,SINCE:.since,OK:.healthy")
+    told = shown(capsys, [CLEAN, replace(SICK, slice=2)], output=columns)
+    assert [line.split() for line in told.out.splitlines()] == [
+        ["GPU", "WHY", "PROOF", "SINCE", "OK"],
+        ["0", "-", "3dac54cd6a98ac39", "2027-01-15T07:55:00.000Z", "true"],
+        ["1:2", "xid", "-", "2027-01-15T07:55:00.000Z", "false"],
+    ]
+
+
+@pytest.mark.parametrize("spec", ["", "GPU", "GPU:", ":.name", "GPU:.name,"])
+def test_custom_columns_without_a_header_or_field_are_refused(spec):
+    with pytest.raises(ValueError, match=r"^expected custom-columns=HEADER:FIELD"):
+        custom_columns.parse(spec)
+
+
+@pytest.mark.parametrize("field", ["nme", "receipt", "receipt.steps", "receipt.id.x", "__class__"])
+def test_an_unknown_field_is_refused_with_the_list_of_fields(field):
+    with pytest.raises(ValueError, match=rf"^there is no field {field}; the fields are name, device, .*receipt\.id"):
+        custom_columns.parse(f"A:.{field}")
+
+
+def test_without_headers_a_pipe_gets_rows_only(capsys):
+    assert shown(capsys, [CLEAN], output="table", headers=False).out.split()[:2] == ["0", "GPU-aaaaaaaa"]
+    assert shown(capsys, [], output="table", headers=False).out == ""
+
+
+def test_if_no_gpu_matches_stdout_is_empty(capsys):
+    told = shown(capsys, [CLEAN], output="table", selection=Selection(unhealthy=True))
+    assert (told.out, told.err) == ("", "autoclave: no GPU matches\n")
+
+
+def test_filters_apply_to_documents(capsys):
+    told = shown(capsys, [CLEAN, SICK], output="json", selection=Selection(unhealthy=True))
+    made = json.loads(told.out)
+    assert [item["index"] for item in made["items"]] == [1]
+    assert made["service"]["version"] == "0.1.0"
+    assert json.loads(shown(capsys, [CLEAN], output="json", selection=Selection(unhealthy=True)).out)["items"] == []
+
+
+def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.show((), cells.status([CLEAN, SICK], NOW))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "probation"]
+    assert table.plain((), []) == ""
+
+
+def screen(width, height, devices, output="table", notes=()):
+    console = Console(width=width, height=height, file=io.StringIO())
+    form = status_view.Form(Selection(order="trouble"), output)
+    chosen = form.selection.of(devices)
+    page = status_view.page(chosen, len(devices), form, notes)
+    return [line.plain for line in terminal.screenful(console, page)]
+
+
+async def test_a_watch_prints_no_table_for_a_place_in_the_queue(capsys, monkeypatch):
+    assert BUSY.job
+    answers = [*(replace(BUSY, job=replace(BUSY.job, queue_place=place)) for place in (12, 11, None)), CLEAN]
+
+    async def status(*_: object, **__: object) -> views.Status:
+        return views.Status((answers.pop(0),), SERVICE)
+
+    async with client.AdminClient(Path("/nowhere")) as admin:
+        monkeypatch.setattr(admin, "status", status)
+        with pytest.raises(IndexError):  # there is no further answer
+            await status_watch.watch(admin, (), status_view.Form(Selection(), "table", headers=False))
+    told = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["scrubbing", "clean"]
+
+
+USED = replace(CLEAN, state="in_use", owner="uid-7", pod="namespace/train/main-container")
+LONG = replace(SICK, quarantine=replace(SICKNESS, detail="a long story " * 30))
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("gpus", [1, 8, 56, 112])
+@pytest.mark.parametrize("output", ["table", "wide"])
+def test_a_live_view_fits_its_screen_and_shows_trouble(width, gpus, output):
+    sick = {gpus - 1, gpus // 2}
+    devices = [replace(LONG if number in sick else CLEAN, index=number) for number in range(gpus)]
+    lines = screen(width, 24, devices, output, notes=["the ledger cannot be written"])
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    for index in sick:
+        assert any(line.startswith(f"{index} ") and "quarantined" in line for line in lines)
+    assert lines[-1] == "the ledger cannot be written"
+    rows = sum(line[:1].isdigit() and "GPU-" in line for line in lines)
+    hidden = f"below the end of the screen: {gpus - rows} GPU"
+    assert any(line.startswith(hidden) for line in lines) is (rows < gpus)
+    if output == "table":
+        assert len(lines) == 24 or rows == gpus
+
+
+def test_a_live_view_with_room_shows_whole_notes():
+    lines = screen(80, 24, [LONG, USED])
+    assert "".join(lines).count("story") == 30
+    assert "…" not in "".join(lines)
+    assert lines[-1] == "2 GPUs: 1 in use, 1 quarantined"
+
+
+def test_a_live_view_shows_whole_notes_of_few_gpus_in_trouble():
+    """Of many, it cuts the notes: then more of these GPUs have room."""
+    few = screen(80, 24, [*([SICK] * 3), *([USED] * 109)])
+    assert sum("probation in 45s" in line for line in few) == 3
+    assert {line[-1] for line in few if "in_use" in line} == {"…"}
+    scrubbed = screen(80, 24, [*([SICK] * 3), *([replace(BUSY, healthy=False)] * 109)])
+    assert sum("probation in 45s" in line for line in scrubbed) == 3
+    many = screen(80, 24, [*([SICK] * 15), *([CLEAN] * 97)])
+    assert sum("quarantined" in line for line in many[:-2]) == 15
+    assert "…" in "".join(many)
+
+
+def test_a_live_view_without_room_for_a_gpu_shows_the_totals():
+    assert screen(80, 3, [CLEAN, SICK]) == [
+        "2 GPUs: 1 clean, 1 quarantined",
+        "below the end of the screen: 2 GPUs: 1 clean, 1 quarantined",
+    ]
+
+
+def test_bars_fit_their_screen_and_show_failed_scrubs():
+    console = Console(width=80, height=24, file=io.StringIO())
+    devices = {f"GPU-{number}": replace(CLEAN, index=number) for number in range(112)}
+    shown = terminal.Screenful(console)
+    show = terminal.Bars(shown, devices)
+    with shown:
+        show(views.ScrubProgress("GPU-50", "j", "clear", 1, 2))
+        show(views.ScrubProgress("GPU-3", "j", result=views.ScrubResult(clean=True, state="clean")))
+        show(views.ScrubProgress("GPU-111", "j", result=views.ScrubResult(clean=False, state="quarantined")))
+    with console.capture() as seen:
+        console.print(*shown.get_renderables(), sep="\n")
+    lines = seen.get().splitlines()
+    assert len(lines) == 24
+    assert lines[-1] == "112 GPUs: 1 not clean, 1 running, 109 waiting, 1 clean; 89 not on this screen"
+    bars = [" ".join(line.split()[:3]) for line in lines[:-1]]
+    assert bars == [*(f"GPU {it} waiting" for it in range(22) if it != 3), "GPU 50 clear", "GPU 111 quarantined"]
+
+
+def test_bars_that_fit_are_all_shown():
+    console = Console(width=80, height=24, file=io.StringIO())
+    shown = terminal.Screenful(console)
+    terminal.Bars(shown, {"a": CLEAN, "b": SICK})
+    with console.capture() as seen:
+        console.print(*shown.get_renderables(), sep="\n")
+    assert [line.split()[1] for line in seen.get().splitlines()] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
+        (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
+        (["-l", "vendor=x"], "vendor is no key of a selector; the keys are index, model, resource"),
+        (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml', 'custom-columns='"),
+        (["-o", "custom-columns=A:.b"], "there is no field b; the fields are name, device, index, "),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_what_is_allowed(autoclave, args, why):
+    run = autoclave("status", *args)
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert why in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("--state q", ["quarantined"]), ("--sort-by m", ["memory", "model"]), ("-o c", ["custom-columns="])],
+)
+def test_values_of_flags_are_completed(autoclave, typed, offered):
+    run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=f"autoclave status {typed}", COMP_CWORD="3")
+    assert run.stdout.split() == [f"plain,{value}" for value in offered]
