@@ -116,7 +116,7 @@ class Jobs:
         No job is recorded: a GPU whose slices must be restored may have no record in the ledger.
         """
         observer = self._context.observer
-        async with self.slots.at_driver(Step.SETTINGS):
+        async with self.slots.at_driver(device, Step.SETTINGS):
             # Read here, not by the caller: a job may have restored the device while this call waited.
             address = (await observer.pending_restores()).get(device)
             if address is None:

@@ -327,10 +327,10 @@ class ScrubJob:
             unexpected_holder = None
             if Step.CLEAR in plan[: plan.index(step)]:
                 async with self._watching(step) as found:
-                    await turn.enter_async_context(slots.at_driver(step))
+                    await turn.enter_async_context(slots.at_driver(self.device, step))
                     unexpected_holder = found()
             else:
-                await turn.enter_async_context(slots.at_driver(step))
+                await turn.enter_async_context(slots.at_driver(self.device, step))
             yield unexpected_holder
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
@@ -403,7 +403,7 @@ class ScrubJob:
         The slot keeps resets of other devices away, because the driver is closed during a reset. If the answer is late,
         it is asked for once more.
         """
-        async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(Step.HEALTH):
+        async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(self.device, Step.HEALTH):
             vitals = await self._observer.vitals(self.device)
             if vitals is None or vitals.partial:
                 await asyncio.sleep(self._observer.patience)
@@ -471,7 +471,7 @@ class ScrubJob:
         """A worker for these steps; it is gone when the block ends, whatever happened."""
         context = self._context
         async with (
-            context.slots.at_memory(steps),
+            context.slots.at_memory(self.device, steps),
             own_worker(self._observer, lambda: context.spawn(self.device, self._policy)) as worker,
         ):
             yield worker

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from scrubber.core.model import Job, Path, Record, Step
 from scrubber.ground.rwlock import RWLock
@@ -25,15 +25,17 @@ class Slots:
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
-        self._queued: dict[str, None] = {}  # the devices whose jobs wait for a worker, in the order of their arrival
+        self._queued: list[str] = []  # the devices whose jobs wait for a worker, in the order of their arrival
+        self._for_driver: list[str] = []  # those whose jobs wait for the driver
 
     def waits(self, device: str) -> bool:
         """Whether the device's job is still queued: no worker has the device open yet."""
         return device in self._queued
 
     def place(self, device: str) -> int | None:
-        """The place of the device's job in the queue, from 1. None if the job does not wait."""
-        return list(self._queued).index(device) + 1 if self.waits(device) else None
+        """The place of the device's job in its queue, from 1. None if the job does not wait."""
+        queues = (self._queued, self._for_driver)
+        return next((queue.index(device) + 1 for queue in queues if device in queue), None)
 
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
@@ -44,35 +46,46 @@ class Slots:
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
-            self._queued[device] = None
-            try:
+            with _waiting(self._queued, device):
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
                     if job.path is not Path.RESET:  # a job without a reset waits for its turn, but does not keep it
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
-            finally:
-                del self._queued[device]
             yield
 
-    def at_driver(self, step: Step) -> AbstractAsyncContextManager[None]:
+    def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
         if not self._observer.backend.one_driver:
             return nullcontext()
         if step is Step.RESET:
-            return self._when_reacquired(self.driver.exclusive())
-        return self._when_reacquired(self.driver.shared(brief=True)) if step in BRIEF_ON_DRIVER else nullcontext()
+            return self._when_reacquired(device, self.driver.exclusive())
+        if step in BRIEF_ON_DRIVER:
+            return self._when_reacquired(device, self.driver.shared(brief=True))
+        return nullcontext()
 
-    def at_memory(self, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
+    def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
         if not (self._observer.backend.one_driver and ON_MEMORY.issuperset(steps)):
             return nullcontext()
-        return self._when_reacquired(self.driver.shared(brief=Step.SELFTEST not in steps))
+        return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
 
     @asynccontextmanager
-    async def _when_reacquired(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+    async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
         """Take the turn, then wait until the driver is reacquired: the tool of a cancelled reset may still use it."""
-        async with turn:
-            await self._observer.driver_reacquired()
+        async with AsyncExitStack() as stack:
+            with _waiting(self._for_driver, device):
+                await stack.enter_async_context(turn)
+                await self._observer.driver_reacquired()
             yield
+
+
+@contextmanager
+def _waiting(queue: list[str], device: str) -> Iterator[None]:
+    """Keeps the device in the queue during the block."""
+    queue.append(device)
+    try:
+        yield
+    finally:
+        queue.remove(device)

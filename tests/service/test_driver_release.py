@@ -253,6 +253,23 @@ async def test_a_stopping_service_starts_no_restore(world):
     assert len(world.node.menders) == 1
 
 
+async def test_a_job_that_waits_for_the_driver_shows_its_place(world, monkeypatch):
+    """Its earlier steps are done, so that it would seem to be between two steps for minutes."""
+    monkeypatch.setattr(Node, "one_driver", True)
+
+    def places() -> list[int | None]:
+        return [status.job and status.job.queue_place for status in map(world.life.reporter.device, world.uuids)]
+
+    async with world.context.jobs.slots.driver.exclusive():
+        jobs = [await world.operations.scrub(world.uuids[0], Path.RESET)]
+        await asyncio.sleep(3)
+        jobs.append(await world.operations.scrub(world.uuids[1], Path.FAST))
+        await asyncio.sleep(3)
+        assert places() == [1, 2]
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert places() == [None, None]
+
+
 async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]

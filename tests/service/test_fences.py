@@ -206,12 +206,12 @@ async def test_a_holder_during_a_wait_voids_the_clear(world, monkeypatch, step, 
     at_driver = slots.at_driver
 
     @asynccontextmanager
-    async def late(which: Step) -> AsyncIterator[None]:
+    async def late(whose: str, which: Step) -> AsyncIterator[None]:
         asked.append(which)
         if which is step and asked.count(step) == nth:
             waits.set()
             await go.wait()
-        async with at_driver(which):
+        async with at_driver(whose, which):
             yield
 
     monkeypatch.setattr(slots, "at_driver", late)
