@@ -42,10 +42,11 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Distrusted:
-    """What was known about its memory no longer holds: another boot or driver instance."""
+    """What was known about its memory no longer holds: another boot or driver instance, or an older ledger."""
 
     why: str
     incarnation: Incarnation
+    older_ledger: bool = False  # the ledger may be an older copy: it may lack handouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,11 @@ def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
 
 
 def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted | None:
-    """What ends the proof of a device if the ledger may be an older copy. ``boot_id``: the present one, if known."""
-    if record.receipt is None or boot_id not in (None, record.incarnation.boot_id):
-        return None  # after a reboot no proof counts anyway
-    return ev.Distrusted("the ledger may be an older copy, made before the device was used", record.incarnation)
+    """What ends the trust in a device if the ledger may be an older copy. ``boot_id``: the present one, if known."""
+    if boot_id not in (None, record.incarnation.boot_id):
+        return None  # after a reboot no proof counts anyway, and no container of before can start
+    why = "the ledger may be an older copy, made before the device was used"
+    return ev.Distrusted(why, record.incarnation, older_ledger=True)
 
 
 def next_path(record: Record, policy: Policy) -> Path:

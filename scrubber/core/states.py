@@ -24,6 +24,7 @@ The table does not show everything. Five small machines run beside it, in fields
   makes it the owner; ``ownership`` says when it has left.
 * ``handouts``: grows with each announced grant, and begins anew when a tenant with an admitted start has ended. If the
   kubelet's checkpoint names fewer containers, another pod's container may still start: see ``ownership.contested``.
+  An older ledger lacks handouts, so it counts as many.
 
 Devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
@@ -109,6 +110,7 @@ class IllegalEventError(Exception):
     """An event that must not happen to a device in this state: a bug in the service, or an edited ledger."""
 
 
+MANY_HANDOUTS = 1000  # more than containers of a checkpoint: how many handouts an older ledger lacks is not known
 REMEMBERED = 5  # durations of fast scrubs that show how long one usually takes
 
 
@@ -289,7 +291,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         errors_noted=None,
         baseline=baseline,
         due_path=most_thorough(Path.SLOW, due) if quarantine is not None else due,  # as after a first observation
-        handouts=_unused_handouts(record),
+        handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
     )
 
 

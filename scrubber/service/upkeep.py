@@ -34,7 +34,7 @@ class Upkeep:
     async def recover(self) -> None:
         """Close every job that was open when the last service ended: it proved nothing.
 
-        If the ledger may be an older copy, end all proofs as well.
+        If the ledger may be an older copy, distrust all devices as well.
         """
         context = self._context
         op = context.operation()
@@ -44,14 +44,14 @@ class Upkeep:
             for device, record in context.ledger.records.items()
             if record.job is not None
         ]
-        doubted = await self._doubted_proofs() if context.ledger.may_be_old else []
+        doubted = await self._doubted_devices() if context.ledger.may_be_old else []
         if events or doubted:
             await context.ledger.append(op, *events, *doubted)
         if events:
             logger.warning("jobs were interrupted by the last stop", op=op, devices=[device for device, _ in events])
 
-    async def _doubted_proofs(self) -> list[tuple[str, ev.Event]]:
-        """For each proof of this boot, the event that ends it."""
+    async def _doubted_devices(self) -> list[tuple[str, ev.Event]]:
+        """For each device of this boot, the event that ends the trust in it."""
         try:
             boot_id = (await self._context.observer.incarnation()).boot_id
         except DeviceError:

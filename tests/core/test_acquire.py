@@ -260,7 +260,9 @@ def test_a_use_that_cannot_be_recorded_ends_a_proof_under_each_policy(policy):
     assert acquire.decide(lives.CLEAN, used, policy, later(1)) == EXPIRED
 
 
-OLDER = ev.Distrusted("the ledger may be an older copy, made before the device was used", lives.HERE)
+OLDER = ev.Distrusted(
+    "the ledger may be an older copy, made before the device was used", lives.HERE, older_ledger=True
+)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +272,18 @@ OLDER = ev.Distrusted("the ledger may be an older copy, made before the device w
         (lives.GRANTED, lives.HERE.boot_id, OLDER),
         (lives.CLEAN, None, OLDER),
         (lives.CLEAN, lives.REBOOTED.boot_id, None),
-        (lives.IN_USE, lives.HERE.boot_id, None),
-        (lives.DIRTY, lives.HERE.boot_id, None),
-        (lives.SCRUBBING, None, None),
-        (lives.QUARANTINED, lives.HERE.boot_id, None),
+        (lives.IN_USE, lives.HERE.boot_id, OLDER),
+        (lives.DIRTY, lives.HERE.boot_id, OLDER),
     ],
 )
 def test_a_ledger_that_may_be_an_older_copy_proves_nothing(record, boot_id, event):
     assert proof.ended_by_older_ledger(record, boot_id) == event
     if event is not None:
         assert live(record, event).state is State.UNKNOWN
+
+
+def test_an_older_ledger_ends_no_quarantine():
+    assert live(lives.QUARANTINED, OLDER).quarantine.ailment == lives.QUARANTINED.quarantine.ailment
 
 
 GIVEN_BACK = Note(ev.Released("it was given back"))

@@ -15,7 +15,7 @@ from scrubber.ground.errors import LedgerUnavailable, Refused
 from scrubber.ledger import store
 from scrubber.steps.base import Report
 from tests.ledger import memory_store
-from tests.service.asking import rows
+from tests.service.asking import let_on, rows, written_down
 from tests.service.hand import Hand
 from tests.service.world import World
 
@@ -332,6 +332,33 @@ async def test_a_ledger_that_may_be_an_older_copy_has_all_devices_scrubbed(build
     await world.clean()
     assert [len(rows(world, ev.ScrubPassed, device)) for device in world.uuids] == [2, 2]
     assert [len(rows(world, ev.Distrusted, device)) for device in world.uuids] == [1, 1]
+
+
+@pytest.mark.parametrize("first", ["dropped", "next"])
+@pytest.mark.parametrize("used", [False, True], ids=["idle before", "used before"])
+async def test_a_doubled_grant_that_an_older_ledger_lacks_shows_no_bytes(build, first, used):
+    """The kubelet has dropped a pod and admitted another one; the ledger is a copy from before both."""
+    kept = Copied()
+    world = build(gpus=1, policy="fast", reopen=lambda: kept)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    if used:
+        await let_on(world, "earlier", device)
+        await asyncio.sleep(2)
+    await world.die()
+    if used:
+        world.node.end_container("earlier")
+    kept.put_back = True
+    await world.start()
+    await world.clean()
+    written_down(world, next=[device])
+    for pod in (first, "next" if first == "dropped" else "dropped"):
+        await world.handover.start([device], None)
+        world.truth.started(pod, device)
+        world.run(pod, device)
+        await asyncio.sleep(0.05)
+        world.node.end_container(pod)
 
 
 async def test_a_proof_survives_a_restart_where_policy_says_so(build):
