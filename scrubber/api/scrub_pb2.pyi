@@ -541,6 +541,7 @@ class Receipt(_message.Message):
     UNITS_REACHED_FIELD_NUMBER: _builtins.int
     TESTS_FIELD_NUMBER: _builtins.int
     SEARCHED_BYTES_FIELD_NUMBER: _builtins.int
+    UNSUPPORTED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     finished: _builtins.float
@@ -578,6 +579,10 @@ class Receipt(_message.Message):
     def tests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The parts of the self-test that ran to their end."""
 
+    @_builtins.property
+    def unsupported(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The settings of the policy that the device does not support: they were left out."""
+
     def __init__(
         self,
         *,
@@ -603,10 +608,11 @@ class Receipt(_message.Message):
         units_reached: _builtins.int | None = ...,
         tests: _abc.Iterable[_builtins.str] | None = ...,
         searched_bytes: _builtins.int | None = ...,
+        unsupported: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "searched_bytes", b"searched_bytes", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__searched_bytes: _TypeAlias = _typing.Literal["searched_bytes"]  # noqa: Y015
     _WhichOneofArgType__searched_bytes: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes"]  # noqa: Y015

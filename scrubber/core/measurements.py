@@ -50,6 +50,7 @@ class Measurements:
     units_reached: int | None = None
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered
+    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
 
 
 @dataclass(frozen=True, slots=True)

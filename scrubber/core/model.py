@@ -235,6 +235,7 @@ class Findings:
     units_faulty: int | None = None  # ... and those whose memory did not hold what was written
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     deviating: tuple[int, ...] = ()  # units with other results than most
+    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
     stuck: tuple[Holder, ...] = ()  # processes that were told to end and did not
 
 

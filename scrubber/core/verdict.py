@@ -196,11 +196,16 @@ def measured(measurements: Measurements) -> dict[str, Any]:
     return {it.name: getattr(measurements, it.name) for it in fields(Measurements)}
 
 
+# Fields that receipts of earlier versions lack, each with the value that such a receipt has.
+_LATER: dict[str, object] = {"searched_bytes": None, "unsupported": ()}
+
+
 def digest_of(receipt: Receipt) -> str:
     """The digest over all fields of a receipt except its id and digest."""
     said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
-    if receipt.searched_bytes is None:  # as in receipts from before there was this field
-        del said["searched_bytes"]
+    for name, absent in _LATER.items():
+        if said[name] == absent:
+            del said[name]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -378,6 +383,7 @@ def _passed(job: Job, done: Done, baseline: Baseline) -> Passed:
             units_reached=scratch.findings.units_reached if scratch else None,
             tests=selftest.findings.tests if selftest else (),
             searched_bytes=clear.searched_bytes,
+            unsupported=done[Step.SETTINGS].findings.unsupported,
         ),
     )
 

@@ -193,8 +193,8 @@ class Gpu(Protocol):
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic for at most ``seconds``, then write zeros and read them back."""
 
-    def restore_settings(self) -> tuple[str, ...]:
-        """Restore the baseline settings; returns each changed setting with its old and new value."""
+    def restore_settings(self) -> Findings:
+        """Restore the baseline settings; returns each changed setting, and the locks that are not supported."""
 
     def vitals(self) -> Vitals:
         """The health that the device reports now."""

@@ -44,7 +44,7 @@ def test_a_view_survives_the_wire(kind, data):
 @given(data=st.data())
 def test_the_figures_of_a_proof_survive_the_wire(data):
     """They have defaults, which ``from_type`` leaves alone."""
-    names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests", "searched_bytes")
+    names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests", "searched_bytes", "unsupported")
     hints = get_type_hints(views.ReceiptView)
     receipt = data.draw(st.builds(views.ReceiptView, **{name: st.from_type(hints[name]) for name in names}))
     message = convert.to_message(receipt, scrub_pb2.Receipt())

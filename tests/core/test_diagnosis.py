@@ -75,6 +75,11 @@ def test_a_proof_of_too_little_memory_is_a_warning(facts):
     assert of_device(facts, receipt=replace(RECEIPT, covered_bytes=994)) == [(Level.WARNING, said)]
 
 
+def test_a_setting_that_a_gpu_does_not_support_is_a_warning(facts):
+    told = of_device(facts, receipt=replace(RECEIPT, unsupported=("a lock is not supported by this GPU",)))
+    assert told == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
+
+
 def test_a_quarantine_with_an_unknown_reason_is_a_warning(facts):
     out = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
     assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [

@@ -51,6 +51,14 @@ class BusyGpu(SimulatedGpu):
         raise NotNowError("cannot reset: it is open")
 
 
+class PlainGpu(SimulatedGpu):
+    """Supports no lock of clocks."""
+
+    def restore_settings(self) -> Findings:
+        """Nothing is set."""
+        return Findings(unsupported=("one lock", "another"))
+
+
 class TellingGpu(SimulatedGpu):
     """Says of its chip and of its tests what it is told to say."""
 
@@ -267,6 +275,11 @@ def test_a_refused_reset_fails_with_the_words_of_the_driver(bank) -> None:
 def test_settings_tell_what_had_drifted(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=500)
     assert perform(Step.SETTINGS, bank).findings.drift == ("power_limit_watts: 500 -> 350",)
+
+
+def test_settings_pass_and_name_what_the_device_does_not_support(bank) -> None:
+    report = roster.perform(Step.SETTINGS, ORDER, bench(PlainGpu(bank.place(bank.first).directory)))
+    assert report == Report(Outcome.PASSED, "one lock; another", findings=Findings(unsupported=("one lock", "another")))
 
 
 def test_health_tells_what_it_saw_and_does_not_judge(bank) -> None:

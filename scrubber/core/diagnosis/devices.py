@@ -43,6 +43,9 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
     if device.state == State.GRANTED.value and device.receipt is None:
         yield base.warning("device", f"{gpu} was handed out without a proof", see)
     yield from _coverage(device, gpu)
+    for setting in device.receipt.unsupported if device.receipt else ():
+        remedy = "take it out of the policy's rule for this GPU"
+        yield base.warning("device", f"{gpu}: {setting}; its scrubs leave it out", remedy)
 
 
 def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:

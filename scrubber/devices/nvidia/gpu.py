@@ -141,7 +141,7 @@ class NvidiaGpu:
         with self._library.session() as session:
             return self._vitals_in(session), vitals.repairs(session, self._place.uuid)
 
-    def restore_settings(self) -> tuple[str, ...]:
+    def restore_settings(self) -> Findings:
         """Restore the settings, and return those that had drifted. For a slice, only report them.
 
         A slice shares the settings with the whole GPU, and other slices may be in use. They are restored when the GPU
@@ -150,16 +150,16 @@ class NvidiaGpu:
         with self._closed_after():
             self._apply_pending()
             if self._place.restore_only:
-                return ()
+                return Findings()
             with self._library.session() as session:
                 gpu, first = self._place.gpu, self._first(session)
                 if self._place.parent is not None:
-                    changes = restoring.shared(session, gpu, first, self._policy)
+                    found = Findings(drift=restoring.shared(session, gpu, first, self._policy))
                 else:
-                    changes = restoring.restore(session, gpu, first, self._policy, self._locks)
+                    found = restoring.restore(session, gpu, first, self._policy, self._locks)
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
-                return changes
+                return found
 
     def vitals(self) -> Vitals:
         """Health as the driver reports it now; after the settings step, as it did when the settings were restored.

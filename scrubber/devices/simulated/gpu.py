@@ -94,7 +94,7 @@ class SimulatedGpu:
         with memory.opened(self._place, faults.stuck_bits) as cells:
             return selftest.run(cells, key, faults.bad_units, box, progress)
 
-    def restore_settings(self) -> tuple[str, ...]:
+    def restore_settings(self) -> Findings:
         """Restore the baseline; returns the settings that had changed."""
         self._answer()
         with layout.locked(self._place.directory):
@@ -104,7 +104,7 @@ class SimulatedGpu:
                 documents.write(self._place.settings, baseline)
         names = (field.name for field in fields(SimulatedSettings))
         pairs = ((name, getattr(current, name), getattr(baseline, name)) for name in names)
-        return tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
+        return Findings(drift=tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new))
 
     def vitals(self) -> Vitals:
         """The health in the device's files now."""

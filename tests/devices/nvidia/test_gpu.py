@@ -169,7 +169,7 @@ def test_a_reset_does_not_bring_into_force_what_a_tenant_left_for_it(rig, gpu, b
     one = touch(rig, 0, baseline=baseline)
     one.reset()
     assert (gpu["ecc.current"], gpu["mig_mode.current"]) == ("1", "0")
-    assert one.restore_settings() == ()
+    assert one.restore_settings().drift == ()
 
 
 @pytest.mark.usefixtures("root")
@@ -179,7 +179,7 @@ def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu,
     with pytest.raises(DeviceError, match="ecc is off in force"):
         one.restore_settings()
     one.reset()
-    assert one.restore_settings() == ()
+    assert one.restore_settings().drift == ()
     assert gpu["ecc.current"] == "1"
 
 

@@ -184,14 +184,15 @@ def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:
 def test_settings_come_back_and_the_drift_is_told_once(bank) -> None:
     gpu = bank.gpu(bank.first)
     drills.drift(bank.root, bank.first, power_limit_watts=700)
-    assert gpu.restore_settings() == ("power_limit_watts: 700 -> 350",)
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)
+    assert gpu.restore_settings().drift == ()
     assert documents.read(bank.place(bank.first).settings, SimulatedSettings) == creation.BASELINE
 
 
 def test_a_reset_leaves_settings_to_restore(bank) -> None:
     bank.gpu(bank.first).reset()
-    assert bank.gpu(bank.first).restore_settings() == ("power_limit_watts: 400 -> 350", "persistence: False -> True")
+    restored = bank.gpu(bank.first).restore_settings()
+    assert restored.drift == ("power_limit_watts: 400 -> 350", "persistence: False -> True")
 
 
 @pytest.mark.parametrize(("how", "words"), [(Resetting.REFUSED, "in use"), (Resetting.FAILS, "did not come back")])

@@ -114,17 +114,24 @@ class ClockLocks:
 NO_LOCKS = ClockLocks()
 
 
-def lock_clocks(session: Session, device: Handle, locks: ClockLocks) -> tuple[()]:
-    """Lock or unlock the clocks, whatever they are. A device that does not support locks has none to remove."""
-    for locked, lock, unlock in (
-        (locks.graphics, pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
-        (locks.memory, pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
+def lock_clocks(session: Session, device: Handle, locks: ClockLocks) -> tuple[str, ...]:
+    """Lock or unlock the clocks, whatever they are; return the locks that the device does not support.
+
+    A device that does not support locks has none to remove.
+    """
+    unsupported = []
+    for name, locked, lock, unlock in (
+        ("graphics", locks.graphics, pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
+        ("memory", locks.memory, pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
     ):
-        if locked is not None:
-            session.ask(lock, device, *locked)
-        else:
+        if locked is None:
             session.ask_optional(unlock, device)
-    return ()
+            continue
+        try:
+            session.ask(lock, device, *locked)
+        except NotSupportedError:
+            unsupported.append(f"settings.locked_clocks.{name} of the policy is not supported by this GPU")
+    return tuple(unsupported)
 
 
 MIG = Knob(

@@ -8,9 +8,10 @@ ECC and MIG mode change only at a reset. They are set before the reset, so that 
 force. A device fails if another ECC mode is in force than the one that is to be restored.
 
 Locked clocks cannot be read, so the drift is unknown: each time they are locked as the policy says, or unlocked, with
-no report. The MIG mode in force and the slice layout are never changed here, because that replaces devices, which is
-for operators. Only a change of MIG mode that waits for a reset is reverted. Everything else is reported and left.
-A setting that the device does not support cannot have drifted.
+no report. A lock that the device does not support is reported, and is no error. The MIG mode in force and the slice
+layout are never changed here, because that replaces devices, which is for operators. Only a change of MIG mode that
+waits for a reset is reverted. Everything else is reported and left. A setting that the device does not support cannot
+have drifted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import pynvml
 
+from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, ShortageError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
@@ -45,8 +47,8 @@ def before_reset(session: Session, uuid: str, first: StoredSettings, policy: Sto
 
 def restore(
     session: Session, uuid: str, first: StoredSettings, policy: StoredSettings, locks: ClockLocks = NO_LOCKS
-) -> tuple[str, ...]:
-    """Restore what has drifted, and return the changes.
+) -> Findings:
+    """Restore what has drifted, and return the changes, and the locks that the device does not support.
 
     DeviceError if a setting does not take; NotNowError if only rights are missing, which is no fault of the device.
     """
@@ -54,7 +56,13 @@ def restore(
     actions: list[tuple[str, Callable[[], Iterable[str]]]] = [
         (knob.name, partial(_restored, session, device, knob, first, policy)) for knob in KNOBS
     ]
-    actions.append(("locked clocks", lambda: lock_clocks(session, device, locks)))
+    unsupported: list[str] = []
+
+    def lock() -> Iterable[str]:
+        unsupported.extend(lock_clocks(session, device, locks))
+        return ()
+
+    actions.append(("locked clocks", lock))
     actions.append((MIG.name, partial(_check_mig, session, uuid, first)))
     changes: list[str] = []
     faults: list[str] = []
@@ -70,7 +78,7 @@ def restore(
     if faults:
         kind = NotNowError if forbidden == len(faults) else DeviceError
         raise kind(f"cannot restore settings: {'; '.join(faults)}")
-    return tuple(changes)
+    return Findings(drift=tuple(changes), unsupported=tuple(unsupported))
 
 
 def shared(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> tuple[str, ...]:

@@ -285,7 +285,7 @@ def mend(rig, backend) -> None:
     """As the service has a worker do it."""
     [(gpu, address)] = backend.pending_restores().items()
     assert gpu == rig.gpu(0).uuid
-    assert NvidiaGpu(address.place, library=rig.library).restore_settings() == ()
+    assert NvidiaGpu(address.place, library=rig.library).restore_settings().drift == ()
 
 
 def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cut_off) -> None:

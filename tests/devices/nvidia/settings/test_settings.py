@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import pynvml
 import pytest
 
+from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.nvidia.settings.settings import StoredSettings
@@ -101,21 +102,21 @@ def test_every_setting_has_a_change_here() -> None:
 
 
 def test_nothing_drifted_is_nothing_told(gpu) -> None:
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
 
 
 @each_change
 def test_drift_is_told_with_old_and_new_and_set_back(rig, gpu, change: Change) -> None:
     before = change.make(rig.gpu(0))
-    assert gpu.restore_settings() == (f"{change.name}: {change.told}",)
+    assert gpu.restore_settings().drift == (f"{change.name}: {change.told}",)
     assert int(rig.gpu(0)[change.key]) == before
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
 
 
 def test_all_drift_at_once_comes_back(rig, gpu) -> None:
     for change in CHANGES:
         change.make(rig.gpu(0))
-    assert gpu.restore_settings() == tuple(f"{change.name}: {change.told}" for change in CHANGES)
+    assert gpu.restore_settings().drift == tuple(f"{change.name}: {change.told}" for change in CHANGES)
 
 
 @each_change
@@ -139,7 +140,7 @@ def test_a_setting_that_fails_is_an_error_and_the_others_come_back(rig, gpu, cha
         gpu.restore_settings()
     assert not [other.name for other in CHANGES if other is not change and other.name in str(caught.value)]
     rig.gpu(0).fail(change.setter, None)
-    assert gpu.restore_settings() == (f"{change.name}: {change.told}",)
+    assert gpu.restore_settings().drift == (f"{change.name}: {change.told}",)
 
 
 @each_change
@@ -154,7 +155,7 @@ def test_what_a_device_does_not_know_is_none_and_cannot_have_drifted(rig, gpu, c
     change.make(rig.gpu(0))
     rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert getattr(captured(rig), change.name) is None
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
 
 
 @each_change
@@ -175,7 +176,7 @@ def test_without_rights_it_says_that_root_is_needed(rig, gpu, change: Change) ->
 
 def test_locked_clocks_are_unlocked_every_time_and_nothing_is_told(rig, gpu) -> None:
     rig.gpu(0).set({"clock.locked.gpu": "210 300", "clock.locked.memory": "405 405"})
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
     assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("none", "none")
 
 
@@ -183,7 +184,7 @@ def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
     locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}}}
     rig.gpu(0).set({"clock.locked.memory": "405 405"})
     for _ in range(2):
-        assert touch(rig, 0, settings=locked).restore_settings() == ()
+        assert touch(rig, 0, settings=locked).restore_settings().drift == ()
         assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("210 1410", "none")
         rig.gpu(0).set({"clock.locked.gpu": "210 300"})
 
@@ -191,6 +192,18 @@ def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
 def test_a_lock_that_the_device_refuses_is_an_error(rig) -> None:
     locked = {"locked_clocks": {"memory": {"min": 405, "max": 99999}}}
     with pytest.raises(DeviceError, match="cannot restore settings: locked clocks: nvmlDeviceSetMemoryLockedClocks"):
+        touch(rig, 0, settings=locked).restore_settings()
+
+
+def test_a_lock_that_the_gpu_does_not_support_is_only_reported(rig) -> None:
+    locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}, "memory": {"min": 405, "max": 405}}}
+    rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = touch(rig, 0, settings=locked).restore_settings()
+    said = "settings.locked_clocks.graphics of the policy is not supported by this GPU"
+    assert found == Findings(unsupported=(said,))
+    assert rig.gpu(0)["clock.locked.memory"] == "405 405"
+    rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match="cannot restore settings: locked clocks: nvmlDeviceSetGpuLockedClocks"):
         touch(rig, 0, settings=locked).restore_settings()
 
 
@@ -208,7 +221,7 @@ def test_missing_rights_are_no_fault_of_the_device(rig, gpu) -> None:
 @pytest.mark.parametrize("call", ["nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks"])
 def test_clocks_that_cannot_be_unlocked_are_an_error_unless_there_are_no_locks(rig, gpu, call: str) -> None:
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_NO_PERMISSION)
     with pytest.raises(DeviceError, match="cannot restore settings: locked clocks: root is needed"):
         gpu.restore_settings()
@@ -219,29 +232,29 @@ def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path)
     known_defaults = CHANGES[2:]
     for change in known_defaults:
         change.make(rig.gpu(0))
-    told = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()
+    told = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings().drift
     assert told == tuple(f"{change.name}: {change.told}" for change in known_defaults)
 
 
 def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
     rig.gpu(0).set({"persistence_mode": 0, "ecc.pending": 0, "ecc.current": 0})
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
     rig.gpu(0).set({"persistence_mode": 1, "ecc.pending": 1})
-    assert gpu.restore_settings() == ("persistence: on -> off", "ecc: on -> off")
+    assert gpu.restore_settings().drift == ("persistence: on -> off", "ecc: on -> off")
 
 
 def test_where_nothing_was_kept_only_defaults_are_restored(rig) -> None:
     for change in CHANGES:
         change.make(rig.gpu(0))
-    told = touch(rig, 0).restore_settings()
+    told = touch(rig, 0).restore_settings().drift
     assert told == tuple(f"{change.name}: {change.told}" for change in CHANGES[2:])
 
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
     rig.gpu(0).set({"ecc.current": 0})
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)), settings=POLICY)
-    assert gpu.restore_settings() == (
+    assert gpu.restore_settings().drift == (
         "persistence: on -> off",
         "ecc: on -> off",
         "accounting: off -> on",
@@ -288,13 +301,13 @@ def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:
             gpu.restore_settings()
         assert rig.gpu(0)["ecc.pending"] == "1"  # for the reset that follows
     rig.gpu(0).set({"ecc.current": 1})
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
 
 
 def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) -> None:
     (uuid,) = rig.cut(0, Slice("3g.71gb"))
     slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
-    assert slice_.restore_settings() == ()
+    assert slice_.restore_settings().drift == ()
     rig.gpu(0).set({"ecc.current": 0})
     with pytest.raises(DeviceError, match=ONLY_A_RESET):
         slice_.restore_settings()
@@ -302,34 +315,34 @@ def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) ->
 
 def test_a_change_of_mig_mode_that_waits_for_a_reset_is_taken_back(rig, gpu) -> None:
     rig.gpu(0).set({"mig_mode.pending": 1, "mig_mode.by_reset": 1})
-    assert gpu.restore_settings() == ("mig: on -> off",)
+    assert gpu.restore_settings().drift == ("mig: on -> off",)
     assert (rig.gpu(0)["mig_mode.current"], rig.gpu(0)["mig_mode.pending"]) == ("0", "0")
 
 
 def test_a_mig_mode_in_force_is_told_and_left(rig, tmp_path) -> None:
     rig.gpu(0).set({"mig_mode.current": 1, "mig_mode.pending": 1})
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
     rig.gpu(0).set({"mig_mode.current": 0, "mig_mode.pending": 0})
-    assert gpu.restore_settings() == ("mig: off, first seen on (left: operators divide GPUs)",)
+    assert gpu.restore_settings().drift == ("mig: off, first seen on (left: operators divide GPUs)",)
     assert rig.gpu(0)["mig_mode.pending"] == "0"
 
 
 def test_another_layout_is_told_and_left(rig, tmp_path) -> None:
     rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
-    assert gpu.restore_settings() == ()
+    assert gpu.restore_settings().drift == ()
     rig.cut(0, Slice("3g.71gb"))
     old, new = "profile 9 at 0 of size 4, profile 9 at 4 of size 4", "profile 9 at 0 of size 4"
-    assert gpu.restore_settings() == (f"slices: {new}, first seen {old} (left: operators divide GPUs)",)
+    assert gpu.restore_settings().drift == (f"slices: {new}, first seen {old} (left: operators divide GPUs)",)
 
 
 def test_the_settings_of_a_slice_are_its_whole_gpus_and_only_told(rig, tmp_path) -> None:
     (uuid, _) = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
-    assert slice_.restore_settings() == ()
+    assert slice_.restore_settings().drift == ()
     rig.gpu(0).set({"power.limit": 450000, "clock.locked.gpu": "210 300"})
-    assert slice_.restore_settings() == ("power_limit: 450 W, baseline 700 W (left: the whole GPU shares it)",)
+    assert slice_.restore_settings().drift == ("power_limit: 450 W, baseline 700 W (left: the whole GPU shares it)",)
     assert (rig.gpu(0)["power.limit"], rig.gpu(0)["clock.locked.gpu"]) == ("450000", "210 300")
     assert not [call for _, call, _ in rig.machine.calls() if "Set" in call or "Reset" in call]
 
