@@ -91,10 +91,10 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     """All steps of the path, those on memory in one worker, the others in another."""
     cost, path = Cost(), ScrubPath.FAST
 
-    def opened(uuid: str, pci_address: str) -> card.Card:
+    def opened(uuid: str, pci_address: str, parent: str | None) -> card.Card:
         device.only(uuid)
         found = CountingCard(uuid, cost)
-        found.begin(pci_address)
+        found.begin(pci_address, parent)
         return found
 
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)

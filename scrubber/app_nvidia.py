@@ -22,7 +22,7 @@ logger = log.get("app")
 
 PROC = Path("/proc")
 LAST_RESET_WITHIN = 30.0  # seconds that a start waits for the end of a reset that the last service began
-FIRST_ANSWER_WITHIN = 30.0  # seconds: without persistence mode the driver first initialises its devices
+FIRST_ANSWER_WITHIN = 120.0  # seconds: without persistence mode the driver first initialises each GPU, for seconds each
 
 
 def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:

@@ -165,7 +165,7 @@ class MeasuredHolding(HeldMemory):
 
 def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the books that a worker keeps."""
-    open_card: OpenCard = lambda _uuid, _address: opened(where)  # noqa: E731 - a port with one method
+    open_card: OpenCard = lambda _uuid, _address, _parent: opened(where)  # noqa: E731 - a port with one method
     return MeasuredHolding(
         WorkerTarget(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card
     )

@@ -63,6 +63,11 @@ class Free:
     free: int
     total: int
 
+    @property
+    def used(self) -> int:
+        """The memory that is not free."""
+        return self.total - self.free
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

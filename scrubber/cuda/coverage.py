@@ -33,11 +33,19 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The memory at three times: before we use CUDA, by NVML; with our context, and after the passes, by CUDA."""
+    """The memory at three times: before we use CUDA, by NVML; with our context, and after the passes, by CUDA.
+
+    No document says that both count the same total. What CUDA does not show is counted as our context.
+    """
 
     before: Books
     opened: Free
     after: Free
+
+    @property
+    def allocatable(self) -> int:
+        """The memory that processes can allocate, by the larger of the two totals."""
+        return max(self.before.allocatable, self.opened.total)
 
 
 def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...]:
@@ -45,7 +53,7 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
 
     ``idle``: the memory that is in use while the device has no holder.
     """
-    rest = account.before.allocatable - covered
+    rest = account.allocatable - covered
     causes = {
         OWN_IDLE: min(account.before.used, idle),
         "in use before the scrub": account.before.used - idle,
@@ -69,13 +77,14 @@ def disturbance(account: Account, covered: int) -> str | None:
     if account.opened.total != account.after.total:
         return "the memory that the driver keeps for itself changed meanwhile"
     slack = max(SLACK, int(account.before.total * SLACK_SHARE))
-    beside = (
-        (account.before.free - account.opened.free, CONTEXT_AT_MOST),
-        (account.opened.free - account.after.free - covered, slack),
-    )
-    for change, most in beside:
-        if change > most:
-            return f"another process took {change} bytes of its memory meanwhile"
-        if change < -slack:
-            return f"{-change} bytes of its memory were given back meanwhile"
+    by_free, by_used = account.before.free - account.opened.free, account.opened.used - account.before.used
+    beside = account.opened.free - account.after.free - covered
+    for taken, given, most in (
+        (min(by_free, by_used), max(by_free, by_used), CONTEXT_AT_MOST),  # they differ as the totals do: no change
+        (beside, beside, slack),
+    ):
+        if taken > most:
+            return f"another process took {taken} bytes of its memory meanwhile"
+        if given < -slack:
+            return f"{-given} bytes of its memory were given back meanwhile"
     return None

@@ -59,7 +59,7 @@ _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes o
 _HOST_MEMORY = {18: "is integrated into the host's", 100: "is a part of the host's: its pages are in the host's tables"}
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _UUID_BYTES = 16
-_REFUSED = frozenset({1, OUT_OF_MEMORY, 215, 801})  # the value, the memory, the limit or the call
+_REFUSED = frozenset({1, 215, 801})  # the value, the limit or the call
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 _KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
@@ -79,15 +79,18 @@ class _Kernel(Protocol):
         """Launch it."""
 
 
-def opened(uuid: str, pci_address: str) -> CupyCard:
-    """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet."""
+def opened(uuid: str, pci_address: str, parent: str | None = None) -> CupyCard:
+    """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet.
+
+    ``parent``: the UUID of the GPU of a slice.
+    """
     only(uuid)
     try:
         cupy = warmth.load()
     except warmth.UnusableError as error:
         raise CardBusyError(f"cannot open {uuid}: {error}") from error
     card = CupyCard(cupy, uuid)
-    card.begin(pci_address)
+    card.begin(pci_address, parent)
     return card
 
 
@@ -113,7 +116,7 @@ class CupyCard:
         self.units = 0
         self._shared = 0  # bytes, the most for a block
 
-    def begin(self, pci_address: str) -> None:
+    def begin(self, pci_address: str, parent: str | None = None) -> None:
         """Check that it is the right device, and make the context."""
         with self._translated("open"):
             count = self._runtime.getDeviceCount()
@@ -124,8 +127,10 @@ class CupyCard:
             raise CudaError(f"cannot open {self.name}: CUDA shows the device at {found}, which is another one")
         with self._translated("open"):
             seen = bytes(self._runtime.getDeviceProperties(0).get("uuid", b""))[:_UUID_BYTES]
-        # All slices of a GPU have its PCI address. CuPy ends the bytes at the first zero.
-        if (wanted := _uuid_of(self.name)) is not None and not wanted.startswith(seen):
+        # All slices of a GPU have its PCI address. CuPy ends the bytes at the first zero. Only the second version of
+        # cuDeviceGetUuid promises the UUID of a slice: the first may answer the UUID of its GPU.
+        wanted = [it for it in map(_uuid_of, (self.name, parent or "")) if it is not None]
+        if _uuid_of(self.name) is not None and not any(it.startswith(seen) for it in wanted):
             raise CardBusyError(f"cannot open {self.name}: CUDA shows the device {seen.hex()}, which is another one")
         with self._translated("open"):
             for attribute, why in _HOST_MEMORY.items():

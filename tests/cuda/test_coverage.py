@@ -18,9 +18,11 @@ CONTEXT = 300 * 2**20
 COVERED = 139 * GIB
 
 
-def account(before: int = 0, context: int = CONTEXT, taken: int = COVERED) -> Account:
-    seen = [IDLE.allocatable - before - context, IDLE.allocatable - before - context - taken]
-    return Account(replace(IDLE, used=before), *(Free(free, IDLE.allocatable) for free in seen))
+def account(before: int = 0, context: int = CONTEXT, taken: int = COVERED, hidden: int = 0) -> Account:
+    """``hidden``: the bytes that NVML calls allocatable and CUDA does not show."""
+    total = IDLE.allocatable - hidden
+    seen = [total - before - context, total - before - context - taken]
+    return Account(replace(IDLE, used=before), *(Free(free, total) for free in seen))
 
 
 def test_the_rest_is_told_by_cause_and_adds_up():
@@ -53,6 +55,14 @@ def test_all_that_was_not_covered_is_told_and_nothing_twice(before, idle, contex
     told = uncovered(account(before, context, COVERED + books), COVERED, idle)
     assert sum(it.bytes for it in told) == IDLE.allocatable - COVERED
     assert all(it.bytes > 0 for it in told)
+
+
+@pytest.mark.parametrize("hidden", [GIB - 2**26, -(2**30)])
+def test_another_total_of_cuda_is_no_disturbance_and_all_is_accounted_for(hidden):
+    seen = account(taken=COVERED - GIB, hidden=hidden)
+    assert disturbance(seen, COVERED - GIB) is None
+    assert seen.allocatable == IDLE.allocatable + max(0, -hidden)
+    assert sum(it.bytes for it in uncovered(seen, COVERED - GIB, idle=0)) == seen.allocatable - (COVERED - GIB)
 
 
 def test_a_quiet_device_is_not_disturbed():

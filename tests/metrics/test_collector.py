@@ -127,6 +127,14 @@ async def test_what_has_gone_is_not_shown_any_more(node):
     assert not [line for line in node.series() if line.startswith("autoclave_quarantined{")]
 
 
+async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
+    uuid = node.devices[0].uuid
+    await node.tell(uuid, ev.Soiled("a process used it"), ev.ScrubStarted(lives.job()))
+    proof = lives.passed(node.record(uuid)).receipt
+    await node.tell(uuid, ev.ScrubPassed("job-1", replace(proof, covered_bytes=proof.allocatable_bytes - 7)))
+    assert "autoclave_scrub_uncovered_bytes 7.0" in node.series()
+
+
 async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_replays_its_ledger(tmp_path):
     config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
     before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))

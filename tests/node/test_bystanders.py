@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.model import Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander, Bystanders
@@ -173,6 +174,25 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
 )
 def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> None:
     assert Bystander.parse(text) == known
+
+
+@pytest.mark.parametrize(
+    ("namespace", "programs"),
+    [
+        (
+            "gpu-operator",
+            ("nvidia-mig-manager", "nvidia-validator", "gpu-kubelet-plugin", "compute-domain-kubelet-plugin"),
+        ),
+        ("nvidia-dra-driver-gpu", ("gpu-kubelet-plugin", "compute-domain-kubelet-plugin")),
+        ("kube-system", ("nvidia-gpu-device-plugin",)),
+    ],
+)
+def test_the_default_policy_knows_the_programs_of_operator_dra_and_gke(
+    namespace: str, programs: tuple[str, ...]
+) -> None:
+    named = {Bystander.parse(str(text)) for text in Evict().bystanders}
+    assert {Bystander(f"/usr/bin/{name}", namespace) for name in programs} <= named
+    assert not {Bystander(f"/usr/bin/{name}") for name in programs} & named
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:

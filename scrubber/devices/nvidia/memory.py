@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from scrubber.core.measurements import Uncovered
@@ -28,7 +29,7 @@ T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.1, 2.0, 1.0  # ... and has no event that says so
 CLOCK = Clock(time.monotonic, time.sleep)
-OpenCard = Callable[[str, str], Card]  # from a UUID and the expected PCI address
+OpenCard = Callable[[str, str, str | None], Card]  # from a UUID, the expected PCI address, and the GPU of a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class HeldMemory:
         """``counts``: those of the service, read after the last tenant; None: read them."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
+        self._dev = {Path("/dev"), place.host.dev}
+        self._parent = place.parent
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
         self._library = library
         self._open_card = open_card
@@ -79,7 +82,7 @@ class HeldMemory:
     def account(self) -> tuple[int, tuple[Uncovered, ...]]:
         """The bytes that a process could allocate, and those of them that this worker has not allocated."""
         account = self._account()
-        return account.before.allocatable, coverage.uncovered(account, self.memory().size, self._idle)
+        return account.allocatable, coverage.uncovered(account, self.memory().size, self._idle)
 
     def _account(self) -> Account:
         held = self._all()
@@ -104,8 +107,19 @@ class HeldMemory:
                 fault = f"{before.used} bytes of its memory are in use by no visible process"
                 raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
             with cuda_errors_translated():
-                self._opened = self._open_card(self._uuid, self._pci_address), before
+                self._opened = self._card(), before
         return self._opened
+
+    def _card(self) -> Card:
+        """Open the device. Without a node that only CUDA needs, CUDA answers as if the device were broken."""
+        try:
+            return self._open_card(self._uuid, self._pci_address, self._parent)
+        except CudaError as error:
+            uvm = [it / "nvidia-uvm" for it in self._dev if (it / "nvidiactl").exists()]
+            if lacking := [str(it) for it in uvm if not it.exists()]:
+                remedy = "load the module nvidia_uvm on the node (nvidia-modprobe -u -c 0)"
+                raise CardBusyError(f"{error}; {lacking[0]} is missing: {remedy}") from error
+            raise
 
     def _books(self) -> Books:
         """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""

@@ -73,6 +73,14 @@ def test_health_calls_no_memory_leaked_that_the_driver_frees_in_time(rig, gpu) -
     assert touch_for(rig, freed, idle_bytes=10 * 2**20).vitals() == Vitals()
 
 
+def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu) -> None:
+    gpu.set({"memory.used": 100 * 2**20})
+    one = touch_for(rig, Skipping(lambda: gpu.set({"memory.used": 0})), idle_bytes=10 * 2**20)
+    one.restore_settings()
+    gpu.set({"memory.used": 0})
+    assert one.vitals() == Vitals()
+
+
 def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
     whole = json.loads(place(rig, 0))
     for text in (
