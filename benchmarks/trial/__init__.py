@@ -1,1 +1,1 @@
-"""What a scrub of a real GPU costs, part by part: ``python -m benchmarks.trial``."""
+"""Measures on a real GPU what a scrub costs, part by part: ``python -m benchmarks.trial``."""

@@ -1,6 +1,6 @@
-"""The worker's own card in the hands of a measurement: it also tells how long the device itself took.
+"""The card of a worker, for measurements: it also reports how long the device took.
 
-Only children that may call CUDA open it; see ``parts``.
+Only processes that may call CUDA open it; see ``parts``.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from scrubber.devices.nvidia.nvml import Library
 
 @dataclass(frozen=True)
 class Where:
-    """The GPU that is measured, and how much of it how often."""
+    """The GPU that is measured, how much of its memory, and how often."""
 
     uuid: str
     pci_address: str
     minor: int  # of its node below /dev
     rounds: int
-    limit: int | None  # bytes that are taken at most; None: all that can be had
+    limit: int | None  # the most bytes to allocate; None: all that are free
     seconds: float  # of the self-test
-    root: str  # where the host's files are seen
+    root: str  # where the root of the host is mounted
     pid_namespace: int
     output: str = "docs/measurements"  # the directory of the pages
 
 
 class MeasuredCard(CupyCard):
-    """Launches what the worker launches, between two events that tell the time."""
+    """Launches the kernels of a worker, between two events that measure the time."""
 
     def __init__(self, cupy: Any, uuid: str, limit: int | None) -> None:  # noqa: ANN401 - a module without types
         super().__init__(cupy, uuid)
         self._left = limit
         self._times: tuple[int, int] | None = None
         self._launched = False
-        self.runs = 0  # of programs, however often each was tried
+        self.runs = 0  # of programs; tries of one program count once
 
     @property
     def runtime(self) -> Any:  # noqa: ANN401 - a module without types
-        """CUDA's, as CuPy has it."""
+        """The CUDA runtime of CuPy."""
         return self._runtime
 
     def allocate(self, size: int) -> int | None:
-        """None as well where it would be more than was allowed."""
+        """None also if the limit would be exceeded."""
         if self._left is None:
             return super().allocate(size)
         address = super().allocate(size) if size <= self._left else None
@@ -60,12 +60,12 @@ class MeasuredCard(CupyCard):
         return address
 
     def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
-        """As the worker does it."""
+        """Like the card of a worker; also notes the first launch."""
         self._launched = False
         return super().sweep(kind, pattern, spans, step)
 
     def use(self, source: str, options: Sequence[str]) -> None:
-        """Use kernels that are compiled now, from this source, instead of those that are shipped."""
+        """Use kernels that are compiled now from this source, instead of the shipped ones."""
         self._named = self._cupy.RawModule(code=source, options=tuple(options), backend="nvrtc").get_function
         self._kernels.clear()
         for kind in Sweep:  # the driver loads a kernel at its first use, which takes memory
@@ -73,15 +73,15 @@ class MeasuredCard(CupyCard):
         self.device_seconds()
 
     def launch(self, kind: Sweep, pattern: Pattern, span: Span) -> None:
-        """Start the operation on one allocation, and do not wait for it."""
+        """Start the operation on one allocation, without waiting for its end."""
         self._begin(kind, pattern, span, self._found)
 
     def shared_of(self, program: KernelProgram) -> int:
-        """Bytes of shared memory that the driver calls the kernel's own."""
+        """Bytes of shared memory that the kernel itself declares, as the driver reports it."""
         return self._kernel(program.value).shared_size_bytes
 
     def timed(self, launch: Callable[[], None]) -> float:
-        """Seconds that the device takes for what is launched there."""
+        """The seconds that the device takes for the launches inside the block."""
         first, last = self._clock()
         self._runtime.eventRecord(first, 0)
         launch()
@@ -89,7 +89,7 @@ class MeasuredCard(CupyCard):
         return self._told_seconds()
 
     def device_seconds(self) -> float:
-        """From the first launch of the last sweep to the end of its last one."""
+        """The seconds from the first launch of the last sweep to the end of its last launch."""
         if not self._launched:
             raise RuntimeError("cannot tell how long the device took: no launch was seen")
         return self._told_seconds()
@@ -100,7 +100,7 @@ class MeasuredCard(CupyCard):
             self._runtime.eventRecord(first, 0)
             self._launched = True
         super()._begin(kind, pattern, span, place)
-        self._runtime.eventRecord(last, 0)  # again and again: the last one counts
+        self._runtime.eventRecord(last, 0)  # recorded after each launch: the last record counts
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         self.runs += 1
@@ -118,20 +118,20 @@ class MeasuredCard(CupyCard):
 
 
 def unheard(_size: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Progress that is not reported."""
 
 
 def unwatched(_done: int, _total: int) -> None:
-    """Nobody wants to know how far it is, of how much."""
+    """Progress with a total that is not reported."""
 
 
 def opened(where: Where, kind: type[MeasuredCard] = MeasuredCard) -> MeasuredCard:
-    """The device, opened as a worker does it."""
+    """The device, opened as a worker opens it."""
     return _begun(kind(_cupy(where), where.uuid, where.limit), where)
 
 
 def listening(where: Where) -> MeasuredCard:
-    """The same, but for the programs that a worker runs at once: they would overwrite what is to be heard."""
+    """The same, without the programs that a worker runs at once: these would overwrite the planted words."""
     card = MeasuredCard(_cupy(where), where.uuid, where.limit)
     card.loaded = ()
     return _begun(card, where)
@@ -145,26 +145,26 @@ def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
 def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
     card.begin(where.pci_address)
     card.ready()
-    card.runs = 0  # but for those that have loaded the programs
+    card.runs = 0  # without the runs that loaded the programs
     return card
 
 
 def taken(where: Where) -> tuple[MeasuredCard, GpuMemory]:
-    """All of its memory, or as much as is allowed."""
+    """All memory of the GPU, up to the limit."""
     card = opened(where)
     return card, memory.take(card)
 
 
 class MeasuredHolding(HeldMemory):
-    """Tells the books that a worker keeps, whatever it would conclude from them."""
+    """Gives the accounts that a worker keeps of the memory, without the worker's conclusion."""
 
     def books(self) -> Account:
-        """At their three times; the last is now."""
+        """The accounts at their three times; the last is now."""
         return self._account()
 
 
 def held(where: Where, library: Library) -> MeasuredHolding:
-    """The same, with the books that a worker keeps."""
+    """The same, with the accounts that a worker keeps."""
     open_card: OpenCard = lambda _uuid, _address, _parent: opened(where)  # noqa: E731 - a port with one method
     return MeasuredHolding(
         WorkerTarget(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card
@@ -172,7 +172,7 @@ def held(where: Where, library: Library) -> MeasuredHolding:
 
 
 def part_of(whole: GpuMemory, size: int) -> GpuMemory:
-    """So much of it, from its beginning."""
+    """The first bytes of the memory."""
     spans = tuple(
         replace(span, size=min(span.size, size - span.start)) for span in whole.spans if span.start < size
     )  # fmt: skip
@@ -180,17 +180,17 @@ def part_of(whole: GpuMemory, size: int) -> GpuMemory:
 
 
 def fresh(label: str) -> Pattern:
-    """A pattern that was never used before."""
+    """A keyed pattern with a new key."""
     return keyed(secrets.token_bytes(16), label)
 
 
 def zeroed(whole: GpuMemory) -> None:
-    """Leave nothing behind; an error where the memory does not hold even that."""
+    """Leave zeros in the memory; an error if the memory does not hold them."""
     whole.write(ZERO, unheard)
     expect_nothing(whole.check(ZERO, unheard), "zeros")
 
 
 def expect_nothing(mismatch: object, what: str) -> None:
-    """A figure of memory that does not hold what is written to it is no figure."""
+    """RuntimeError if the memory does not hold what was written: then its figures are worthless."""
     if mismatch is not None:
         raise RuntimeError(f"cannot measure: memory does not hold {what}: {mismatch}")

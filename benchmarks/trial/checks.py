@@ -24,7 +24,7 @@ def measure(where: Where) -> list[Measured]:
     if missing := [name for name in ("pytest", "pytest_asyncio", "pytest_timeout") if util.find_spec(name) is None]:
         raise NotDone(f"{', '.join(missing)} is not installed")
     limit = {} if where.limit is None else {"GPU_MEMORY_LIMIT": str(where.limit)}
-    with TemporaryDirectory() as place:  # so that its end clears away nothing of other runs on this machine
+    with TemporaryDirectory() as place:  # so that the end of this run removes no files of other runs
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--no-header", "--basetemp", f"{place}/tests"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *FILES],

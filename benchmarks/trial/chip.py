@@ -1,4 +1,4 @@
-"""The memory on the chip, what of it a later process can hear, and the self-test."""
+"""The memory on the chip, what a later process can read of it, and the self-test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def scratch(where: Where) -> list[Measured]:
-    """Units, tries and time; then the canary, each time in processes that know nothing of the earlier ones."""
+    """Units, tries and time; then the canary test, each time in new processes."""
     found: list[Measured] = list(_forked(partial(_scratched, where)))
     for what, (plant, listen) in KINDS.items():
         canary = secrets.randbits(32) | 0x01010101
@@ -39,7 +39,7 @@ def scratch(where: Where) -> list[Measured]:
             one(f"{what}: heard by another process, after the planter's end", later, "words"),
             one(f"{what}: heard by the planter, after the scratch", cleaned, "words"),
         ]
-    _forked(partial(_scratched, where))  # the last word on the chip is ours
+    _forked(partial(_scratched, where))  # leave the chip overwritten
     return found
 
 
@@ -72,7 +72,7 @@ def _heard(
 ) -> float:  # fmt: skip
     def life(line: Connection) -> None:
         card = listening(where)
-        card.everywhere(listen, 0)  # loads what it runs, which would else come between the planting and the listening
+        card.everywhere(listen, 0)  # load the program first: loading it later could overwrite what was planted
         if plant is not None:
             card.everywhere(plant, canary)
         if scratched:
@@ -82,7 +82,7 @@ def _heard(
     return float(_forked(life))
 
 
-def _forked(life: Life) -> Any:  # noqa: ANN401 - whatever it says
+def _forked(life: Life) -> Any:  # noqa: ANN401 - depends on the process
     fork = Fork(life)
     said = fork.hear()
     fork.end()
@@ -90,7 +90,7 @@ def _forked(life: Life) -> Any:  # noqa: ANN401 - whatever it says
 
 
 def tested(where: Where) -> list[Measured]:
-    """The self-test in its box of time, and what the units compute."""
+    """The self-test within its time limit, and what the units compute."""
     card, whole = taken(where)
     began = time.perf_counter()
     done = selftest.run(whole, secrets.token_bytes(16), where.seconds, unwatched, Clock(time.monotonic, time.sleep))

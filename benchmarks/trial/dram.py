@@ -63,7 +63,7 @@ def _moved(text: str) -> dict[tuple[str, str], float]:
 
 
 def main() -> None:
-    """Be the process that the profiler looks at."""
+    """Run as the process that the profiler observes."""
     where = Where(**json.load(sys.stdin))
     _, whole = taken(where)
     key = fresh("memory")

@@ -1,16 +1,16 @@
-"""What was measured of a GPU: samples as they were taken, and what is said of them."""
+"""The figures of a GPU: the samples, and how a table shows them."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
 
-REMARK = "remark"  # the unit of what is no figure
+REMARK = "remark"  # the unit of a remark, which has no figure
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One thing, so many times. Without samples it was not measured."""
+    """The samples of one figure. Without samples, it was not measured."""
 
     what: str
     samples: tuple[float, ...]
@@ -19,7 +19,7 @@ class Measured:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """For a table: what, median, lowest, highest, unit, samples, note."""
+        """The cells of a table: what, median, lowest, highest, unit, samples, note."""
         if self.unit == REMARK:
             return (self.what, self.note, "", "", "", "", "")
         if not self.samples:
@@ -29,11 +29,11 @@ class Measured:
 
 
 class NotDone(Exception):
-    """A part that cannot be measured here, which is no failure. The message says why."""
+    """A part cannot be measured here, which is no failure. The message says why."""
 
 
 class Unproven(Exception):
-    """It was measured, and yet cannot pass: the figures tell how."""
+    """A part was measured and does not pass. The message says why; the figures are kept."""
 
     def __init__(self, why: str, figures: tuple[Measured, ...]) -> None:
         super().__init__(why)
@@ -41,12 +41,12 @@ class Unproven(Exception):
 
 
 def one(what: str, value: float | None, unit: str, note: str = "") -> Measured:
-    """What was measured once; or was not, and is None."""
+    """A figure with one sample; None: it was not measured."""
     return Measured(what, () if value is None else (value,), unit, note)
 
 
 def remark(what: str, text: str) -> Measured:
-    """What is said in words."""
+    """A remark in words."""
     return Measured(what, (), REMARK, text)
 
 

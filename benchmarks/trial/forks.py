@@ -1,4 +1,4 @@
-"""Forked processes that take turns: each says when it is ready, and waits until it may go on."""
+"""Forked processes that take turns: each reports that it is ready, and waits until it may go on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from scrubber.workers.zygote import end_with_parent
 
 _FORKING = multiprocessing.get_context("fork")
-WITHIN = 60.0  # seconds for any word of a fork
+WITHIN = 60.0  # seconds to wait for a message of a fork
 
 Life = Callable[[Connection], None]
 
 
 class Fork:
-    """One of them. Whoever forks has loaded CuPy at most, and never called CUDA."""
+    """One forked process. The process that forks may have loaded CuPy, but must not have called CUDA."""
 
     def __init__(self, life: Life) -> None:
         self.began = time.perf_counter()  # the same clock in all processes
@@ -26,8 +26,8 @@ class Fork:
         self._process.start()
         theirs.close()
 
-    def hear(self) -> Any:  # noqa: ANN401 - whatever it says
-        """Its next word; an error where it failed or says nothing."""
+    def hear(self) -> Any:  # noqa: ANN401 - depends on the process
+        """Its next message; RuntimeError if it failed or sends none."""
         try:
             if not self._line.poll(WITHIN):
                 raise RuntimeError(f"cannot measure: a process said nothing for {WITHIN:g} s")
@@ -40,11 +40,11 @@ class Fork:
         return word
 
     def tell(self) -> None:
-        """It may go on."""
+        """Let it go on."""
         self._line.send(None)
 
     def end(self, *, by_force: bool = False) -> float:
-        """Wait until it is gone, or end it; the moment when it was."""
+        """Wait until it has ended, or kill it; returns the time of its end."""
         if by_force:
             self._process.kill()
         self._process.join(WITHIN)
@@ -56,11 +56,11 @@ class Fork:
 
 
 def say(line: Connection, word: object = None) -> None:
-    """To whoever has forked this process."""
+    """Send a message to the process that has forked this one."""
     line.send((word, False))
 
 
-def in_a_fork(deed: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the deed returns
+def in_a_fork(deed: Callable[[], Any]) -> Any:  # noqa: ANN401 - depends on the deed
     """Do something in a process of its own, and return what it returns."""
     fork = Fork(lambda line: say(line, deed()))
     word = fork.hear()
@@ -72,5 +72,5 @@ def _live(life: Life, line: Connection) -> None:
     end_with_parent()
     try:
         life(line)
-    except Exception as error:  # noqa: BLE001 - told to whoever waits for a figure
+    except Exception as error:  # noqa: BLE001 - sent to the process that waits for a figure
         line.send((f"{type(error).__name__}: {error}", True))

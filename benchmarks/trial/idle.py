@@ -1,6 +1,6 @@
-"""Which GPU is meant, and whether anybody is on it: only an idle one is worked on.
+"""Finds the GPU of the trial, and whether a process uses it: the trial works only on an idle GPU.
 
-Asked of the driver's library and of /proc alone, so that it can be told also where the kernel's files are hidden.
+It asks only the driver's library and /proc, so that it also works where the files of the kernel are hidden.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.processes import Processes
 
 PROC = Path("/proc")
-_AGAIN = 0.05  # seconds between two looks
+_AGAIN = 0.05  # seconds between two observations
 
-Look = tuple[tuple[Holder, ...] | None, bool]  # who has it open, and whether nobody could hide
+Look = tuple[tuple[Holder, ...] | None, bool]  # the holders, and whether every process was searched
 
 
 class InUse(Exception):
-    """Somebody is on it, or it cannot be told."""
+    """A process uses the GPU, or that is unknown."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Looks at the GPUs of this machine: the driver's lists, the memory in use, the files that are open."""
+    """Observes the GPUs of this machine: the driver's lists, the memory in use, the open files."""
 
     host: Host
     library: Library
 
     def board(self, name: str) -> Board:
-        """By its UUID or its index."""
+        """The GPU with this UUID or index."""
         with self.library.session() as nvml:
             count = nvml.ask(pynvml.nvmlDeviceGetCount)
             handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
@@ -54,7 +54,7 @@ class Idle:
         raise DeviceError(f"there is no GPU {name}: the driver lists {count}")
 
     def expect_nobody(self, board: Board) -> None:
-        """Raise where anybody uses it."""
+        """InUse if a process uses the GPU, or if that is unknown."""
         with self.library.session() as nvml:
             gpu = nvml.handle(board.uuid)
             listed, usage = users.pids(nvml, gpu), users.read_usage(nvml, gpu, self.host.runs)
@@ -62,20 +62,20 @@ class Idle:
             raise InUse(f"the driver lists {len(listed)} process(es) on it: {', '.join(map(str, sorted(listed)))}")
         holders, _ = self._look(board)
         if holders is None:
-            raise InUse("it cannot be told who has it open")
+            raise InUse("its holders are unknown")
         if holders:
             raise InUse(f"it is open in {', '.join(f'{it.command} ({it.pid})' for it in holders)}")
         if usage.listed is None:
-            raise InUse("the driver does not tell who uses it")
+            raise InUse("the driver does not list its processes")
         if users.in_use(usage, users.IDLE_AT_MOST) is not False:
-            raise InUse(f"{usage.most} bytes of its memory are in use, and the driver names nobody for them")
+            raise InUse(f"{usage.most} bytes of its memory are in use, and the driver lists no process for them")
 
     def sees_everybody(self, board: Board) -> bool:
-        """Whether no process of this namespace is hidden from us."""
+        """Whether every process of this namespace can be searched."""
         return self._look(board)[1]
 
     def wait_for_nobody(self, board: Board, seconds: float) -> None:
-        """Until nobody uses it any more."""
+        """Wait until no process uses the GPU; InUse after the time limit."""
         ends = time.monotonic() + seconds
         while True:
             try:
@@ -83,12 +83,12 @@ class Idle:
             except InUse:
                 if time.monotonic() > ends:
                     raise
-                time.sleep(_AGAIN)  # the driver tells nobody when it has let go
+                time.sleep(_AGAIN)  # the driver has no event for this
             else:
                 return
 
     def _look(self, board: Board) -> Look:
-        """Where some processes hide even from root, as in a sandbox, those that may be looked into have to do."""
+        """The holders. Where root may not read some processes, as in a sandbox, only the others are searched."""
         bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.bystanders)), PROC, self.host.root)
         files = {"device": (str(self.host.dev / board.node),)}
         for whole_node in (True, False):

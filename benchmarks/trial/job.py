@@ -1,6 +1,6 @@
-"""The steps of one worker, as the service has them done: zygote, worker, frames; those that need no setting.
+"""The steps of one worker, as the service runs them: zygote, worker, messages. Only steps that need no setting.
 
-Of a whole job this is a part: no reset, no verdict, no record and no receipt is in it.
+This is a part of a whole job: it has no reset, no verdict, no record and no receipt.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.worker_wire import Assignment
 
-COLD_SHARE = 4  # for each cold zygote so many warm workers
+COLD_SHARE = 4  # warm workers for each cold zygote
 DEADLINE = 60.0  # seconds of a step
 STEPS = (Step.HEALTH, Step.CLEAR, Step.VERIFY, Step.SCRATCH)
 PASSES = ("random", "zero")
 
 
 def measure(where: Where) -> list[Measured]:
-    """Workers of new zygotes, then worker after worker of one."""
+    """Workers of new zygotes, then several workers of one zygote."""
     if where.limit is not None:
         return [one("the steps of one worker", None, "", "a worker takes all memory: not done where there is a limit")]
     return asyncio.run(_workers(_assignment(where), where.rounds))
 
 
 def _assignment(where: Where) -> Assignment:
-    """As the service gives it, with nothing to be set."""
+    """The assignment as the service gives it, without settings."""
     place = WorkerTarget(
         where.uuid, where.root, where.pci_address, where.minor, parent=None, pid_namespace=where.pid_namespace
     )  # fmt: skip
@@ -60,7 +60,7 @@ async def _workers(assignment: Assignment, rounds: int) -> list[Measured]:
 
 
 async def _zygote(assignment: Assignment, workers: int) -> list[dict[str, float]]:
-    """So many workers of one new zygote; the first one's time includes the start of the zygote."""
+    """Several workers of one new zygote; the time of the first one includes the start of the zygote."""
     nursery = Nursery(warm_cuda=True)
     began = time.perf_counter()
     try:
@@ -105,7 +105,7 @@ def _order() -> Order:
 
 
 def _unwatched(_done: int, _total: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Progress that is not reported."""
 
 
 def _sizes(pid: int) -> dict[str, float]:

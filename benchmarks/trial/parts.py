@@ -1,6 +1,6 @@
 """The parts of the trial, each in a process of its own: a part that fails does not end the others.
 
-``python -m benchmarks.trial.parts NAME`` is such a process. It reads on stdin where it works, and answers on stdout.
+``python -m benchmarks.trial.parts NAME`` is such a process. It reads its GPU from stdin, and answers on stdout.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, Unproven
 from scrubber.cuda import warmth
 
-LAST = "zeros"  # is done at the end of every call, whatever became of the others
+LAST = "zeros"  # runs at the end of every call, also after a failure
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a part does, and the seconds that it may take."""
+    """The function of a part, and its time limit in seconds."""
 
     measure: Callable[[Where], list[Measured]]
     seconds: float
@@ -66,22 +66,22 @@ PARTS = {
     LAST: Kind(proof.leave_zeros, 60),
 }
 ROOT = Path(__file__).parents[2]
-_LAST_WORDS = 400  # characters of what a process that failed has said
+_LAST_WORDS = 400  # characters of the output of a failed process
 
 
 @dataclass(frozen=True)
 class Part:
-    """The figures of a part. Beside them or instead: why they do not pass, or why the part cannot be done here."""
+    """The figures of a part, with the reason if the part does not pass or cannot run here."""
 
     name: str
     seconds: float
     figures: tuple[Measured, ...] = ()
-    why: str = ""  # it failed
+    why: str = ""  # why it failed
     not_done: str = ""
 
 
 def measured(name: str, where: Where, seconds: float) -> Part:
-    """Run it in a new process for so long at most."""
+    """Run a part in a new process, with a time limit."""
     began = time.monotonic()
     with TemporaryFile("w+") as told, TemporaryFile("w+") as said, TemporaryFile("w+") as complaints:
         json.dump(asdict(where), told)
@@ -101,7 +101,7 @@ def measured(name: str, where: Where, seconds: float) -> Part:
 
 
 def _status(name: str, files: tuple[IO[str], IO[str], IO[str]], seconds: float) -> int | None:
-    """How the process has ended; None if it had to be ended. Nothing of what it has forked is left."""
+    """The exit status of the process; None if it was killed. No process that it has forked is left."""
     command = [sys.executable, "-m", "benchmarks.trial.parts", name]
     told, said, complaints = files
     process = subprocess.Popen(
@@ -110,7 +110,7 @@ def _status(name: str, files: tuple[IO[str], IO[str], IO[str]], seconds: float) 
     try:
         by_itself = _ends_within(process.pid, seconds)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # before it is collected: until then the number is nobody else's
+        os.killpg(process.pid, signal.SIGKILL)  # before it is reaped: until then no other process has its number
         status = process.wait()
     return status if by_itself else None
 
@@ -126,17 +126,17 @@ def _ends_within(pid: int, seconds: float) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Whatever a part starts finds the checkout as well: a zygote does not look into its working directory."""
+    """The environment of a part. Its processes find the checkout: a zygote does not search its working directory."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def main(name: str) -> None:
-    """Be such a process. Whatever is printed beside the answer goes to stderr."""
+    """Run as the process of a part. All output but the answer goes to stderr."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     where = Where(**json.load(sys.stdin))
-    warmth.warm()  # as a worker finds it, and whatever is forked from here
+    warmth.warm()  # as in a worker, and in the processes that are forked from here
     with answer:
         json.dump(_done(name, where), answer)
 

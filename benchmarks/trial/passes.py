@@ -1,4 +1,4 @@
-"""How fast each pass over the memory is, held against the driver's own ways to fill and to copy."""
+"""How fast each pass over the memory is, compared with the driver's own fill and copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library
 
-SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all there is
+SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all memory
 BASELINE = "cudaMemset"
 COPY = "cudaMemcpy, device to device"
 _ON_DEVICE = 3
@@ -32,19 +32,19 @@ NOTES = {
 
 @dataclass
 class Watch:
-    """Seconds of each pass, by the device's events and by the clock on the wall."""
+    """Seconds of each pass, by the events of the device and by the clock of the host."""
 
     device: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     wall: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def launched(self, card: MeasuredCard, name: str, launch: Callable[[], None]) -> None:
-        """What is not the worker's."""
+        """An operation that the worker does not have."""
         began = time.perf_counter()
         self.device[name].append(card.timed(launch))
         self.wall[name].append(time.perf_counter() - began)
 
     def swept(self, card: MeasuredCard, name: str, deed: Callable[[], Mismatch | None]) -> None:
-        """A pass of the worker's; it must find nothing."""
+        """A pass of the worker; it must find no difference."""
         began = time.perf_counter()
         wrong = deed()
         self.wall[name].append(time.perf_counter() - began)
@@ -53,7 +53,7 @@ class Watch:
 
 
 def measure(where: Where) -> list[Measured]:
-    """All passes in turn, round after round, so that none is measured on a cooler device than the others."""
+    """All passes in turn, in several rounds, so that the temperature of the device is the same for all."""
     card, whole = taken(where)
     watch = Watch()
     for _ in range(where.rounds):
@@ -83,7 +83,7 @@ def _round(card: MeasuredCard, whole: GpuMemory, watch: Watch) -> None:
 
 
 def _state(where: Where) -> list[Measured]:
-    """Of the device, while it is still warm: a slow clock explains a slow pass."""
+    """Clocks and temperature of the device while it is still warm: a slow clock explains a slow pass."""
     library = Library()
     with reads_only(), library.session() as nvml:
         gpu = nvml.handle(where.uuid)
@@ -101,7 +101,7 @@ def _state(where: Where) -> list[Measured]:
 
 
 def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
-    """The passes of a scrub as parts of what the memory can move at most, by its clock and the width of its bus."""
+    """The passes of a scrub as shares of the peak bandwidth, which follows from the memory clock and the bus width."""
     library = Library()
     with reads_only(), library.session() as nvml:
         gpu = nvml.handle(where.uuid)
@@ -144,7 +144,7 @@ def _ratio(name: str, watch: Watch) -> Measured:
 
 
 def sizes(where: Where) -> list[Measured]:
-    """Write and read back, over more and more of the memory."""
+    """Write and read back growing parts of the memory."""
     card, whole = taken(where)
     found = []
     for size in (*(size for size in SIZES if size < whole.size), whole.size):

@@ -1,4 +1,4 @@
-"""A clear with its proof, as the worker does it; and what one process's memory holds when the next one gets it."""
+"""A clear with its proof, as a worker does it; and what a process finds in the memory of an earlier process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from scrubber.devices.nvidia.nvml import Library
 
 PASSES = (("zero",), ("random", "zero"))  # as policies name them
 
-Scrubbed = tuple[list[Measured], str | None]  # figures, and what speaks against them
+Scrubbed = tuple[list[Measured], str | None]  # figures, and why they prove nothing
 T = TypeVar("T")
 
 
 def measure(where: Where) -> list[Measured]:
-    """Each list of passes in a process of its own, as each scrub has one."""
+    """Each list of passes in a process of its own, as in a scrub."""
     before = _books(where, "before")
     scrubs = [_in_a_fork(where, names) for names in PASSES]
     found = [*before, *(it for figures, _ in scrubs for it in figures), *_books(where, "afterwards")]
@@ -76,7 +76,7 @@ def _scrub(where: Where, names: Sequence[str]) -> Scrubbed:
 
 
 def _account(about: str, account: Account) -> list[Measured]:
-    """What a worker's verdict rests on, whatever it is."""
+    """The accounts that a worker judges by, as figures."""
     return [
         one(f"{about}: books, {when}: {name}", size, "bytes")
         for when, books in asdict(account).items()
@@ -98,7 +98,7 @@ def _books(where: Where, when: str, library: Library | None = None) -> list[Meas
 
 
 def residue(where: Where) -> list[Measured]:
-    """What the driver leaves to the next process, of one that ended by itself and of one that was killed."""
+    """What the driver leaves to the next process, after a process that ended and after one that was killed."""
     found = []
     for how, by_force in (("ended", False), ("was killed", True)):
         found += _left_behind(where, f"after a process that {how}, at once", by_force=by_force)
@@ -128,7 +128,7 @@ def _left_behind(where: Where, about: str, *, by_force: bool) -> list[Measured]:
 
 
 def _canary() -> Pattern:
-    """The same everywhere, so that it is known again wherever a page of it comes to lie."""
+    """One pattern in all memory, so that each page can be recognised at any address."""
     first, second = (int.from_bytes(bytes(1 + secrets.randbelow(255) for _ in range(8))) for _ in range(2))
     return Pattern(PatternKind.CONSTANT, first, second)
 
@@ -138,7 +138,7 @@ def _fill(where: Where, canary: Pattern, line: Connection) -> None:
     whole.write(canary, unheard)
     expect_nothing(whole.check(canary, unheard), "a canary")
     say(line, whole.size)
-    line.recv()  # or it is killed here, with all of it in its hands
+    line.recv()  # or it is killed here, while it holds all memory
 
 
 def _count(where: Where, canary: Pattern, line: Connection) -> None:
@@ -153,7 +153,7 @@ def _count(where: Where, canary: Pattern, line: Connection) -> None:
 
 
 def leave_zeros(where: Where) -> list[Measured]:
-    """The last deed on the memory, whatever became of the others."""
+    """Leave zeros in the memory, also after a part that failed."""
     _, whole = taken(where)
     dirty = sum(found.count for found in whole.compare(ZERO, unheard))
     zeroed(whole)

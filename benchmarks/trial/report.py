@@ -25,7 +25,7 @@ NOT_TOLD = "not told"
 
 
 def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
-    """What it was taken on; what the driver does not tell is said."""
+    """The facts of the machine, also which ones the driver does not report."""
     with library.session() as nvml:
         gpu = nvml.handle(uuid)
         return beside.machine(nvml, host) | {
@@ -45,7 +45,7 @@ def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
 
 
 def cupy() -> str:
-    """Which one is installed, by its package; loading it is left to others."""
+    """The installed CuPy, by its package; it is not loaded."""
     found = [it for it in metadata.distributions() if str(it.metadata["Name"]).lower().startswith("cupy")]
     return ", ".join(f"{it.metadata['Name']} {it.version}" for it in found) or NOT_TOLD
 
@@ -79,7 +79,7 @@ def table(parts: Sequence[Part]) -> str:
 
 
 def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
-    """For people."""
+    """The text of the page."""
     failed = [part.name for part in parts if part.why]
     not_done = [part.name for part in parts if part.not_done]
     missing = [name for name in PARTS if name not in {part.name for part in parts}]

@@ -28,7 +28,7 @@ NEEDS = ("asyncinotify", "click", "grpc", "grpc_health", "grpc_status", "rich", 
 SCRUBS = 5  # on request, after the first look
 CLEAN_WITHIN = 120.0  # seconds for the first look
 STARTS_WITHIN = STOPS_WITHIN = 20.0
-PAUSE = 0.02  # seconds between two looks for the socket
+PAUSE = 0.02  # seconds between two checks for the socket
 
 
 def measure(where: Where) -> list[Measured]:
@@ -58,13 +58,13 @@ def _scrubbed(ask: Callable[..., str], uuid: str) -> str:
 
 
 def _receipts(ask: Callable[..., str], uuid: str) -> list[Mapping[str, Any]]:
-    """The oldest first."""
+    """The receipts of the GPU, the oldest first."""
     rows = json.loads(ask("history", uuid, "--limit", "1000", "-o", "json"))["items"]
     return [row["body"]["receipt"] for row in rows if row["kind"] == "scrub-passed"]
 
 
 def _steps(receipts: list[Mapping[str, Any]]) -> list[Measured]:
-    """Each step of the scrubs on request: those that all of them have."""
+    """The figures of each step that all scrubs on request have."""
     asked = receipts[-SCRUBS:]
     names = [name for name, _ in asked[-1]["steps"]]
     took = {name: tuple(1000 * dict(it["steps"]).get(name, 0.0) for it in asked) for name in names}

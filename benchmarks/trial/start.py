@@ -1,4 +1,4 @@
-"""How long a worker takes from its start to its memory, and how soon the next one has it."""
+"""How long a worker takes from its start to its memory, and when the next worker has that memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scrubber.cuda.patterns import ZERO
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
 
-COLD_SHARE = 4  # for each new process so many forks
+COLD_SHARE = 4  # forks for each new process
 LATER = 1.0  # seconds
 COMMAND = (sys.executable, "-m", "benchmarks.trial.start")
 
@@ -32,7 +32,7 @@ Moments = dict[str, float]
 
 
 def measure(where: Where) -> list[Measured]:
-    """Processes from nothing, then forks of this one, which has loaded CuPy and called nothing of CUDA."""
+    """New processes, then forks of this process, which has loaded CuPy and has not called CUDA."""
     cold = [_cold(where) for _ in range(max(2, where.rounds // COLD_SHARE))]
     warm = [_warm(where) for _ in range(where.rounds)]
     found = _figures("a new process, the first time", cold[:1]) + _figures("a new process", cold[1:])
@@ -41,7 +41,7 @@ def measure(where: Where) -> list[Measured]:
 
 
 def life(where: Where, mark: Callable[[str], None]) -> None:
-    """A worker, from its first line to its last pass over all memory."""
+    """The moments of a worker, from its first line to its last pass over all memory."""
     mark(BEGUN)
     library = Library()
     with reads_only(), library.session() as nvml:
@@ -109,7 +109,7 @@ def _figures(who: str, lives: list[Moments]) -> list[Measured]:
 
 
 def _next_ones(where: Where) -> list[Measured]:
-    """What the driver does with memory that was given back may keep the next process waiting."""
+    """How long the next process waits: the driver may still clear the memory that was given back."""
     found = []
     for name, pause in (("immediately", 0.0), (f"after {LATER:g} s", LATER)):
         took, size, first = _handed_over(where, pause)
@@ -152,7 +152,7 @@ def _handed_over(where: Where, pause: float) -> tuple[float, int, float]:
 
 
 def main() -> None:
-    """One new process's life; the moments go to stdout."""
+    """Run as a new process; prints the moments."""
     where = Where(**json.load(sys.stdin))
     moments: Moments = {}
     life(where, lambda name: moments.update({name: time.perf_counter()}))

@@ -1,4 +1,4 @@
-"""What other ways would bring: accesses in flight, cache hints, sizes of allocations, a sampled census."""
+"""Measures alternatives: accesses in flight, cache hints, sizes of allocations, a sampled census."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
 
 ROUNDS = 5
-SAMPLE = 16  # one of so many bytes
-PIECE = 2**25  # bytes: the sample is the first part of each piece of so many
+SAMPLE = 16  # one byte in so many
+PIECE = 2**25  # bytes: the sample is the first part of each piece of this size
 SIZES = (2**33, 2**30, 2**28)  # bytes of the largest allocation
 UNROLL = "constexpr u32 UNROLL = "
 LOAD, STORE = "ld.global.nc.L1::no_allocate.v2.u64", "__stcs(at, v)"
-# By name: what replaces what in the source of the kernels.
+# By name: the text in the source of the kernels, and its replacement.
 SOURCES: Mapping[str, Mapping[str, str]] = {
     "as shipped": {},
     **{f"{number} accesses in flight": {f"{UNROLL}4;": f"{UNROLL}{number};"} for number in (1, 2, 8)},
@@ -33,7 +33,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
 
 
 def measure(where: Where) -> list[Measured]:
-    """Each way in a process of its own."""
+    """Each alternative in a process of its own."""
     found = [it for name in SOURCES for it in in_a_fork(partial(_compiled, where, name))]
     found += [it for size in SIZES for it in _allocated(where, size)]
     return [*found, *in_a_fork(partial(_census, where))]
@@ -70,7 +70,7 @@ def _with_source(where: Where, changes: Mapping[str, str]) -> MeasuredCard:
 
 
 def _allocated(where: Where, largest: int) -> list[Measured]:
-    """All memory, with allocations of at most this size: first all and then a write, or each written at once."""
+    """All memory in allocations of at most this size: all allocated before the write, or each written at once."""
     rungs = tuple(size for size in memory.RUNGS if size <= largest)
     name = f"allocations of {largest // 2**20} MiB at most"
     apart = _timed(lambda: _written_after(where, rungs))
@@ -108,7 +108,7 @@ def _spans(card: MeasuredCard, rungs: Sequence[int]) -> Any:  # noqa: ANN401 - a
 
 
 def _census(where: Where) -> list[Measured]:
-    """Count what is not zero, in all memory and in a sample."""
+    """Count the bytes that are not zero, in all memory and in a sample."""
     card, whole = taken(where)
     whole.write(ZERO, unheard)
     sample = GpuMemory(card, tuple(_sampled(whole)))

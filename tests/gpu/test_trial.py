@@ -298,7 +298,7 @@ def test_a_gpu_in_use_is_not_measured(stage, small, tmp_path) -> None:
     assert f"the driver lists 1 process(es) on it: {os.getpid()}" in refused(stage, small, output)
     one.run()
     one.set({"memory.used": 65 * 2**20})
-    assert "bytes of its memory are in use, and the driver names nobody" in refused(stage, small, output)
+    assert "bytes of its memory are in use, and the driver lists no process" in refused(stage, small, output)
 
 
 def test_where_there_is_no_such_gpu_it_says_so(stage, small, tmp_path) -> None:
