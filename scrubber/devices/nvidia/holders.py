@@ -25,6 +25,7 @@ IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 
 IDLE_AT_MOST = 64 * 2**20
 SLICED_IDLE_AT_MOST = 128 * 2**20  # of a slice that is a whole GPU: it was seen idle with more than 80 MiB in use
+_WHOLE = (" MIG 7g.", " MIG 4g.24gb", " MIG 4g.96gb")  # slices that are a whole GPU: of most GPUs, A30, RTX PRO 6000
 NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and frees this much by itself
 TRIES = 3  # readings of a list that grows while it is read
 
@@ -98,8 +99,8 @@ class Baselines:
 
 
 def idle_at_most(model: str) -> int:
-    """The bound of the baseline. All 7 slices together are a whole GPU, and so is the context of a process there."""
-    return SLICED_IDLE_AT_MOST if " MIG 7g." in model else IDLE_AT_MOST
+    """The bound of the baseline. A slice that is a whole GPU idles with more, and a context there takes more."""
+    return SLICED_IDLE_AT_MOST if any(profile in model for profile in _WHOLE) else IDLE_AT_MOST
 
 
 def _any(lists: list[bool | None]) -> bool | None:

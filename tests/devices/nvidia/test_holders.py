@@ -233,6 +233,11 @@ def test_a_slice_as_large_as_its_gpu_may_idle_with_more(rig, profile, most) -> N
     assert json.loads(backend.address(uuid, Care()).place)["idle_bytes"] == most
 
 
+@pytest.mark.parametrize(("profile", "whole"), [("4g.24gb", True), ("4g.96gb", True), ("4g.20gb", False)])
+def test_four_slices_are_a_whole_gpu_on_some_models(profile, whole) -> None:
+    assert (holders.idle_at_most(f"NVIDIA A30 MIG {profile}") > IDLE_AT_MOST) is whole
+
+
 def test_a_device_that_is_not_there_is_an_error(rig) -> None:
     with pytest.raises(DeviceError):
         rig.backend().has_holders("GPU-nobody")
