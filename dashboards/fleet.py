@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
 
-from dashboards.outages import TO_GPU, WHERE, quarantined_gpus
-from dashboards.page import Page, Section, link
+from dashboards.outages import NODE, TO_GPU, TO_NODE, WHERE, firing_alerts, group_counts, quarantined_gpus
+from dashboards.page import Page, Section
 from dashboards.panels import NO_RECORDING, Column, Query, graph, heatmap, stat, table
 from dashboards.query import (
     ALERTS,
@@ -31,94 +30,50 @@ from dashboards.style import (
     BETTER_ZERO,
     GOOD,
     GREY,
-    NEUTRAL,
+    GROUP_COLOURS,
     NO_ROW,
     PATH_COLOURS,
     QUANTILE_COLOURS,
     SHOULD_BE_ZERO,
-    STATE_COLOURS,
-    Levels,
     distinct_colours,
     value_words,
 )  # fmt: skip
-from scrubber.core.model import State
-from scrubber.metrics.table import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
+from scrubber.metrics.table import COVERAGE, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = QueryScope(("cluster",))
-IN_USE = (State.GRANTED.value, State.IN_USE.value)
-NOT_CLEAN = (State.UNKNOWN.value, State.DIRTY.value, State.SCRUBBING.value)
-TO_NODE = link("autoclave-node", node="node")
-NODE = {"cluster": "Cluster", "node": "Node"}
-
-
 SILENT = value_words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
 # A replaced GPU stays in quarantine for good. It does not count.
 REPLACED = SCOPE.of(QUARANTINED, reason="replaced")
 OUT = f"{largest(SCOPE.of(QUARANTINED), *DEVICE_ID)} unless {largest(REPLACED, *DEVICE_ID)}"
 
 
-def _counted(title: str, description: str, count: str, levels: Levels = NEUTRAL) -> grafana.Panel:
-    """A number that falls back to 0: a state without GPUs has no series."""
-    known = f"{count} or 0 * {sum_of(SCOPE.of(DEVICES))}"
-    return stat(title, description, known, levels=levels, empty="Not scraped, or no recording rules")
-
-
-def _in(*states: str) -> str:
-    return sum_of(SCOPE.of(DEVICES, state=states))
-
-
-def _overview() -> Section:
-    return Section("Overview", 4, (
-        (3, _counted("GPUs", "GPUs and slices that Autoclave manages, without replaced ones.",
-                     sum_of(SCOPE.of(DEVICES)))),
-        (3, stat("Offered", "GPUs that the kubelets see as Healthy: free and clean, or in use.",
-                 sum_of(SCOPE.of(HEALTHY)))),
-        (3, _counted("In use", "GPUs that are granted to a pod or that a pod uses.", _in(*IN_USE))),
-        (3, _counted("Not clean yet", "GPUs without a proof: unknown, dirty or scrubbing.", _in(*NOT_CLEAN))),
-        (3, _counted("In quarantine", "GPUs in quarantine, without replaced ones. The table below shows the reasons.",
-                     f"count({OUT})",
-                     levels=BETTER_ZERO)),
-        (3, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
-                 "cleared it; the scrub did. Should be 0.", SCOPE.count_in_range(RESIDUE),
-                 levels=SHOULD_BE_ZERO)),
-        (3, stat("Nodes silent", "Nodes whose scrub service or device plugin is down or unreachable, or was scraped "
+def _should_be_zero() -> Section:
+    critical = SCOPE.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing", severity="critical")
+    return Section("Should be zero", 4, (
+        (6, stat("Critical alerts", "Firing alerts that need a person now. The table below lists all alerts.",
+                 SCOPE.or_zero(f"count({critical})"), levels=SHOULD_BE_ZERO)),
+        (6, stat("Nodes silent", "Nodes whose scrub service or device plugin is down or unreachable, or was scraped "
                  "in the last 6 hours and is no target now. The other panels miss these nodes.",
                  SCOPE.or_zero(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
-        (3, stat("Nodes not ready", "Nodes that hand out no GPU. The /readyz of the scrub service, or of the device "
+        (6, stat("Nodes not ready", "Nodes that hand out no GPU. The /readyz of the scrub service, or of the device "
                  "plugin, says why.", SCOPE.or_zero(f"count({SCOPE.not_ready()})"),
                  levels=SHOULD_BE_ZERO)),
+        (6, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
+                 "cleared it; the scrub did.", SCOPE.count_in_range(RESIDUE), levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 
 def _out() -> Section:
-    firing = largest(
-        SCOPE.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing"), *PLACE, "gpu", "alertname", "severity"
-    )
-    alerts = table(
-        "Firing alerts",
-        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. Each alert has a runbook with its name.",
-        {"alertname": "Alert", "severity": "Severity", **NODE, "gpu": "GPU"},
-        Column(
-            "Fires",
-            SCOPE.or_not_scraped(firing, "alertname", 1),
-            units.NoUnit,
-            words=value_words({1: ("now", BAD)}),
-        ),
-        links={"Node": TO_NODE},
-        empty="No alert fires, if the alert rules are loaded",
-        sorted_by="Severity",  # critical, info, warning
-        rising=True,
-    )
-    return Section("Out of service", 8, ((14, quarantined_gpus(SCOPE)), (10, alerts)))
+    return Section("Out of service", 8, ((24, firing_alerts(SCOPE)), (24, quarantined_gpus(SCOPE))))
 
 
 def _trends() -> Section:
-    states = graph(
-        "GPUs by state",
-        "All GPUs by their state. Quarantined and unknown GPUs are not offered.",
+    groups = graph(
+        "GPUs over time",
+        "All GPUs by their group: each is available, in use, preparing, blocked or quarantined.",
         units.Short,
-        Query(sum_of(SCOPE.of(DEVICES), "state"), "{{state}}"),
-        colours=STATE_COLOURS, stacked=True, beside=True, empty=NO_RECORDING,
+        Query(sum_of(SCOPE.of(DEVICES), "availability"), "{{availability}}"),
+        colours=GROUP_COLOURS, stacked=True, beside=True, empty=NO_RECORDING,
     )  # fmt: skip
     to_clean = graph(
         "Time to clean",
@@ -129,7 +84,7 @@ def _trends() -> Section:
           for part, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
         colours=QUANTILE_COLOURS, empty=NO_RECORDING,
     )  # fmt: skip
-    return Section("Trends", 9, ((12, states), (12, to_clean)))
+    return Section("Trends", 9, ((12, groups), (12, to_clean)))
 
 
 def _hooks() -> Section:
@@ -170,12 +125,12 @@ def _work() -> Section:
     )  # fmt: skip
     coverage = graph(
         "Coverage",
-        "Share of the allocatable memory that the last proofs cover: the lowest and the mean of all GPUs. The "
-        "driver keeps the rest. A fall means that proofs cover less than before.",
+        "Share of the allocatable memory that the proofs cover: the lowest and the mean of all GPUs that are clean or "
+        "in use. The driver keeps the rest. A fall means that proofs cover less than before.",
         units.PercentUnit,
-        Query(smallest(SCOPE.of(COVERAGE)), "lowest"), Query(f"avg({SCOPE.of(COVERAGE)})", "mean"),
+        Query(smallest(SCOPE.of_proven(COVERAGE)), "lowest"), Query(f"avg({SCOPE.of_proven(COVERAGE)})", "mean"),
         colours=distinct_colours("lowest", "mean"), up_to=1,
-        empty="No GPU has been proven clean yet, or no scrub service is scraped",
+        empty="No GPU is clean or in use, or no scrub service is scraped",
     )  # fmt: skip
     residue = graph(
         "Residue over time",
@@ -217,10 +172,11 @@ def _nodes() -> Section:
 
 def _proofs() -> Section:
     thin = table(
-        "Lowest coverage", "The GPUs whose last proof covers the smallest share of their memory.", WHERE,
-        Column("Coverage", f"bottomk(10, {largest(SCOPE.of(COVERAGE), *DEVICE_ID)})", units.PercentUnit),
+        "Lowest coverage", "The clean GPUs, and GPUs in use, whose proof covers the smallest share of their memory.",
+        WHERE,
+        Column("Coverage", f"bottomk(10, {SCOPE.of_proven(COVERAGE)})", units.PercentUnit),
         links={"GPU": TO_GPU}, sorted_by="Coverage", rising=True,
-        empty="No GPU has been proven clean yet, or no scrub service is scraped",
+        empty="No GPU is clean or in use, or no scrub service is scraped",
     )  # fmt: skip
     return Section("Proofs", 8, ((24, thin),), folded=True)
 
@@ -230,5 +186,5 @@ FLEET = Page(
     "Autoclave / Fleet",
     "Is the fleet healthy, and if not, where?",
     SCOPE,
-    (_overview(), _out(), _trends(), _hooks(), _work(), _nodes(), _proofs()),
+    (group_counts(SCOPE, DEVICES), _should_be_zero(), _out(), _trends(), _hooks(), _work(), _nodes(), _proofs()),
 )

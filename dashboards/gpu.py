@@ -22,7 +22,7 @@ from scrubber.metrics import table as service
 
 SCOPE = QueryScope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a replaced GPU is shown beside its successor
-UNPROVEN = "The GPU was never proven clean, or no scrub service is scraped"
+UNPROVEN = "The GPU has no proof now, or no scrub service is scraped"
 RUNS = value_words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})
 
 
@@ -36,10 +36,11 @@ def _status() -> Section:
         (3, stat("In this state for", "Time since the GPU entered this state.",
                  age(largest(SCOPE.of(service.STATE_SINCE), *DEVICE_ID)),
                  units.Seconds, legend=NAME)),
-        (3, stat("Age of the proof", "Time since the GPU was last proven clean.",
-                 age(largest(SCOPE.of(service.LAST_SCRUB), *DEVICE_ID)), units.Seconds, legend=NAME, empty=UNPROVEN)),
-        (3, stat("Coverage", "Share of its allocatable memory that the last proof covers.",
-                 largest(SCOPE.of(service.COVERAGE), *DEVICE_ID), units.PercentUnit, legend=NAME, empty=UNPROVEN)),
+        (3, stat("Age of the proof", "Time since the GPU was proven clean. Only a clean GPU and a GPU in use have a "
+                 "proof.", age(f"({SCOPE.of_proven(service.LAST_SCRUB)})"), units.Seconds, legend=NAME,
+                 empty=UNPROVEN)),
+        (3, stat("Coverage", "Share of its allocatable memory that the proof covers.",
+                 SCOPE.of_proven(service.COVERAGE), units.PercentUnit, legend=NAME, empty=UNPROVEN)),
         (3, stat("Residue found", "Scrubs in the time range that found data of an earlier user. Should be 0.",
                  SCOPE.count_in_range(service.RESIDUE), levels=SHOULD_BE_ZERO)),
         (3, stat("Unauthorised use", "How often a process used the GPU while it was clean, without a grant. Should "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
 
-from dashboards.outages import MISSING, TO_GPU, WHERE, problems, quarantined_gpus
+from dashboards.outages import MISSING, TO_GPU, WHERE, group_counts, problems, quarantined_gpus
 from dashboards.page import Page, Section
 from dashboards.panels import (
     NO_PLUGIN,
@@ -18,7 +18,18 @@ from dashboards.panels import (
     table,
     timeline,
 )
-from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, sum_of, with_device
+from dashboards.query import (
+    DEVICE_ID,
+    DEVICES_OF_NODES,
+    PLACE,
+    RECENT,
+    QueryScope,
+    age,
+    largest,
+    smallest,
+    sum_of,
+    with_device,
+)
 from dashboards.style import (
     BAD,
     GOOD,
@@ -75,12 +86,12 @@ def _status() -> Section:
 
 def _gpus() -> Section:
     since = age(largest(SCOPE.of(service.STATE_SINCE), *DEVICE_ID))
-    proof = f"time() - {largest(SCOPE.of(service.LAST_SCRUB), *DEVICE_ID)}"
+    proof = f"time() - ({SCOPE.of_proven(service.LAST_SCRUB)})"
     devices = table(
         "GPUs",
         "Every GPU and slice: its state, how long it has been in this state, whether the kubelet sees it as "
-        "Healthy, and the age and coverage of its proof. '-' means that the hardware does not report the value. The "
-        "number links to the page of the GPU.",
+        "Healthy, and the age and coverage of its proof. Only a clean GPU and a GPU in use have a proof. '-' means "
+        "that there is no such value. The number links to the page of the GPU.",
         WHERE,
         Column("State", SCOPE.states(*DEVICE_ID), words=STATE_WORDS, filled=True),
         Column("In this state for", since, units.Seconds),
@@ -88,7 +99,7 @@ def _gpus() -> Section:
         Column(
             "Age of the proof", SCOPE.or_missing(proof), units.Seconds, words=value_words({NO_ROW: ("no proof", PLAIN)})
         ),
-        Column("Coverage", SCOPE.or_missing(SCOPE.of(service.COVERAGE)), units.PercentUnit, words=MISSING),
+        Column("Coverage", SCOPE.or_missing(SCOPE.of_proven(service.COVERAGE)), units.PercentUnit, words=MISSING),
         Column("Temperature", SCOPE.or_missing(SCOPE.of(service.TEMPERATURE)), units.Celsius, words=MISSING),
         Column("Leaked", SCOPE.or_missing(SCOPE.of(service.LEAKED)), units.BytesIEC, words=MISSING),
         links={"GPU": TO_GPU},
@@ -184,5 +195,5 @@ NODE = Page(
     "Autoclave / Node",
     "Can this node hand out GPUs, what does each GPU do, and does the service work?",
     SCOPE,
-    (_status(), _gpus(), _out(), _heat(), _scrubs(), _service()),
+    (group_counts(SCOPE, DEVICES_OF_NODES), _status(), _gpus(), _out(), _heat(), _scrubs(), _service()),
 )

@@ -1,14 +1,19 @@
-"""Panels about quarantined GPUs and other problems, shared by several pages."""
+"""Panels that several pages share: how many GPUs are in each group, quarantined GPUs and other problems."""
 
 from __future__ import annotations
 
+import re
+from importlib import resources
+
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
+from ruamel.yaml import YAML
 
-from dashboards.page import link
-from dashboards.panels import Column, Query, table, timeline
-from dashboards.query import DEVICE_ID, QueryScope, age, largest, with_device
-from dashboards.style import BAD, GOOD, GREY, NO_ROW, PLAIN, value_words
+from dashboards.page import Section, link
+from dashboards.panels import Column, Query, stat, table, timeline
+from dashboards.query import ALERTS, DEVICE_ID, PLACE, QueryScope, RecordedSeries, age, largest, sum_of, with_device
+from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NEUTRAL, NO_ROW, PLAIN, value_words
+from scrubber.core.model import Availability
 from scrubber.metrics.table import (
     BLOCKED,
     QUARANTINE_NEXT,
@@ -21,12 +26,43 @@ from scrubber.metrics.table import (
 
 GPU_PAGE = "autoclave-gpu"
 TO_GPU = link(GPU_PAGE, node="node", gpu="gpu")
-WHERE = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "uuid": "UUID"}
+TO_NODE = link("autoclave-node", node="node")
+NODE = {"cluster": "Cluster", "node": "Node"}
+WHERE = {**NODE, "gpu": "GPU", "uuid": "UUID"}
+RUNBOOKS = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks"  # the chart can replace it: runbookUrl
 
 MISSING = value_words({NO_ROW: ("-", GREY)})
 NEVER = NO_ROW - 1
-WAITS_FOR_OPERATOR = value_words({NO_ROW: ("-", GREY), NEVER: ("waits for an operator", PLAIN)})
+DUE = NEVER - 1
+NEXT_TEST = value_words(
+    {NO_ROW: ("-", GREY), NEVER: ("waits for an operator", PLAIN), DUE: ("when its cause ends", PLAIN)}
+)
 HOLDS = value_words({1: ("now", BAD), 0: ("nothing", GOOD)})
+
+GROUPS = {
+    Availability.AVAILABLE: ("Available", "GPUs that the kubelet may give to a pod now."),
+    Availability.IN_USE: ("In use", "GPUs that are granted to a pod or that a pod uses."),
+    Availability.PREPARING: ("Preparing", "GPUs that become available by themselves, usually after a scrub."),
+    Availability.BLOCKED: (
+        "Blocked",
+        "GPUs that no pod gets because something is in the way of a scrub. `autoclave explain GPU` says what to do.",
+    ),
+    Availability.QUARANTINED: ("Quarantined", "GPUs in quarantine, without replaced ones. A table shows the reasons."),
+}
+NEED_AN_OPERATOR = (Availability.BLOCKED, Availability.QUARANTINED)
+
+
+def group_counts(scope: QueryScope, counted: RecordedSeries) -> Section:
+    """The number of GPUs, and of the GPUs in each group."""
+    empty = "Not scraped, or no recording rules"
+    together = "GPUs and slices that Autoclave manages, without replaced ones. Each is in one of the groups beside."
+    groups = (
+        stat(title, about, sum_of(scope.of(counted, availability=group.value)), empty=empty,
+             levels=BETTER_ZERO if group in NEED_AN_OPERATOR else NEUTRAL)
+        for group, (title, about) in GROUPS.items()
+    )  # fmt: skip
+    panels = (stat("All GPUs", together, sum_of(scope.of(counted)), empty=empty), *groups)
+    return Section("How many GPUs", 4, tuple((4, panel) for panel in panels))
 
 
 def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
@@ -39,21 +75,64 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
         )
 
     since = largest(scope.of(QUARANTINE_SINCE), *DEVICE_ID)
-    soon = f"clamp_min({largest(scope.of(QUARANTINE_NEXT), *DEVICE_ID)} - time(), 0)"
+    then = largest(scope.of(QUARANTINE_NEXT), *DEVICE_ID)
+    soon = f"{then} - time() > 0 or {then} * 0 + ({DUE})"
     waits = f"{largest(scope.of(QUARANTINED), *DEVICE_ID)} * 0 + ({NEVER})"
     return table(
         "Quarantined GPUs",
         "Every GPU in quarantine, with the reason. `autoclave explain GPU` on the node shows the evidence and the "
-        "command that ends the quarantine. `autoclave reinstate GPU` tests the GPU at once. A row 'nothing is "
-        "scraped' means that the state of all GPUs is unknown.",
+        "command that ends the quarantine. `autoclave reinstate GPU` tests the GPU at once. 'When its cause ends': a "
+        "test is due, and Autoclave waits until the driver no longer reports the cause. A row 'nothing is scraped' "
+        "means that the state of all GPUs is unknown.",
         {**WHERE, "reason": "Reason"},
         Column("In quarantine for", per_device(age(since)), units.Seconds, words=MISSING),
         Column("Tests", per_device(largest(scope.of(QUARANTINE_PROBES), *DEVICE_ID)), words=MISSING),
-        Column("Next test in", per_device(f"{soon} or {waits}"), units.Seconds, words=WAITS_FOR_OPERATOR),
+        Column("Next test in", per_device(f"{soon} or {waits}"), units.Seconds, words=NEXT_TEST),
         links={"GPU": TO_GPU},
         empty="No GPU is in quarantine",
         sorted_by="In quarantine for",
     )  # fmt: skip
+
+
+def firing_alerts(scope: QueryScope) -> grafana.Panel:
+    """Every firing alert with its summary and a link to its runbook."""
+    firing = largest(
+        scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing"), *PLACE, "gpu", "alertname", "severity"
+    )
+    summarised = f'label_replace({firing}, "summary", "$1", "alertname", "(.*)")'
+    return table(
+        "Firing alerts",
+        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The name of an alert links to its runbook, "
+        "which says what to do.",
+        {"alertname": "Alert", "severity": "Severity", "summary": "Summary", **NODE, "gpu": "GPU"},
+        Column(
+            "Fires",
+            scope.or_not_scraped(summarised, "alertname", 1),
+            units.NoUnit,
+            words=value_words({1: ("now", BAD)}),
+        ),
+        links={"Alert": f"{RUNBOOKS}/${{__data.fields.alertname}}.md", "Node": TO_NODE},
+        label_words={"Summary": summaries()},
+        empty="No alert fires, if the alert rules are loaded",
+        sorted_by="Severity",  # critical, info, warning
+        rising=True,
+    )
+
+
+def summaries() -> dict[str, str]:
+    """The summary of each alert, with words in capitals for its labels."""
+    text = (resources.files("dashboards") / "alerts.yaml").read_text(encoding="utf-8")
+    groups = YAML(typ="safe", pure=True).load(text)["groups"]
+    alerts = [rule for group in groups for rule in group["rules"]]
+    return {rule["alert"]: _without_labels(rule["annotations"]["summary"]) for rule in alerts}
+
+
+def _without_labels(summary: str) -> str:
+    without_cluster = re.sub(r"\{\{ with .*?\{\{ end \}\}", "", summary)
+    words = {"gpu": "N", "value": "N", "xid": "CODE"}
+    return re.sub(
+        r"\{\{ \$(?:labels\.)?(\w+) \}\}", lambda found: words.get(found[1], found[1].upper()), without_cluster
+    )
 
 
 def problems(scope: QueryScope) -> grafana.Panel:

@@ -150,12 +150,15 @@ def heatmap(title: str, description: str, expression: str, *, empty: str = NO_SE
     return panel
 
 
-def table(
+def table(  # noqa: PLR0913 - what is shown is told by name
     title: str, description: str, heads: Mapping[str, str], *columns: Column,
     links: Mapping[str, str] | None = None, empty: str = NO_SERVICE, sorted_by: str | tuple[str, ...] = "",
-    rising: bool = False,
+    rising: bool = False, label_words: Mapping[str, Mapping[str, str]] | None = None,
 ) -> grafana.Panel:  # fmt: skip
-    """A table: the labels, then the columns. Rows with equal labels become one row."""
+    """A table: the labels, then the columns. Rows with equal labels become one row.
+
+    ``label_words``: for the head of a label, the text that is shown instead of each of its values.
+    """
     values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase[: len(columns)]]
     renamed = {**heads, **dict(zip(values, (column.head for column in columns), strict=True))}
     order = {name: place for place, name in enumerate(renamed)}
@@ -169,6 +172,7 @@ def table(
     overrides = [_override("/.*/", "byRegexp", noValue="-")]  # otherwise an empty cell shows the text of an empty table
     overrides += [_override(head, **{"custom.width": WIDTHS[head]}) for head in heads.values() if head in WIDTHS]
     overrides += [_shown(column) for column in columns]
+    overrides += [_override(head, mappings=_texts(texts)) for head, texts in (label_words or {}).items()]
     overrides += [_override(head, links=[{"title": "Open the page", "url": to}])
                   for head, to in (links or {}).items()]  # fmt: skip
     panel = _panel("table", title, description, field, shape, overrides)
@@ -247,6 +251,13 @@ def _shown(column: Column) -> grafana.DashboardFieldConfigSourceOverrides:
     elif column.words or column.levels:
         said["custom.cellOptions"] = common.TableColorTextCellOptions()
     return _override(column.head, **said)
+
+
+def _texts(texts: Mapping[str, str]) -> list[grafana.ValueMapping]:
+    results = {
+        value: grafana.ValueMappingResult(text=text, index=place) for place, (value, text) in enumerate(texts.items())
+    }
+    return [grafana.ValueMap(options=results)]
 
 
 def _override(head: str, by: str = "byName", /, **said: object) -> grafana.DashboardFieldConfigSourceOverrides:

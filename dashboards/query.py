@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from dashboards.style import NO_ROW, NONE, NUMBER_OF
 from plugin.metrics import table as plugin
+from scrubber.core.model import State
 from scrubber.ground.metric_table import Kind, Row
 from scrubber.metrics.table import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")
 DEVICE_ID = (*PLACE, "gpu", "uuid")
+PROVEN = tuple(state.value for state in (State.CLEAN, State.GRANTED, State.IN_USE))
 
 # Grafana replaces these: by at least four scrape intervals, and by the whole time range.
 RECENT, RANGE = "$__rate_interval", "$__range"
@@ -40,7 +42,8 @@ class ForeignSeries:
     labels: tuple[str, ...]
 
 
-DEVICES = RecordedSeries("cluster:autoclave_devices:by_state", ("cluster", "state"))
+DEVICES = RecordedSeries("cluster:autoclave_devices:by_availability", ("cluster", "availability"))
+DEVICES_OF_NODES = RecordedSeries("node:autoclave_devices:by_availability", (*PLACE, "availability"))
 TIMES_TO_CLEAN = RecordedSeries("cluster:autoclave_time_to_clean_seconds_bucket:rate5m", ("cluster", "le"))
 HOOK_TIMES = RecordedSeries(
     "cluster:autoclave_hook_duration_seconds_bucket:rate5m", ("cluster", "hook", "outcome", "le")
@@ -52,7 +55,7 @@ LATE = {
     window: RecordedSeries(f"cluster:autoclave_handover_errors:ratio_rate{window}", ("cluster",))
     for window in ("1h", "6h", "3d")
 }
-RECORDED = (*LATE.values(), DEVICES, TIMES_TO_CLEAN, HOOK_TIMES, SCRUBS, SCRUBS_OF_NODES, REFUSALS)
+RECORDED = (*LATE.values(), DEVICES, DEVICES_OF_NODES, TIMES_TO_CLEAN, HOOK_TIMES, SCRUBS, SCRUBS_OF_NODES, REFUSALS)
 
 TARGET = (*PLACE, "instance")
 CPU = ForeignSeries("process_cpu_seconds_total", Kind.COUNTER, TARGET)
@@ -125,6 +128,11 @@ class QueryScope:
         """The state of each device as a number; ``style`` has a word for each number."""
         arms = [f"{number} * ({self.of(STATE, state=state.value)} == 1)" for state, number in NUMBER_OF.items()]
         return largest(" or ".join(arms), *by)
+
+    def of_proven(self, row: Row) -> str:
+        """A metric of the last proof, of the devices that have a proof or were handed out on it."""
+        proven = largest(self.of(STATE, state=PROVEN), *DEVICE_ID)
+        return f"{largest(self.of(row), *DEVICE_ID)} and on ({', '.join(DEVICE_ID)}) {proven} == 1"
 
     def or_zero(self, expression: str, label: str = "", alive: Row = BUILD) -> str:
         """The expression, or a zero for a scraped service if the expression is empty."""

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Page, Section
 from dashboards.panels import Column, Query, graph, heatmap, stat, table
-from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, largest, smallest, sum_of
+from dashboards.query import PLACE, RECENT, QueryScope, largest, smallest, sum_of
 from dashboards.style import (
     BETTER_ZERO,
     NEUTRAL,
@@ -22,7 +22,7 @@ from scrubber.metrics import table as service
 
 SCOPE = QueryScope(PLACE)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
-UNPROVEN = "No GPU has been proven clean yet, or no scrub service is scraped"
+UNPROVEN = "No GPU is clean or in use, or no scrub service is scraped"
 UNSEEN = "No step has run yet, or no scrub service is scraped"
 
 
@@ -33,8 +33,8 @@ def _overview() -> Section:
         (4, stat("Passed", "Share of the scrubs in the time range that ended with a proof. The other scrubs were "
                  "blocked, cancelled, escalated or failed: see below.", share, units.PercentUnit,
                  empty="No scrub ended in this time, or no scrub service is scraped")),
-        (4, stat("Lowest coverage", "Share of the allocatable memory that the weakest of the last proofs covers.",
-                 smallest(SCOPE.of(service.COVERAGE)), units.PercentUnit, empty=UNPROVEN)),
+        (4, stat("Lowest coverage", "Share of the allocatable memory that the weakest proof of a clean GPU or a GPU in "
+                 "use covers.", smallest(SCOPE.of_proven(service.COVERAGE)), units.PercentUnit, empty=UNPROVEN)),
         (4, stat("Overwritten", "Memory that was overwritten and read back in the time range.",
                  SCOPE.count_in_range(service.SCRUBBED), units.BytesIEC)),
         (4, stat("Escalated", "Scrubs in the time range that failed and continued with a reset.",
@@ -125,9 +125,9 @@ def _before_and_after() -> Section:
         Query(SCOPE.recent_by(service.RETURNS, "by"), "{{by}}"), bars=True,
     )  # fmt: skip
     thin = table(
-        "GPUs with the lowest coverage", "The GPUs whose last proof covers the smallest share of their memory.", WHERE,
-        Column("Coverage", f"bottomk(10, {largest(SCOPE.of(service.COVERAGE), *DEVICE_ID)})", units.PercentUnit,
-               NEUTRAL),
+        "GPUs with the lowest coverage", "The clean GPUs, and GPUs in use, whose proof covers the smallest share of "
+        "their memory.", WHERE,
+        Column("Coverage", f"bottomk(10, {SCOPE.of_proven(service.COVERAGE)})", units.PercentUnit, NEUTRAL),
         links={"GPU": TO_GPU}, empty=UNPROVEN, sorted_by="Coverage", rising=True,
     )  # fmt: skip
     uncovered = graph(

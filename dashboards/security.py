@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
-from dashboards.outages import TO_GPU, WHERE
-from dashboards.page import Page, Section, link
+from dashboards.outages import NODE, TO_GPU, TO_NODE, WHERE
+from dashboards.page import Page, Section
 from dashboards.panels import Column, Query, graph, stat, table
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
@@ -14,8 +14,6 @@ from scrubber.ground.metric_table import Row
 from scrubber.metrics import table as service
 
 SCOPE = QueryScope(PLACE)
-NODE = {"cluster": "Cluster", "node": "Node"}
-TO_NODE = link("autoclave-node", node="node")
 ON_PLACE, ON_DEVICE = ", ".join(PLACE), ", ".join(DEVICE_ID)
 NOT_SCRAPED = value_words({NO_ROW: ("unknown", GREY)})
 
@@ -25,21 +23,26 @@ UNCLEAN = "No GPU is clean, or no scrub service is scraped"
 
 
 def _overview() -> Section:
-    digests = f"count(count by (digest) ({SCOPE.of(service.POLICY)}))"
     return Section("Should be zero", 4, (
-        (4, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
+        (8, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
                  "cleared it; the scrub did, before any other pod got the GPU.",
                  SCOPE.count_in_range(service.RESIDUE), levels=SHOULD_BE_ZERO)),
-        (4, stat("Unauthorised use", "How often in the time range a process used a clean GPU without a grant. The GPU "
+        (8, stat("Unauthorised use", "How often in the time range a process used a clean GPU without a grant. The GPU "
                  "is dirty from then on.", SCOPE.count_in_range(service.UNAUTHORISED),
                  levels=SHOULD_BE_ZERO)),
-        (4, stat("Policies in force", "Different policies on the selected nodes, by digest. More than one is a "
-                 "drift, unless it is intended.", digests, levels=((1, GOOD), (2, WARN)))),
-        (4, stat("Concessions", "Promises that the most lenient policy gives up. `autoclave status` lists them.",
-                 largest(SCOPE.of(service.CONCESSIONS)), levels=BETTER_ZERO)),
-        (4, stat("Ledger faults", "Nodes whose ledger cannot be written. They hand out no GPU.",
+        (8, stat("Ledger faults", "Nodes whose ledger cannot be written. They hand out no GPU.",
                  f"sum({SCOPE.of(service.LEDGER_FAULT)})", levels=SHOULD_BE_ZERO)),
-        (4, stat("Grants by proof", "Devices handed out in the time range, by kind of proof. Only mode observe "
+    ))  # fmt: skip
+
+
+def _promises() -> Section:
+    digests = f"count(count by (digest) ({SCOPE.of(service.POLICY)}))"
+    return Section("What the policies promise", 4, (
+        (8, stat("Policies in force", "Different policies on the selected nodes, by digest. More than one is a "
+                 "drift, unless it is intended.", digests, levels=((1, GOOD), (2, WARN)))),
+        (8, stat("Concessions", "Promises that the most lenient policy gives up. `autoclave status` lists them.",
+                 largest(SCOPE.of(service.CONCESSIONS)), levels=BETTER_ZERO)),
+        (8, stat("Grants by proof", "Devices handed out in the time range, by kind of proof. Only mode observe "
                  "hands out devices without a proof.",
                  SCOPE.count_in_range(service.GRANTS, "proof"), legend="proof: {{proof}}")),
     ))  # fmt: skip
@@ -152,5 +155,5 @@ SECURITY = Page(
     "Autoclave / Security",
     "Are the promises kept, and does every node run the same policy?",
     SCOPE,
-    (_overview(), _findings(), _people(), _policies(), _evidence()),
+    (_overview(), _promises(), _findings(), _people(), _policies(), _evidence()),
 )

@@ -28,6 +28,12 @@ def panels(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield panel
 
 
+def first_row(page: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The panels that a person sees first."""
+    shown = list(panels(page))
+    return [panel for panel in shown if panel["gridPos"]["y"] == shown[0]["gridPos"]["y"]]
+
+
 def filled(expression: str, values: Mapping[str, str]) -> str:
     """A query with its variables replaced. Grafana also offers a duration as a number; so does this."""
     numbers = {

@@ -9,7 +9,7 @@ from itertools import cycle
 
 from grafana_foundation_sdk.models.dashboard import Threshold, ValueMap, ValueMapping, ValueMappingResult
 
-from scrubber.core.model import State, Step, Trigger
+from scrubber.core.model import Availability, State, Step, Trigger
 
 GREEN, YELLOW, ORANGE, VERMILLION = "#009E73", "#F0E442", "#E69F00", "#D55E00"
 SKY, BLUE, PURPLE, GREY = "#56B4E9", "#0072B2", "#CC79A7", "#999999"
@@ -25,6 +25,14 @@ STATES = {
     State.QUARANTINED: VERMILLION,
 }
 STATE_COLOURS = {state.value: colour for state, colour in STATES.items()}
+GROUPS = {
+    Availability.AVAILABLE: GREEN,
+    Availability.IN_USE: BLUE,
+    Availability.PREPARING: YELLOW,
+    Availability.BLOCKED: ORANGE,
+    Availability.QUARANTINED: VERMILLION,
+}
+GROUP_COLOURS = {group.value: colour for group, colour in GROUPS.items()}
 HEALTH_COLOURS = {"/ healthy$/": GREEN, "/ unhealthy$/": ORANGE}
 PATH_COLOURS = {"fast": SKY, "slow": PURPLE, "reset": ORANGE}
 QUANTILE_COLOURS = {"p50": SKY, "p95": ORANGE, "p99": VERMILLION}

@@ -27,6 +27,16 @@ class State(Enum):
     QUARANTINED = "quarantined"
 
 
+class Availability(Enum):
+    """What a device is to people who want a GPU. Each device is in exactly one of these groups."""
+
+    AVAILABLE = "available"
+    IN_USE = "in_use"
+    PREPARING = "preparing"
+    BLOCKED = "blocked"
+    QUARANTINED = "quarantined"
+
+
 class Step(Enum):
     """One part of a scrub."""
 

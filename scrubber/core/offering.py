@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
-from scrubber.core.model import Moment, Path, Record, State, Trigger
+from scrubber.core.model import Availability, Moment, Path, Record, State, Trigger
+
+
+def availability(record: Record, *, offered: bool, in_the_way: bool) -> Availability:
+    """The group of a device. ``in_the_way``: something blocks its scrubs, or the ledger cannot be written."""
+    if record.quarantine is not None:  # also during a probation
+        return Availability.QUARANTINED
+    if record.state in (State.GRANTED, State.IN_USE):
+        return Availability.IN_USE
+    if offered:
+        return Availability.AVAILABLE
+    return Availability.BLOCKED if in_the_way else Availability.PREPARING
 
 
 def offer(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from scrubber.core import device_status
-from scrubber.core.model import Moment, Quarantine, Receipt, Record, Vitals
+from scrubber.core import device_status, offering, presence
+from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Record, Vitals
 from scrubber.devices.base import Readings
 from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
@@ -85,12 +85,18 @@ class ServiceCollector(Collector):
         records = self._context.ledger.records
         healthy = {advert.uuid: advert.healthy for advert in self._reporter.adverts().devices}
         now, vitals = self._context.now(), self._context.vitals
+        groups = dict.fromkeys(Availability, 0)
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):
                 continue
             for row, more, value in self._of(record, now):
                 yield row, (record.device.name, uuid, *more), value
             yield table.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
+            if not presence.taken_away(record):
+                in_the_way = uuid in self._context.blocked or self._context.ledger.fault is not None
+                groups[offering.availability(record, offered=healthy[uuid], in_the_way=in_the_way)] += 1
+        for group, number in groups.items():
+            yield table.DEVICES, (group.value,), float(number)
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
         """The samples of one device, without its labels gpu and uuid."""

@@ -70,6 +70,12 @@ REQUESTS = Row(
 )  # fmt: skip
 REQUEST_REFUSALS = Row("autoclave_request_refusals_total", Kind.COUNTER, "Refused requests.", ("request", "reason"))
 
+DEVICES = Row(
+    "autoclave_devices", Kind.GAUGE,
+    "Number of devices in each group: available, in_use, preparing, blocked, quarantined. Each device is in one group.",
+    ("availability",),
+)  # fmt: skip
+
 # -- each device
 
 DEVICE = Row(
@@ -202,7 +208,7 @@ TABLE = (
     BUILD, READY, POLICY, POLICY_FAULT, CONCESSIONS,
     LEDGER_ROWS, LEDGER_FAULT, LEDGER_VERIFIED, LEDGERS_SET_ASIDE, LEDGER_APPEND,
     PASSES, ROUND, ROUND_FAILURES, REQUESTS, REQUEST_REFUSALS,
-    DEVICE, STATE, STATE_SINCE, HEALTHY, BLOCKED, SICK, SIGN,
+    DEVICES, DEVICE, STATE, STATE_SINCE, HEALTHY, BLOCKED, SICK, SIGN,
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
     LAST_SCRUB, COVERAGE, UNCOVERED, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
     SCRUB_ENDS, SCRUB_TIME, STEP_TIME, TIME_TO_CLEAN, STEP_FAILURES, ESCALATIONS, SCRUBBED, RESIDUE, RESIDUE_BYTES,

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
-from scrubber.core.model import Path
+from scrubber.core.model import Availability, Path, Record, State
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
 
@@ -85,3 +86,40 @@ def test_a_device_is_not_offered_when_its_scrubs_exceed_the_allocate_budget(reco
 
 def test_a_device_that_waits_for_the_slow_path_is_not_offered():
     assert not offering.offer(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy
+
+
+AVAILABILITY: tuple[tuple[str, Record, Policy, dict[str, object], Availability], ...] = (
+    ("clean", lives.CLEAN, ENFORCE, {}, Availability.AVAILABLE),
+    ("granted", lives.GRANTED, ENFORCE, {}, Availability.IN_USE),
+    ("in use", lives.IN_USE, ENFORCE, {}, Availability.IN_USE),
+    ("sick in use", lives.SICK_IN_USE, ENFORCE, {}, Availability.IN_USE),
+    ("in use, and its next scrub is blocked", lives.IN_USE, ENFORCE, {"blocked": "x"}, Availability.IN_USE),
+    ("in use under observe", lives.IN_USE, OBSERVE, {}, Availability.IN_USE),
+    ("unknown", lives.UNKNOWN, ENFORCE, {}, Availability.PREPARING),
+    ("soiled", lives.SOILED, ENFORCE, {}, Availability.PREPARING),
+    ("on its slow path", lives.FIRST_LOOK, ENFORCE, {}, Availability.PREPARING),
+    ("just released", lives.DIRTY, ENFORCE, {}, Availability.AVAILABLE),
+    ("sick and released", lives.SICK_DIRTY, ENFORCE, {}, Availability.PREPARING),
+    ("withheld", lives.CLEAN, ENFORCE, {"withheld": True}, Availability.PREPARING),
+    ("dirty and blocked", lives.SET_BACK, ENFORCE, {"blocked": "x"}, Availability.BLOCKED),
+    ("clean and blocked", lives.CLEAN, ENFORCE, {"blocked": "x"}, Availability.BLOCKED),
+    ("ledger fault", lives.CLEAN, ENFORCE, {"ledger_fault": True}, Availability.BLOCKED),
+    ("ledger fault, in use", lives.IN_USE, ENFORCE, {"ledger_fault": True}, Availability.IN_USE),
+    ("observe: dirty", lives.DIRTY, OBSERVE, {}, Availability.AVAILABLE),
+    ("observe: blocked", lives.SOILED, OBSERVE, {"blocked": "x"}, Availability.AVAILABLE),
+    ("quarantined", lives.QUARANTINED, ENFORCE, {}, Availability.QUARANTINED),
+    ("quarantined and blocked", lives.QUARANTINED, ENFORCE, {"blocked": "x"}, Availability.QUARANTINED),
+    ("on probation", lives.PROBED, ENFORCE, {}, Availability.QUARANTINED),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "policy", "known", "expected"), rows(*AVAILABILITY))
+def test_a_device_is_in_exactly_one_group(record, policy, known, expected):
+    offer = offering.offer(record, policy, AT, **known)
+    in_the_way = bool(known.get("blocked") or known.get("ledger_fault"))
+    assert offering.availability(record, offered=offer.healthy, in_the_way=in_the_way) is expected
+
+
+def test_the_groups_cover_every_state():
+    assert {record.state for _, record, *_ in AVAILABILITY} == set(State)
+    assert {group for *_, group in AVAILABILITY} == set(Availability)

@@ -18,6 +18,7 @@ from tests.dashboards.rulefiles import RECORDED, TABLE
 
 Page = dict[str, Any]
 SOURCE = "${datasource}"
+RUNBOOK = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/${__data.fields.alertname}.md"
 UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes", "s": "_seconds",
          "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
 CALL = re.compile(r"(\w+)\([^()]*\[([^\]]*)\](?: offset ([^()]*))?\)")
@@ -242,7 +243,7 @@ def stands_as_agreed(page: Page) -> list[str]:
 
 
 def leads_somewhere(page: Page) -> list[str]:
-    """Every link goes to one of our pages, with variables of that page, from fields of the row."""
+    """Every link goes to one of our pages, with variables of that page, from fields of the row, or to a runbook."""
     pages, problems = shipped.pages(), []
     for panel in shipped.panels(page):
         for url in re.findall(r"'url': '([^']+)'", str(panel["fieldConfig"])):
@@ -250,7 +251,7 @@ def leads_somewhere(page: Page) -> list[str]:
             there = {it["name"] for it in variables(pages[uid])} if uid in pages else set()
             chosen = dict(re.findall(r"var-(\w+)=\$\{__data\.fields\.(\w+)\}", query))
             given = rulefiles.given(parsed(panel["targets"][0]))
-            good = (
+            good = (url == RUNBOOK and "alertname" in given) or (
                 chosen and chosen.keys() <= there and set(chosen.values()) <= given and "${__url_time_range}" in query
             )
             problems += [] if good else [f"{panel['title']} leads to {url}"]

@@ -6,6 +6,7 @@ import re
 import promql_parser as promql
 import pytest
 
+from dashboards import outages
 from scrubber.cli import manual
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
@@ -164,9 +165,10 @@ def rows(path):
     ]
 
 
-def test_the_index_lists_each_page_with_its_severity():
-    assert [row[:2] for row in rows(RUNBOOKS / "README.md")] == [
-        [f"[{rule['alert']}]({rule['alert']}.md)", rule["labels"]["severity"]] for rule in ALERTS
+def test_the_index_lists_each_page_with_severity_and_summary():
+    said = outages.summaries()
+    assert rows(RUNBOOKS / "README.md") == [
+        [f"[{rule['alert']}]({rule['alert']}.md)", rule["labels"]["severity"], said[rule["alert"]]] for rule in ALERTS
     ]
 
 

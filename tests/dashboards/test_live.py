@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from dashboards import outages
+from dashboards import outages, shipped
 from dashboards.trial import day
-from dashboards.trial.node import CLUSTER, NAME, TrialNode
+from dashboards.trial.node import CLUSTER, GPUS, NAME, TrialNode
 from dashboards.trial.prometheus import Prometheus
+from scrubber.core.model import Availability
 from scrubber.demo.containers import mark
 from scrubber.ledger import audit
 from scrubber.metrics import table
@@ -52,6 +53,20 @@ TOLD_FOR_AN_HOUR = {
     "AutoclaveManualReinstate",
 }  # fmt: skip
 NO_RECORDING = {"uuid:dcgm_gpu_utilization:ratio": "there is no dcgm-exporter here"}
+
+COUNTS: dict[str, list[float]] = {
+    "All GPUs": [4], "Available": [1], "In use": [0], "Preparing": [0], "Blocked": [0], "Quarantined": [3],
+}  # fmt: skip
+FIRST_ROWS: dict[str, dict[str, list[float]]] = {  # at the end of the day, where time and chance change nothing
+    "autoclave-fleet": COUNTS,
+    "autoclave-node": COUNTS,
+    "autoclave-gpu": {"Offered to the kubelet": [0, 0, 0, 1], "State": [3, 6, 6, 6], "Coverage": [1]},
+    "autoclave-scrubs": {"Lowest coverage": [1]},
+    "autoclave-hooks": {
+        "Plugins": [1], "Silent plugins": [0], "Plugins not ready": [0], "No scrub service": [0], "No kubelet": [0],
+    },
+    "autoclave-security": {"Unauthorised use": [2], "Ledger faults": [0]},
+}  # fmt: skip
 
 SET_OFF = {alert for acts in (*day.DAY, day.EVENING) for act in acts for alert in act.alerts}
 
@@ -143,11 +158,32 @@ def who_looks_finds_which_gpu_is_out_and_why(seen: Seen) -> list[str]:
             key = it["metric"]["gpu"], it["metric"]["reason"]
             rows[" ".join(key)] = (*rows.get(" ".join(key), ()), float(it["value"][1]))
     told = {name: (0 < since < seen.now - seen.began, tried, again) for name, (since, tried, again) in rows.items()}
-    by_itself = {name for name, (_, _, again) in told.items() if again >= 0}
-    expected = {"0 lost", "1 memory-fault", "2 reboot-required"}
-    good = told.keys() == expected and by_itself == {"0 lost", "2 reboot-required"}
-    good &= all(since for since, _, _ in told.values()) and told["1 memory-fault"][1:] == (0, outages.NEVER)
+    expected = {"0 lost": outages.DUE, "1 memory-fault": outages.NEVER, "2 reboot-required": outages.DUE}
+    good = {name: again for name, (_, _, again) in told.items()} == expected
+    good &= all(since for since, _, _ in told.values()) and told["1 memory-fault"][1] == 0
     return [] if good else [f"{told}"]
+
+
+def first_rows_show_what_the_evening_left(seen: Seen) -> list[str]:
+    """Three GPUs are in quarantine, and one is free. Only a GPU that is clean shows a proof."""
+    problems = []
+    for page, figures in FIRST_ROWS.items():
+        row = [panel["title"] for panel in shipped.first_row(shipped.pages()[page])]
+        shown = {title: sorted(float(it["value"][1]) for it in seen.panel(page, title)[0]) for title in row}
+        problems += [f"{page} has no {title}" for title in figures.keys() - set(row)]
+        problems += [
+            f"{page}, {title}: {shown[title]}" for title in row if shown[title] != figures.get(title, shown[title])
+        ]
+    return problems
+
+
+def every_gpu_was_in_one_group_all_day_and_every_group_was_seen(seen: Seen) -> list[str]:
+    day = f"[{seen.now - seen.began:.0f}s:1s]"
+    counts = "cluster:autoclave_devices:by_availability"
+    most = {it["metric"]["availability"]: it["value"][1] for it in seen.at_the_end(f"max_over_time({counts}{day})")}
+    problems = [f"no GPU was {group.value}" for group in Availability if most.get(group.value, "0") == "0"]
+    sums = {seen.at_the_end(f"{how}_over_time(sum({counts}){day})")[0]["value"][1] for how in ("min", "max")}
+    return problems + ([] if sums == {str(GPUS)} else [f"{sums} GPUs"])
 
 
 def a_figure_leads_to_its_proof(seen: Seen) -> list[str]:
@@ -161,7 +197,9 @@ def a_figure_leads_to_its_proof(seen: Seen) -> list[str]:
 CHECKS: tuple[Callable[[Seen], list[str]], ...] = (
     every_panel_shows_something_or_has_a_reason, every_rule_can_be_evaluated,
     what_the_day_sets_off_fires_and_nothing_else, what_happened_once_is_told_for_an_hour, every_metric_was_seen,
-    what_is_counted_is_what_happened, who_looks_finds_which_gpu_is_out_and_why, a_figure_leads_to_its_proof,
+    what_is_counted_is_what_happened, first_rows_show_what_the_evening_left,
+    every_gpu_was_in_one_group_all_day_and_every_group_was_seen, who_looks_finds_which_gpu_is_out_and_why,
+    a_figure_leads_to_its_proof,
 )  # fmt: skip
 
 

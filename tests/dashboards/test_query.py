@@ -126,19 +126,28 @@ CASES = {
         SCOPE.not_ready(),
         {'autoclave_ready{node="n1"}': "1x60", 'autoclave_plugin_ready{node="n1"}': "0x60"}, {'{node="n1"}': 0},
     ),
-    "the states of a fleet are those of the newest word of each device, without those that were replaced": (
-        query.sum_of(SCOPE.of(query.DEVICES), "state"),
+    "the counts of a node are those of its newest process": (
+        query.sum_of(SCOPE.of(query.DEVICES), "availability"),
         {
-            f'autoclave_device_state{{{GPU}, instance="old", state="clean"}}': "1x60",
-            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="old"}}': "100x60",
-            f'autoclave_device_state{{{GPU}, instance="new", state="scrubbing"}}': "1x60",
-            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="new"}}': "200x60",
-            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-b", instance="new", state="clean"}': "1x60",
-            'autoclave_device_state_since_timestamp_seconds{node="n1", gpu="1", uuid="GPU-b", instance="new"}': "9x60",
-            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-c", instance="new", state="quarantined"}': "1x60",
-            'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-c", instance="new", reason="replaced"}': "1x60",
+            'autoclave_devices{node="n1", instance="old", availability="available"}': "2x60",
+            'autoclave_devices{node="n1", instance="old", availability="blocked"}': "0x60",
+            'process_start_time_seconds{node="n1", instance="old", job="autoclave-scrubber"}': "100x60",
+            'autoclave_devices{node="n1", instance="new", availability="available"}': "1x60",
+            'autoclave_devices{node="n1", instance="new", availability="blocked"}': "1x60",
+            'process_start_time_seconds{node="n1", instance="new", job="autoclave-scrubber"}': "200x60",
+            'autoclave_devices{node="n2", instance="only", availability="available"}': "8x60",
         },
-        {'{state="scrubbing"}': 1, '{state="clean"}': 1},
+        {'{availability="available"}': 9, '{availability="blocked"}': 1},
+    ),
+    "only a device that was proven and not soiled since shows its proof": (
+        SCOPE.of_proven(table.COVERAGE),
+        {
+            f'autoclave_scrub_coverage_ratio{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}"}}': "0.5x60" for gpu in range(7)
+        } | {
+            f'autoclave_device_state{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}", state="{state}"}}': "1x60"
+            for gpu, state in enumerate(style.STATE_COLOURS)
+        },
+        {f'{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}"}}': 0.5 for gpu in (3, 4, 5)},
     ),
     "a figure of a process is its own also while an update shows two versions of it": (
         query.largest(SCOPE.of_processes(SCOPE.of(query.RESIDENT), table.BUILD)),
@@ -238,13 +247,6 @@ def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
     assert len(zeros) > 30
     promtool.run_unit_tests(tmp_path, {"zeros": unit_test("1m", one_of_each("1x200 stale"), zeros)})
-
-
-def test_a_replaced_gpu_does_not_count_as_quarantined(tmp_path):
-    out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
-    other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
-    told = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}
-    answers(tmp_path, told["In quarantine"], {out: "1x60", other: "1x60"}, {"{}": 1})
 
 
 def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):

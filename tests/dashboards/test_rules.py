@@ -12,7 +12,7 @@ from plugin.metrics import table as plugin_metrics
 from plugin.registration.events import Cause
 from policies import load, xids
 from policies.xidtable import Action
-from scrubber.core.model import AilmentKind, State
+from scrubber.core.model import AilmentKind, Availability, State
 from scrubber.metrics import counters
 from tests.dashboards import promtool, rulefiles
 from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE
@@ -24,6 +24,7 @@ WORDS = {  # the values that a condition may name, by label
     "reason": AILMENTS,
     "sign": AILMENTS,
     "state": {state.value for state in State},
+    "availability": {group.value for group in Availability},
     "proof": {counters.RECEIPT, counters.NONE},
     "by": {counters.EVIDENCE, counters.PERSON},
     "hook": {hook.value for hook in plugin_tally.Hook},
@@ -100,8 +101,8 @@ def test_rates_are_of_counters():
 
 def test_recording_rules_exist_for_the_pages():
     assert {
-        "cluster:autoclave_devices:by_state": {"cluster", "state"},
-        "node:autoclave_devices:by_state": {"cluster", "node", "state"},
+        "cluster:autoclave_devices:by_availability": {"cluster", "availability"},
+        "node:autoclave_devices:by_availability": {"cluster", "node", "availability"},
         "cluster:autoclave_time_to_clean_seconds_bucket:rate5m": {"cluster", "le"},
         "cluster:autoclave_hook_duration_seconds_bucket:rate5m": {"cluster", "hook", "outcome", "le"},
         "cluster:autoclave_scrubs:rate5m": {"cluster", "path", "outcome"},

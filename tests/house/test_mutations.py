@@ -153,6 +153,9 @@ PLANTED = [
     Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),
     Mutant(OFFERING, "if blocked and", "if False and", tests=IN_OFFERING),
+    Mutant(
+        OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
+    ),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else chosen", "if chosen else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),

@@ -135,6 +135,22 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
     assert "autoclave_scrub_uncovered_bytes 7.0" in node.series()
 
 
+async def test_each_device_counts_in_one_group_and_a_replaced_one_in_none(node):
+    await node.tell(node.devices[0].uuid, ev.Quarantined(lives.quarantine()))
+    await node.tell(node.devices[1].uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
+    node.built.service.context.blocked[node.devices[1].uuid] = "somebody holds it"
+    await node.tell(node.devices[2].uuid, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.REPLACED, "another"))))
+    assert counted(node) == {
+        "available": len(node.devices) - 3, "in_use": 0, "preparing": 0, "blocked": 1, "quarantined": 1,
+    }  # fmt: skip
+
+
+def counted(node: Node) -> dict[str, int]:
+    """The devices in each group."""
+    lines = [line for line in node.series() if line.startswith("autoclave_devices{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
+
+
 async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_replays_its_ledger(tmp_path):
     config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
     before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))
