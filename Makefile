@@ -78,11 +78,12 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
 	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
 
-docs: $(READY) ## write the generated pages anew: commands, metrics, policy schema, alert manifest
+docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest
 	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m policies.schema > policies/schema.json
 	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml
+	@$(BIN)/python -m dashboards.runbooks docs/runbooks
 
 dashboards: $(READY) ## write the committed dashboards anew
 	@$(BIN)/python -m dashboards

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from importlib import resources
-
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
-from ruamel.yaml import YAML
 
+from dashboards import runbooks
 from dashboards.page import Section, link
 from dashboards.panels import Column, Query, stat, table, timeline
 from dashboards.query import ALERTS, DEVICE_ID, PLACE, QueryScope, RecordedSeries, age, largest, sum_of, with_device
@@ -29,7 +26,6 @@ TO_GPU = link(GPU_PAGE, node="node", gpu="gpu")
 TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}
 WHERE = {**NODE, "gpu": "GPU", "uuid": "UUID"}
-RUNBOOKS = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks"  # the chart can replace it: runbookUrl
 
 MISSING = value_words({NO_ROW: ("-", GREY)})
 NEVER = NO_ROW - 1
@@ -111,27 +107,11 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
             units.NoUnit,
             words=value_words({1: ("now", BAD)}),
         ),
-        links={"Alert": f"{RUNBOOKS}/${{__data.fields.alertname}}.md", "Node": TO_NODE},
-        label_words={"Summary": summaries()},
+        links={"Alert": f"{runbooks.URL}/${{__data.fields.alertname}}.md", "Node": TO_NODE},
+        label_words={"Summary": runbooks.summaries()},
         empty="No alert fires, if the alert rules are loaded",
         sorted_by="Severity",  # critical, info, warning
         rising=True,
-    )
-
-
-def summaries() -> dict[str, str]:
-    """The summary of each alert, with words in capitals for its labels."""
-    text = (resources.files("dashboards") / "alerts.yaml").read_text(encoding="utf-8")
-    groups = YAML(typ="safe", pure=True).load(text)["groups"]
-    alerts = [rule for group in groups for rule in group["rules"]]
-    return {rule["alert"]: _without_labels(rule["annotations"]["summary"]) for rule in alerts}
-
-
-def _without_labels(summary: str) -> str:
-    without_cluster = re.sub(r"\{\{ with .*?\{\{ end \}\}", "", summary)
-    words = {"gpu": "N", "value": "N", "xid": "CODE"}
-    return re.sub(
-        r"\{\{ \$(?:labels\.)?(\w+) \}\}", lambda found: words.get(found[1], found[1].upper()), without_cluster
     )
 
 

@@ -6,7 +6,7 @@ import re
 import promql_parser as promql
 import pytest
 
-from dashboards import outages
+from dashboards import runbooks
 from scrubber.cli import manual
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
@@ -19,13 +19,14 @@ HEADINGS = [
     "What to do",
     "How you know it is over",
 ]
-HOME = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks"
+HOME = runbooks.URL
 WOKEN = {"critical": "a person, now", "warning": "a ticket", "info": "nobody"}
 VARIABLES = {  # of each page
     page["uid"]: {variable["name"] for variable in page["templating"]["list"]}
     for page in (json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json"))
 }
 LABEL = re.compile(r"\$labels\.(\w+)")
+SCRUBBER = "app.kubernetes.io/name=autoclave,app.kubernetes.io/component=scrubber"
 COMMAND = re.compile(r"`autoclave ([^`]*)`")
 FIELDS = re.compile(r"^\| `([a-z_.]+)` \|", re.MULTILINE)
 
@@ -52,11 +53,33 @@ def test_an_alert_has_severity_wait_and_links(alert):
     assert re.fullmatch(r"Autoclave[A-Z]\w+", alert["alert"])
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in WOKEN
-    assert notes.keys() == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert notes.keys() == {"summary", "description", "kubectl", "runbook_url", "dashboard_url"}
     assert notes["runbook_url"] == f"{HOME}/{alert['alert']}.md"
     uid, _, asked = notes["dashboard_url"].removeprefix("/d/").partition("?")
     assert set(re.findall(r"var-(\w+)=", asked)) <= VARIABLES[uid]
     assert len(COMMAND.findall(notes["description"])) == 1, "one command to run"
+
+
+@each_alert
+def test_an_alert_has_its_command_also_for_kubectl(alert):
+    notes = alert["annotations"]
+    node = "{{ $labels.node }}" if "node" in rulefiles.given(promql.parse(alert["expr"])) else "NODE"
+    (command,) = COMMAND.findall(notes["description"])
+    assert f"`kubectl autoclave {node} {command}`" in notes["description"]
+    assert notes["kubectl"] == (
+        f"kubectl exec $(kubectl get pods -A -l {SCRUBBER} --field-selector spec.nodeName={node} -o "
+        "jsonpath='{.items[0].metadata.name} -n {.items[0].metadata.namespace}') "
+        f"-c scrubber -- autoclave {command}"
+    )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_its_commands_on_the_node_and_through_kubectl(name):
+    description = runbooks.descriptions()[name]
+    assert PAGES[name] == runbooks.with_commands(description, PAGES[name]), "run `make docs`"
+    told = " ".join(f"{description} {PAGES[name].partition('## What to do')[2]}".split())
+    assert [command for command in COMMAND.findall(told) if f"| `kubectl autoclave NODE {command}` |" not in told] == []
+    assert "kubectl get pods -A -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE" in told
 
 
 @each_alert
@@ -154,7 +177,7 @@ def test_log_events_in_pages_exist():
 
 def test_links_between_pages_lead_somewhere():
     found = {(name, link) for name, page in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", page)}
-    assert [it for it in found if not (RUNBOOKS / it[1]).exists()] == []
+    assert [it for it in found if not (RUNBOOKS / it[1].partition("#")[0]).exists()] == []
 
 
 def rows(path):
@@ -166,7 +189,7 @@ def rows(path):
 
 
 def test_the_index_lists_each_page_with_severity_and_summary():
-    said = outages.summaries()
+    said = runbooks.summaries()
     assert rows(RUNBOOKS / "README.md") == [
         [f"[{rule['alert']}]({rule['alert']}.md)", rule["labels"]["severity"], said[rule["alert"]]] for rule in ALERTS
     ]

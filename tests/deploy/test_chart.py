@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import scrubber
+from dashboards import runbooks
 from deploy import generate
 from scrubber import cli
 from scrubber.core.diagnosis import roster
@@ -324,6 +325,48 @@ def test_notes_name_the_daemonsets():
     notes = generate.chart().render({}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
     for side in ("scrubber", "plugin"):
         assert f"kubectl -n gpus rollout status daemonset/x-autoclave-{side}\n" in notes
+
+
+def test_notes_promise_a_proof_only_under_a_policy_that_demands_one():
+    promise = "A GPU is handed out only after it is proven clean."
+    for policy, said in (
+        ({}, promise),
+        ({"shipped": "observe"}, "it only records and reports"),
+        ({"inline": manifests.POLICY}, "Your own policy says what must be proven"),
+        ({"existingConfigMap": "theirs"}, "Your own policy says what must be proven"),
+    ):
+        notes = generate.chart().render({"policy": policy}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+        assert said in notes
+        assert (promise in notes) == (said == promise)
+
+
+def test_notes_find_the_scrubber_pod_of_a_node():
+    notes = generate.chart().render({}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    labels = "app.kubernetes.io/instance=x,app.kubernetes.io/component=scrubber"
+    assert f"kubectl -n gpus get pods -l {labels} --field-selector spec.nodeName=NODE -o name)\n" in notes
+    assert "kubectl autoclave -n gpus NODE status" in notes
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_commands_by_hand_in_the_scrubber_pod_use_the_directories_of_the_service(case):
+    one = manifests.container(case, "scrubber")
+    flags, variables = manifests.flags(one), {it["name"]: it.get("value") for it in one["env"]}
+    for flag in ("--run-dir", "--state-dir", "--kubelet-dir", "--host-root"):
+        assert variables["AUTOCLAVE_" + flag.strip("-").replace("-", "_").upper()] == flags[flag]
+
+
+def test_links_to_runbooks_lead_to_the_url_that_was_asked_for():
+    values = {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}
+    shipped = manifests.loaded(values)
+    assert VALUES["runbookUrl"] == runbooks.URL
+    for url in ("https://wiki.example/gpus", "https://wiki.example/gpus/"):
+        moved = json.dumps(manifests.loaded(values | {"runbookUrl": url}))
+        assert runbooks.URL not in moved
+        assert json.loads(moved.replace("https://wiki.example/gpus/", f"{runbooks.URL}/")) == json.loads(
+            json.dumps(shipped)
+        )
+        assert '"runbook_url": "https://wiki.example/gpus/AutoclaveNodeOut.md"' in moved
+        assert "https://wiki.example/gpus/${__data.fields.alertname}.md" in moved
 
 
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/security.md", "docs/kubernetes.md"])

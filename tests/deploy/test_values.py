@@ -82,6 +82,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"prometheusRule": {"alertLabels": {"severity": "page"}}},
         "invalid propertyName 'severity'",
     ),
+    "runbooks without a URL": ({"runbookUrl": "docs/runbooks"}, "/runbookUrl.*does not match"),
     "a label that is ours": (
         {"podMonitor": {"labels": {"app.kubernetes.io/name": "a"}}},
         "invalid propertyName 'app.kubernetes.io/name'",

@@ -33,6 +33,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- /* A file of ours whose links to runbooks lead to the base URL that was asked for: called with (list $ TEXT). */ -}}
+{{- define "autoclave.with-runbooks" -}}
+{{- last . | replace "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/" (printf "%s/" ((first .).Values.runbookUrl | trimSuffix "/")) -}}
+{{- end -}}
+
 {{- define "autoclave.real" -}}
 {{- if eq .Values.backend "nvidia" -}}yes{{- end -}}
 {{- end -}}

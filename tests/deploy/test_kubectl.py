@@ -1,0 +1,350 @@
+"""``kubectl autoclave``, with a stand-in for kubectl; and what it asks the API server, with the real kubectl."""
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import click
+import pytest
+
+from scrubber import cli
+from tests.deploy import manifests
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy/kubectl/kubectl-autoclave"
+COMPLETION = SCRIPT.with_name("kubectl_complete-autoclave")
+NODES = ("gpu-1", "gpu-2", "cpu-1")
+
+# It logs its arguments, answers questions about pods and nodes from a file, and ends an exec with the verb's exit code.
+STAND_IN = f"""#!{sys.executable}
+import json, os, sys
+cluster = json.load(open(os.environ["CLUSTER"]))
+said = sys.argv[1:]
+with open(os.environ["CLUSTER"] + ".log", "a") as log:
+    log.write(json.dumps(said) + "\\n")
+flags = dict(word[2:].split("=", 1) for word in said if word.startswith("--") and "=" in word)
+if "exec" in said:
+    sys.exit(cluster["exit"])
+if cluster["refuses"] in said:
+    sys.exit("Error from server (Forbidden)")
+if "nodes" in said:
+    print("\\n".join(f"node/{{name}}" for name in cluster["nodes"] if name == said[-1]), end="")
+    sys.exit()
+wanted = dict(word.split("=") for word in flags["selector"].split(","))
+for pod in cluster["pods"]:
+    here = flags.get("field-selector", "spec.nodeName=" + pod["node"]) == "spec.nodeName=" + pod["node"]
+    named = flags.get("namespace", pod["namespace"]) == pod["namespace"]
+    if here and named and wanted.items() <= pod["labels"].items():
+        print(pod["node"] if "spec.nodeName" in flags["output"] else pod["line"])
+"""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of the cluster."""
+
+    name: str
+    node: str = "gpu-1"
+    namespace: str = "autoclave"
+    release: str = "autoclave"
+    component: str = "scrubber"
+    deleted: str = ""
+    phase: str = "Running"
+    started: str = "2026-11-22T03:00:00Z"
+    ready: str = "true"
+    waiting: str = ""
+
+    def labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/" + key: value for key, value in
+                (("name", "autoclave"), ("component", self.component), ("instance", self.release))}  # fmt: skip
+
+    def line(self) -> str:
+        about = f"{self.namespace}|{self.name}|{self.release}|{self.deleted}"
+        return f"{about}|{self.phase}|{self.started}|{self.ready}|{self.waiting}"
+
+    def document(self) -> dict[str, object]:
+        """As the API server says it."""
+        state = {"waiting": {"reason": self.waiting}} if self.waiting else {"running": {"startedAt": self.started}}
+        about = {"namespace": self.namespace, "name": self.name, "labels": self.labels()}
+        statuses = [{"name": "other", "ready": False, "state": {}},
+                    {"name": "scrubber", "ready": self.ready == "true", "state": state}]  # fmt: skip
+        return {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": {"nodeName": self.node},
+                "status": {"phase": self.phase, "containerStatuses": statuses}}  # fmt: skip
+
+
+PLAIN = Pod("scrubber-a")
+CLUSTER = (PLAIN, Pod("scrubber-b", node="gpu-2"), Pod("plugin-a", component="plugin"))
+
+
+class Shell:
+    """A shell with a cluster."""
+
+    def __init__(self, root: Path) -> None:
+        self.cluster = root / "cluster"
+        programs = root / "programs"
+        programs.mkdir()
+        (programs / "kubectl").write_text(STAND_IN)
+        (programs / "kubectl").chmod(0o755)
+        self.environment = {"PATH": f"{programs}:{os.defpath}", "CLUSTER": str(self.cluster)}
+
+    def has(self, *pods: Pod, code: int = 0, refuses: str = "") -> None:
+        listed = [{"labels": pod.labels(), "line": pod.line(), **vars(pod)} for pod in pods]
+        self.cluster.write_text(json.dumps({"pods": listed, "nodes": NODES, "exit": code, "refuses": refuses}))
+
+    def run(self, *words: str, script: Path = SCRIPT) -> tuple[int, str, str]:
+        run = subprocess.run(
+            [script, *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return run.returncode, run.stdout, run.stderr
+
+    def asked(self) -> list[list[str]]:
+        """The arguments of each call of kubectl."""
+        log = Path(f"{self.cluster}.log")
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@pytest.fixture
+def shell(tmp_path):
+    made = Shell(tmp_path)
+    made.has(*CLUSTER)
+    return made
+
+
+EXEC = ["exec", "--namespace=autoclave", "scrubber-a", "--container=scrubber", "--", "autoclave"]
+
+
+@pytest.mark.parametrize("node", ["gpu-1", "node/gpu-1"])
+def test_a_verb_runs_in_the_scrubber_pod_of_the_node(shell, node):
+    assert shell.run(node, "explain", "0", "-o", "json") == (0, "", "")
+    assert shell.asked()[-1] == [*EXEC, "explain", "0", "-o", "json"]
+    assert len(shell.asked()) == 2
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 137])
+def test_the_exit_code_is_that_of_the_verb(shell, code):
+    shell.has(*CLUSTER, code=code)
+    assert shell.run("gpu-1", "scrub", "0")[0] == code
+
+
+def test_flags_of_kubectl_are_passed_on_to_every_call(shell):
+    flags = ["--context", "prod eu", "--kubeconfig=/x y", "-s", "https://api"]
+    assert shell.run(*flags, "gpu-1", "status")[0] == 0
+    for words in shell.asked():
+        assert words[:3] == ["--context=prod eu", "--kubeconfig=/x y", "--server=https://api"]
+
+
+def test_words_of_the_verb_arrive_as_they_were_typed(shell):
+    words = ["quarantine", "0", "--reason", "a b  *\nc", "-n", "", "--context=x"]
+    assert shell.run("gpu-1", *words)[0] == 0
+    assert shell.asked()[-1] == [*EXEC, *words]
+
+
+def test_two_releases_on_a_node_are_named_and_one_can_be_chosen(shell):
+    shell.has(PLAIN, Pod("scrubber-t", namespace="trial", release="second"))
+    code, _, problem = shell.run("gpu-1", "status")
+    assert code == 2
+    assert "autoclave/scrubber-a of release autoclave\n" in problem
+    assert "trial/scrubber-t of release second\n" in problem
+    assert not [words for words in shell.asked() if "exec" in words]
+    for flags in (["-n", "trial"], ["--namespace=trial"], ["--release", "second"], ["--release=second"]):
+        assert shell.run(*flags, "gpu-1", "status")[0] == 0
+        assert shell.asked()[-1][:3] == ["exec", "--namespace=trial", "scrubber-t"]
+
+
+def test_a_pod_that_is_being_deleted_gives_way_to_its_successor(shell):
+    ending = replace(PLAIN, name="scrubber-old", deleted="2026-11-22T03:00:00Z")
+    shell.has(ending, PLAIN)
+    assert shell.run("gpu-1", "status") == (0, "", "")
+    assert shell.asked()[-1] == [*EXEC, "status"]
+
+
+def test_a_pod_that_is_not_ready_is_asked_all_the_same(shell):
+    """The service is not ready when its ledger cannot be written: that is when a person asks."""
+    shell.has(replace(PLAIN, ready="false"))
+    assert shell.run("gpu-1", "doctor") == (
+        0, "", "kubectl autoclave: pod autoclave/scrubber-a is not ready; the verb runs anyway\n",
+    )  # fmt: skip
+    assert shell.asked()[-1] == [*EXEC, "doctor"]
+
+
+PROBLEMS = {
+    "no such node": ((), ("gpu-9", "status"), 2, "cannot find node gpu-9: see 'kubectl get nodes'"),
+    "no pod on the node": ((), ("cpu-1", "status"), 3, "find a pod of the scrubber on node cpu-1: see 'kubectl get "),
+    "no pod in the namespace": (
+        (), ("-n", "default", "gpu-1", "status"), 3, "a pod of the scrubber on node gpu-1 in namespace default: see ",
+    ),
+    "no pod of the release": (
+        (), ("--release=x", "gpu-1", "status"), 3, "a pod of the scrubber on node gpu-1 of release x: see ",
+    ),
+    "the container waits": (
+        (replace(PLAIN, started="", phase="Pending", waiting="PodInitializing"),), ("gpu-1", "status"), 3,
+        "pod autoclave/scrubber-a on node gpu-1: it is Pending, PodInitializing; see 'kubectl -n autoclave describe ",
+    ),
+    "the pod ends": (
+        (replace(PLAIN, started="", deleted="x", ready="false"),), ("gpu-1", "status"), 3,
+        "it is being deleted, Running; see ",
+    ),
+    "an unknown flag": ((), ("--watch", "gpu-1", "status"), 2, "cannot read --watch: see 'kubectl autoclave --help'; "),
+    "a flag without its value": ((), ("--namespace",), 2, "cannot read --namespace: it needs a value"),
+    "no verb": ((), ("gpu-1",), 2, "Usage: kubectl autoclave "),
+    "nothing": ((), (), 2, "Usage: kubectl autoclave "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pods", "words", "code", "problem"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_is_named_and_nothing_runs(shell, pods, words, code, problem):
+    shell.has(*(pods or CLUSTER))
+    found, out, said = shell.run(*words)
+    assert (found, out) == (code, "")
+    assert problem in said
+    assert not [asked for asked in shell.asked() if "exec" in asked]
+
+
+@pytest.mark.parametrize(
+    ("refused", "node", "problem"),
+    [
+        ("pods", "gpu-1", "cannot ask the cluster for the pods of node gpu-1"),
+        ("nodes", "gpu-9", "cannot find a pod of the scrubber on node gpu-9, and cannot ask whether the node exists"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_not_a_missing_node(shell, refused, node, problem):
+    shell.has(*CLUSTER, refuses=refused)
+    code, _, said = shell.run(node, "status")
+    assert code == 3
+    assert said.endswith(f"Error from server (Forbidden)\nkubectl autoclave: {problem}\n")
+
+
+def test_a_missing_kubectl_is_named(shell, tmp_path):
+    shell.environment["PATH"] = str(tmp_path)
+    found = subprocess.run([shutil.which("sh") or "sh", SCRIPT, "gpu-1", "status"], env=shell.environment,
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    assert (found.returncode, found.stderr) == (3, "kubectl autoclave: cannot find kubectl in PATH\n")
+
+
+def test_help_needs_no_cluster(shell):
+    shell.cluster.unlink()
+    code, out, problem = shell.run("--help")
+    assert (code, problem) == (0, "")
+    assert out.startswith("Usage: kubectl autoclave ")
+
+
+@pytest.mark.parametrize("piped", [True, False])
+def test_only_a_terminal_gets_a_terminal(shell, piped):
+    ours, theirs = pty.openpty()
+    try:
+        out = subprocess.PIPE if piped else theirs
+        subprocess.run([SCRIPT, "gpu-1", "status"], env=shell.environment, stdin=theirs, stdout=out, check=True)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert shell.asked()[-1] == (["exec"] if piped else ["exec", "--stdin", "--tty"]) + [*EXEC[1:], "status"]
+
+
+def test_nodes_and_verbs_are_completed(shell):
+    assert shell.run("gp", script=COMPLETION) == (0, "gpu-1\ngpu-2\n:4\n", "")
+    code, out, _ = shell.run("gpu-1", "", script=COMPLETION)
+    *verbs, end = out.splitlines()
+    assert (code, end) == (0, ":4")
+    assert "status" in verbs
+    assert set(verbs) <= set(cli.cli.list_commands(click.Context(cli.cli)))
+    assert shell.run("gpu-1", "status", "", script=COMPLETION) == (0, ":4\n", "")
+
+
+@pytest.mark.parametrize("case", manifests.MATRIX)
+def test_the_labels_are_those_of_the_chart(case):
+    pods = [doc["spec"]["template"] for doc in manifests.objects(case) if doc["kind"] == "DaemonSet"]
+    labels = [dict(label.split("=") for label in line.removeprefix("LABELS=").split(","))
+              for line in SCRIPT.read_text().splitlines() if line.startswith("LABELS=")]  # fmt: skip
+    (found,) = (pod for pod in pods if labels[0].items() <= pod["metadata"]["labels"].items())
+    assert "scrubber" in [one["name"] for one in found["spec"]["containers"]]
+
+
+@contextmanager
+def api_server(*pods: Pod) -> Iterator[tuple[str, list[str]]]:
+    """A server that lists these pods. It keeps the paths of all requests, and refuses every exec."""
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            listed = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod.document() for pod in pods]}
+            found = listed if urlsplit(self.path).path == "/api/v1/pods" else API.get(urlsplit(self.path).path)
+            body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "code": 404}).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+POD_RESOURCE = {"name": "pods", "namespaced": True, "kind": "Pod", "shortNames": ["po"], "verbs": ["get", "list"]}
+API: dict[str, dict[str, object]] = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [POD_RESOURCE]},
+    "/api/v1/namespaces/autoclave/pods/scrubber-a": PLAIN.document(),
+}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_the_real_kubectl_finds_the_pod_and_asks_to_run_the_verb_there(tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    with api_server(PLAIN) as (address, asked):
+        run = subprocess.run([SCRIPT, "--server", address, "gpu-1", "explain", "0"], env=environment,
+                             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
+    assert run.returncode != 0
+    (listed,) = (parse_qs(urlsplit(path).query) for path in asked if path.startswith("/api/v1/pods?"))
+    assert listed["fieldSelector"] == ["spec.nodeName=gpu-1"]
+    assert listed["labelSelector"] == ["app.kubernetes.io/name=autoclave,app.kubernetes.io/component=scrubber"]
+    execs = {path for path in asked if "/exec?" in path}
+    assert {urlsplit(path).path for path in execs} == {"/api/v1/namespaces/autoclave/pods/scrubber-a/exec"}
+    for path in execs:
+        query = parse_qs(urlsplit(path).query)
+        assert (query["command"], query["container"]) == (["autoclave", "explain", "0"], ["scrubber"])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_the_real_kubectl_says_why_a_container_waits(tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    with api_server(replace(PLAIN, waiting="CrashLoopBackOff", ready="false")) as (address, asked):
+        run = subprocess.run([SCRIPT, "--server", address, "gpu-1", "status"], env=environment,
+                             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
+    assert (run.returncode, [path for path in asked if "/exec" in path]) == (3, [])
+    assert "it is Running, CrashLoopBackOff; see 'kubectl -n autoclave describe pod scrubber-a'" in run.stderr
+
+
+def test_the_script_is_plain_shell():
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    if not shellcheck.exists():
+        pytest.skip("shellcheck has no wheel for this machine")
+    run = subprocess.run([shellcheck, "--shell=sh", SCRIPT], capture_output=True, text=True, check=False)
+    assert run.stdout + run.stderr == ""
