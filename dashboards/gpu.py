@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
-from dashboards.outages import GPU_PAGE, WHERE, problems, quarantined_gpus
+from dashboards.outages import GPU_PAGE, NO_PROOF, WHERE, problems, quarantined_gpus
 from dashboards.page import Page, Section
 from dashboards.panels import Column, Query, graph, stat, table, timeline
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest
@@ -22,7 +22,6 @@ from scrubber.metrics import table as service
 
 SCOPE = QueryScope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a replaced GPU is shown beside its successor
-UNPROVEN = "The GPU has no proof now, or no scrub service is scraped"
 RUNS = value_words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})
 
 
@@ -37,10 +36,11 @@ def _status() -> Section:
                  age(largest(SCOPE.of(service.STATE_SINCE), *DEVICE_ID)),
                  units.Seconds, legend=NAME)),
         (3, stat("Age of the proof", "Time since the GPU was proven clean. Only a clean GPU and a GPU in use have a "
-                 "proof.", age(f"({SCOPE.of_proven(service.LAST_SCRUB)})"), units.Seconds, legend=NAME,
-                 empty=UNPROVEN)),
+                 "proof.", SCOPE.or_missing(age(f"({SCOPE.of_proven(service.LAST_SCRUB)})")), units.Seconds,
+                 words=NO_PROOF, legend=NAME)),
         (3, stat("Coverage", "Share of its allocatable memory that the proof covers.",
-                 SCOPE.of_proven(service.COVERAGE), units.PercentUnit, legend=NAME, empty=UNPROVEN)),
+                 SCOPE.or_missing(SCOPE.of_proven(service.COVERAGE)), units.PercentUnit, words=NO_PROOF,
+                 legend=NAME)),
         (3, stat("Residue found", "Scrubs in the time range that found data of an earlier user. Should be 0.",
                  SCOPE.count_in_range(service.RESIDUE), levels=SHOULD_BE_ZERO)),
         (3, stat("Unauthorised use", "How often a process used the GPU while it was clean, without a grant. Should "

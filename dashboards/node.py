@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
 
-from dashboards.outages import MISSING, TO_GPU, WHERE, group_counts, problems, quarantined_gpus
+from dashboards.outages import MISSING, NO_PROOF, TO_GPU, WHERE, group_counts, problems, quarantined_gpus
 from dashboards.page import Page, Section
 from dashboards.panels import (
     NO_PLUGIN,
@@ -34,16 +34,13 @@ from dashboards.style import (
     BAD,
     GOOD,
     HEALTH_COLOURS,
-    NO_ROW,
     PATH_COLOURS,
-    PLAIN,
     SHOULD_BE_ZERO,
     STATE_WORDS,
     STEP_COLOURS,
     WARN,
     Levels,
     no_or_yes,
-    value_words,
     yes_or_no,
 )  # fmt: skip
 from plugin.metrics import table as plugin
@@ -96,9 +93,7 @@ def _gpus() -> Section:
         Column("State", SCOPE.states(*DEVICE_ID), words=STATE_WORDS, filled=True),
         Column("In this state for", since, units.Seconds),
         Column("Offered", largest(SCOPE.of(service.HEALTHY), *DEVICE_ID), words=yes_or_no("yes", "no")),
-        Column(
-            "Age of the proof", SCOPE.or_missing(proof), units.Seconds, words=value_words({NO_ROW: ("no proof", PLAIN)})
-        ),
+        Column("Age of the proof", SCOPE.or_missing(proof), units.Seconds, words=NO_PROOF),
         Column("Coverage", SCOPE.or_missing(SCOPE.of_proven(service.COVERAGE)), units.PercentUnit, words=MISSING),
         Column("Temperature", SCOPE.or_missing(SCOPE.of(service.TEMPERATURE)), units.Celsius, words=MISSING),
         Column("Leaked", SCOPE.or_missing(SCOPE.of(service.LEAKED)), units.BytesIEC, words=MISSING),

@@ -27,6 +27,7 @@ TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}
 WHERE = {**NODE, "gpu": "GPU", "uuid": "UUID"}
 
+NO_PROOF = value_words({NO_ROW: ("no proof", PLAIN)})
 MISSING = value_words({NO_ROW: ("-", GREY)})
 NEVER = NO_ROW - 1
 DUE = NEVER - 1
@@ -92,15 +93,15 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
 
 def firing_alerts(scope: QueryScope) -> grafana.Panel:
     """Every firing alert with its summary and a link to its runbook."""
-    firing = largest(
-        scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing"), *PLACE, "gpu", "alertname", "severity"
-    )
+    alerts = scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing")
+    caused = f'label_join({alerts}, "cause", "", "reason", "sign", "xid")'
+    firing = largest(caused, *PLACE, "gpu", "alertname", "severity", "cause")
     summarised = f'label_replace({firing}, "summary", "$1", "alertname", "(.*)")'
     return table(
         "Firing alerts",
         "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The name of an alert links to its runbook, "
-        "which says what to do.",
-        {"alertname": "Alert", "severity": "Severity", "summary": "Summary", **NODE, "gpu": "GPU"},
+        "which says what to do. The cause is the reason, the sign or the XID.",
+        {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "cause": "Cause", **NODE, "gpu": "GPU"},
         Column(
             "Fires",
             scope.or_not_scraped(summarised, "alertname", 1),

@@ -24,7 +24,7 @@ NO_PLUGIN = "No device plugin is scraped"
 NO_RECORDING = "No scrub service is scraped, or the recording rules are not loaded"
 
 # Widths of table columns in pixels. The other columns share the rest.
-WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Version": 80, "Devices": 90, "By": 90,
+WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Cause": 130, "Version": 80, "Devices": 90, "By": 90,
           "Reason": 130}  # fmt: skip
 LEAST_WIDTH = 60
 
@@ -238,7 +238,9 @@ def _targets(
 
 
 def _shown(column: Column) -> grafana.DashboardFieldConfigSourceOverrides:
-    width = max(110 if column.filled else 80, 8 * len(column.head) + 40)
+    maps = [words.options for words in column.words if isinstance(words, grafana.ValueMap)]
+    texts = [result.text or "" for options in maps for result in options.values()]
+    width = max(110 if column.filled else 80, 8 * len(column.head) + 40, *(8 * len(text) + 16 for text in texts))
     said: dict[str, object] = {"unit": column.unit, "custom.width": width}
     if column.words:
         said["mappings"] = list(column.words)

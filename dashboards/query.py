@@ -61,7 +61,9 @@ TARGET = (*PLACE, "instance")
 CPU = ForeignSeries("process_cpu_seconds_total", Kind.COUNTER, TARGET)
 RESIDENT = ForeignSeries("process_resident_memory_bytes", Kind.GAUGE, TARGET)
 STARTED = ForeignSeries("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job"))
-ALERTS = ForeignSeries("ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity"))
+ALERTS = ForeignSeries(
+    "ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity", "reason", "sign", "xid")
+)
 UP = ForeignSeries("up", Kind.GAUGE, (*TARGET, "job"))
 FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS)
 

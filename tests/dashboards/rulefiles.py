@@ -25,7 +25,7 @@ FOREIGN = {
     "process_cpu_seconds_total": frozenset({"instance"}),
     "process_resident_memory_bytes": frozenset({"instance"}),
     "process_start_time_seconds": frozenset({"instance"}),
-    "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu"}),
+    "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", "reason", "sign", "xid"}),
 }
 TABLE = {row.name: row for row in (*scrubber.metrics.table.TABLE, *plugin.metrics.table.TABLE)}
 SERIES = {series: row for row in TABLE.values() for series in row.series}

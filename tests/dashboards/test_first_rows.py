@@ -4,6 +4,7 @@
 """
 
 from dashboards import shipped
+from dashboards.style import NO_ROW
 from scrubber.core.model import Availability, State
 from tests.dashboards import promtool
 from tests.dashboards.panel_queries import panel_queries
@@ -43,6 +44,7 @@ def bad_day() -> dict[str, float]:
         for number, (state, counted) in enumerate(gpus):
             gpu = f'node="{node}", gpu="{number}", uuid="GPU-{node}-{number}"'
             series |= {
+                f"autoclave_device_info{{{gpu}}}": 1,
                 f'autoclave_device_state{{{gpu}, state="{state}"}}': 1,
                 f"autoclave_device_state_since_timestamp_seconds{{{gpu}}}": NOW - 60,
                 f"autoclave_device_healthy{{{gpu}}}": counted in ("available", "in_use"),
@@ -62,7 +64,7 @@ FIRST_ROWS: list[tuple[str, dict[str, str], dict[str, float | None]]] = [
     }),
     ("autoclave-gpu", {"node": "n1", "gpu": "0"}, {
         "Offered to the kubelet": 0, "State": list(State).index(State.DIRTY), "In this state for": 60,
-        "Age of the proof": None, "Coverage": None, "Residue found": 0, "Unauthorised use": 0, "Driver errors": 0,
+        "Age of the proof": NO_ROW, "Coverage": NO_ROW, "Residue found": 0, "Unauthorised use": 0, "Driver errors": 0,
     }),
     ("autoclave-gpu", {"node": "n1", "gpu": "1"}, {
         "Offered to the kubelet": 1, "State": list(State).index(State.IN_USE), "In this state for": 60,
