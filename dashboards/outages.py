@@ -10,7 +10,7 @@ from dashboards.page import Section, link
 from dashboards.panels import Column, Query, stat, table, timeline
 from dashboards.query import ALERTS, DEVICE_ID, PLACE, QueryScope, RecordedSeries, age, largest, sum_of, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NEUTRAL, NO_ROW, PLAIN, value_words
-from scrubber.core.model import Availability
+from scrubber.core.model import Availability, State
 from scrubber.metrics.table import (
     BLOCKED,
     QUARANTINE_NEXT,
@@ -19,6 +19,7 @@ from scrubber.metrics.table import (
     QUARANTINED,
     SICK,
     SIGN,
+    STATE,
 )
 
 GPU_PAGE = "autoclave-gpu"
@@ -31,8 +32,14 @@ NO_PROOF = value_words({NO_ROW: ("no proof", PLAIN)})
 MISSING = value_words({NO_ROW: ("-", GREY)})
 NEVER = NO_ROW - 1
 DUE = NEVER - 1
+RUNS = DUE - 1
 NEXT_TEST = value_words(
-    {NO_ROW: ("-", GREY), NEVER: ("waits for an operator", PLAIN), DUE: ("when its cause ends", PLAIN)}
+    {
+        NO_ROW: ("-", GREY),
+        NEVER: ("waits for an operator", PLAIN),
+        DUE: ("when its cause ends", PLAIN),
+        RUNS: ("runs now", PLAIN),
+    }
 )
 HOLDS = value_words({1: ("now", BAD), 0: ("nothing", GOOD)})
 
@@ -73,7 +80,8 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
 
     since = largest(scope.of(QUARANTINE_SINCE), *DEVICE_ID)
     then = largest(scope.of(QUARANTINE_NEXT), *DEVICE_ID)
-    soon = f"{then} - time() > 0 or {then} * 0 + ({DUE})"
+    runs = f"({largest(scope.of(STATE, state=State.SCRUBBING.value), *DEVICE_ID)} == 1) * 0 + ({RUNS})"
+    soon = f"{runs} or {then} - time() > 0 or {then} * 0 + ({DUE})"
     waits = f"{largest(scope.of(QUARANTINED), *DEVICE_ID)} * 0 + ({NEVER})"
     return table(
         "Quarantined GPUs",

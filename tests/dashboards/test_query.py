@@ -1,6 +1,6 @@
 """What the queries of the pages mean: promtool evaluates them with invented series."""
 
-from dashboards import query, shipped, style
+from dashboards import outages, query, shipped, style
 from plugin.metrics import table as plugin
 from scrubber.metrics import table
 from tests.dashboards import promtool
@@ -247,6 +247,27 @@ def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
     assert len(zeros) > 30
     promtool.run_unit_tests(tmp_path, {"zeros": unit_test("1m", one_of_each("1x200 stale"), zeros)})
+
+
+def test_a_test_that_nobody_can_run_yet_has_no_time(tmp_path):
+    """The next test of GPU 0 is in a minute, that of GPU 1 is due, GPU 2 waits for an operator, GPU 3 is tested now."""
+    series = ALIVE | {
+        f'autoclave_quarantined{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}", reason="x"}}': "1x60" for gpu in range(4)
+    }
+    for gpu, due in ((0, 1860), (1, 60), (3, 60)):
+        series[f'autoclave_quarantine_next_probe_timestamp_seconds{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}"}}'] = (
+            f"{due}x60"
+        )
+    series['autoclave_device_state{node="n1", gpu="3", uuid="GPU-3", state="scrubbing"}'] = "1x60"
+    shown = dict(zip(range(4), (60, outages.DUE, outages.NEVER, outages.RUNS), strict=True))
+    asked_for = {(it.page, it.panel, it.ref): it.expression for it in panel_queries()}
+    for uid in ("autoclave-fleet", "autoclave-node", "autoclave-gpu"):
+        answers(
+            tmp_path,
+            asked_for[uid, "Quarantined GPUs", "C"],
+            series,
+            {f'{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}", reason="x"}}': value for gpu, value in shown.items()},
+        )
 
 
 def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):

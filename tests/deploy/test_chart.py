@@ -327,7 +327,7 @@ def test_notes_name_the_daemonsets():
         assert f"kubectl -n gpus rollout status daemonset/x-autoclave-{side}\n" in notes
 
 
-def test_notes_promise_a_proof_only_under_a_policy_that_demands_one():
+def test_notes_promise_a_proof_only_if_the_policy_does():
     promise = "A GPU is handed out only after it is proven clean."
     for policy, said in (
         ({}, promise),
@@ -348,14 +348,14 @@ def test_notes_find_the_scrubber_pod_of_a_node():
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_commands_by_hand_in_the_scrubber_pod_use_the_directories_of_the_service(case):
+def test_a_verb_in_the_pod_needs_no_flags_for_directories(case):
     one = manifests.container(case, "scrubber")
     flags, variables = manifests.flags(one), {it["name"]: it.get("value") for it in one["env"]}
     for flag in ("--run-dir", "--state-dir", "--kubelet-dir", "--host-root"):
         assert variables["AUTOCLAVE_" + flag.strip("-").replace("-", "_").upper()] == flags[flag]
 
 
-def test_links_to_runbooks_lead_to_the_url_that_was_asked_for():
+def test_links_to_runbooks_follow_the_value():
     values = {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}
     shipped = manifests.loaded(values)
     assert VALUES["runbookUrl"] == runbooks.URL

@@ -154,7 +154,7 @@ def test_words_of_the_verb_arrive_as_they_were_typed(shell):
     assert shell.asked()[-1] == [*EXEC, *words]
 
 
-def test_two_releases_on_a_node_are_named_and_one_can_be_chosen(shell):
+def test_of_two_releases_on_a_node_one_is_chosen(shell):
     shell.has(PLAIN, Pod("scrubber-t", namespace="trial", release="second"))
     code, _, problem = shell.run("gpu-1", "status")
     assert code == 2
@@ -222,7 +222,7 @@ def test_a_problem_is_named_and_nothing_runs(shell, pods, words, code, problem):
         ("nodes", "gpu-9", "cannot find a pod of the scrubber on node gpu-9, and cannot ask whether the node exists"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_not_a_missing_node(shell, refused, node, problem):
+def test_no_answer_is_not_a_missing_node(shell, refused, node, problem):
     shell.has(*CLUSTER, refuses=refused)
     code, _, said = shell.run(node, "status")
     assert code == 3
@@ -316,7 +316,7 @@ API: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_real_kubectl_finds_the_pod_and_asks_to_run_the_verb_there(tmp_path):
+def test_the_real_kubectl_runs_the_verb_in_that_pod(tmp_path):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     with api_server(PLAIN) as (address, asked):
         run = subprocess.run([SCRIPT, "--server", address, "gpu-1", "explain", "0"], env=environment,

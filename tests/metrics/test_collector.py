@@ -135,7 +135,7 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
     assert "autoclave_scrub_uncovered_bytes 7.0" in node.series()
 
 
-async def test_each_device_counts_in_one_group_and_a_replaced_one_in_none(node):
+async def test_each_device_counts_once_and_a_replaced_one_never(node):
     await node.tell(node.devices[0].uuid, ev.Quarantined(lives.quarantine()))
     await node.tell(node.devices[1].uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
     node.built.service.context.blocked[node.devices[1].uuid] = "somebody holds it"
