@@ -94,14 +94,39 @@ class Verbs(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+class _Duration(click.ParamType[float]):
+    """A duration such as ``5s``. Its module is imported for a given value only, so that ``--help`` is quick."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+        """The seconds, or a usage error."""
+        try:
+            given = isinstance(value, str)
+            seconds: float = importlib.import_module("policies.units").parse_duration(value) if given else value
+        except ValueError as error:
+            self.fail(f"found {value!r}, {error}", param, ctx)
+        return seconds
+
+
 @click.group(
     cls=Verbs,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(__version__, prog_name="autoclave", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.option(
+    "--service-wait",
+    type=_Duration(),
+    default=5.0,
+    show_default=False,
+    envvar="AUTOCLAVE_SERVICE_WAIT",
+    help="How long a verb waits for a scrub service whose socket is missing or refuses, because it may be starting; "
+    "0s: not at all [default: 5s].",
+)
+def cli(service_wait: float) -> None:
     """Prove that a GPU is clean and healthy before a container gets it."""
+    del service_wait  # for ``service_call``
 
 
 def main() -> NoReturn:

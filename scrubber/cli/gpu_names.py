@@ -20,7 +20,7 @@ def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     del param
     run_dir = Path(ctx.params.get("run_dir") or paths.RUN_DIR)
     try:
-        status = service_call.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE))
+        status = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE))
     except AutoclaveError:
         return []
     return [item for device in status.devices for item in _items(device) if item.value.startswith(incomplete)]

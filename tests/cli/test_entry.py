@@ -222,13 +222,13 @@ def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
 
 
 def test_without_a_service_the_exit_code_is_3_and_says_what_is_missing(autoclave, tmp_path):
-    run = autoclave("status", "--run-dir", tmp_path)
+    run = autoclave("--service-wait", "0s", "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
     assert "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir" in run.stderr
 
 
 def test_a_socket_that_nobody_listens_on_is_told_from_one_that_is_missing(autoclave, short_tmp):
     (short_tmp / "admin.sock").touch()
-    run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp))
+    run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp), AUTOCLAVE_SERVICE_WAIT="0s")
     assert run.exit_code == 3
     assert "no process listens on it" in run.stderr

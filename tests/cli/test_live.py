@@ -339,7 +339,8 @@ def test_watching_a_gpu_that_is_not_there_ends_at_once(autoclave):
 
 
 def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path):
-    assert autoclave("status", "--watch", AUTOCLAVE_RUN_DIR=str(tmp_path)).exit_code == 3
+    nowhere = {"AUTOCLAVE_RUN_DIR": str(tmp_path), "AUTOCLAVE_SERVICE_WAIT": "0s"}
+    assert autoclave("status", "--watch", **nowhere).exit_code == 3
 
 
 @pytest.mark.parametrize("backend", ["nvidia", "auto"])

@@ -192,6 +192,7 @@ def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
 def test_where_nothing_can_be_known_the_node_is_drained(tmp_path, slurmd, script):
     (tmp_path / "cut").mkdir()
     cut = Slurmd(tmp_path / "cut", None)
+    cut.environment["AUTOCLAVE_SERVICE_WAIT"] = "0s"
     ended(cut.run(script, 49, 0), 3)
     assert cut.told()[-1] == "reason=autoclave: GPUs of job 49 are not proven clean: the scrub service does not answer"
     ended(slurmd.run(script, 49, 99), 2)

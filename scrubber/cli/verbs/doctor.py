@@ -170,7 +170,7 @@ def _answer(run_dir: Path) -> views.Status | AutoclaveError:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return service_call.ask(run_dir, lambda admin: admin.status())
+            return service_call.ask_now(run_dir, lambda admin: admin.status())
         except Unreachable as error:
             if unix_sockets.connect_error(paths.admin_socket(run_dir)) is not None or time.monotonic() > until:
                 return error

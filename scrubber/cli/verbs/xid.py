@@ -71,7 +71,7 @@ def _named(policy: str) -> XidPolicy:
 
 def _in_force(run_dir: Path) -> XidPolicy:
     try:
-        service = service_call.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
+        service = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
     except Unreachable:
         return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
     except AutoclaveError as error:  # a service with a fault: people look up codes just then
