@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# Shared by prolog.sh and epilog.sh, which read it from their own directory. See docs/without-kubernetes.md.
+# Shared by prolog.sh, epilog.sh and health.sh, which read it from their own directory. See docs/without-kubernetes.md.
 #
-# slurmd starts both without a search path. Set these in the environment of slurmd:
+# slurmd starts them without a search path. Set these in the environment of slurmd:
 #   AUTOCLAVE_SLURM_LIMIT      seconds that a script may wait in total; less than PrologEpilogTimeout
 #   AUTOCLAVE_SLURM_NUMBERING  what Slurm's numbers mean: auto (only if both agree), pci or minor
 #   AUTOCLAVE_SLURM_DRAIN      no: only Slurm drains the node, with a shorter reason
@@ -14,24 +14,43 @@ export PATH
 
 LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}
 NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}
-# shellcheck disable=SC2034 # used by the two scripts
+# shellcheck disable=SC2034 # used by prolog and epilog
 STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}
 DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia}
 JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
 BEGAN=$(date +%s)
+NODE=$(uname -n) # Slurm's own name of the node, if it gives one, may contain dots
+NODE=${SLURMD_NODENAME:-${NODE%%.*}}
 
 say() { printf 'autoclave: %s\n' "$*" >&2; }
 
 # Exit with a failure, which drains the node. All users can read the reason, so it names no process and no file.
 fail() { # CODE TEXT
   say "$2"
-  node=$(uname -n) # Slurm's own name of the node, if it gives one, may contain dots
-  node=${SLURMD_NODENAME:-${node%%.*}}
   if [ "${AUTOCLAVE_SLURM_DRAIN:-yes}" != no ]; then
-    timeout -k 2 10 scontrol update "nodename=$node" state=drain "reason=autoclave: $2" >&2 ||
+    timeout -k 2 10 scontrol update "nodename=$NODE" state=drain "reason=autoclave: $2" >&2 ||
       say "cannot set the reason: Slurm drains the node with its own"
   fi
   exit "$1"
+}
+
+# The same after a failure of ask: names the job, and those of its GPUs that are in the way.
+fail_for() { # CODE GPU...
+  code=$1
+  shift
+  fail "$code" "job $JOB: $(in_the_way "$@"): $(meaning "$code")"
+}
+
+# Print why GPUs are not clean, such as "GPU 1 is quarantined, GPU 3 belongs to job 4710"; or all of them, if nothing says which.
+in_the_way() { # GPU...
+  named=$(timeout -k 2 8 autoclave --service-wait 0s status "$@" 2>/dev/null | awk -v job="$JOB" '
+    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+    { state = $at["STATE"] }
+    state == "clean" && $at["HEALTHY"] == "yes" { next }
+    { printf "%sGPU %s ", sep, $at["GPU"]; sep = ", " }
+    state ~ /^(granted|in_use)$/ && $NF ~ /^[0-9]+$/ && $NF != job { printf "belongs to job %s", $NF; next }
+    { printf "is %s", state == "clean" ? "unhealthy" : state }')
+  echo "${named:-GPUs $*}"
 }
 
 # Run autoclave within the remaining time; 124 or 137 means that the time is over.
@@ -45,7 +64,7 @@ ask() {
 meaning() {
   case $1 in
     1) echo "not proven clean" ;;
-    2) echo "not known to the scrub service, or named wrongly" ;;
+    2) echo "unknown to the scrub service, or named wrongly" ;;
     3) echo "not proven clean: the scrub service does not answer" ;;
     124 | 137) echo "not proven clean within $LIMIT s" ;;
     *) echo "not proven clean: autoclave failed with exit code $1" ;;

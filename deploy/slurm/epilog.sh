@@ -5,16 +5,15 @@
 
 if [ -n "$JOB" ] && demand_job && [ -e "$STATE/$JOB" ]; then
   GPUS=$(cat "$STATE/$JOB") || fail 1 "cannot read what job $JOB had"
-  # shellcheck disable=SC2086 # one word for each GPU
-  set -- $GPUS
-  ask release "$@" || fail $? "GPUs of job $JOB cannot be taken back: $(meaning $?)"
-  rm -f "$STATE/$JOB"
-else
-  # The prolog acquired no GPU. The scrub refuses a GPU of another job, and does not touch it.
+else # the prolog acquired no GPU, or was killed before it recorded them
   GPUS=$(job_gpus) || fail 2 "cannot tell which GPUs job $JOB had"
   [ -n "$GPUS" ] || exit 0
-  # shellcheck disable=SC2086 # one word for each GPU
-  set -- $GPUS
+  demand_job
 fi
 
-ask scrub "$@" || fail $? "GPUs of job $JOB are $(meaning $?)"
+# shellcheck disable=SC2086 # one word for each GPU
+set -- $GPUS
+# Both commands refuse a GPU of another job, and do not touch it.
+ask release --owner "$JOB" "$@" || fail_for $? "$@"
+rm -f "$STATE/$JOB"
+ask scrub "$@" || fail_for $? "$@"

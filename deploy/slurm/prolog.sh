@@ -12,13 +12,13 @@ demand_job
 # shellcheck disable=SC2086 # one word for each GPU
 set -- $GPUS
 # If a GPU needs longer than the policy's budget, the scrub waits for it. A GPU of another job is refused by both commands.
-ask acquire "$@"
+ask acquire --owner "$JOB" "$@"
 code=$?
 if [ "$code" -eq 1 ]; then
-  ask scrub "$@" && ask acquire "$@"
+  ask scrub "$@" && ask acquire --owner "$JOB" "$@"
   code=$?
 fi
-[ "$code" -eq 0 ] || fail "$code" "GPUs of job $JOB are $(meaning "$code")"
+[ "$code" -eq 0 ] || fail_for "$code" "$@"
 
-# The epilog releases only the GPUs recorded here: a GPU that was refused just now belongs to another job.
+# For the epilog: by then, Slurm's numbers may mean other GPUs.
 { mkdir -p "$STATE" && printf '%s\n' "$GPUS" >"$STATE/$JOB"; } || fail 1 "cannot note what job $JOB has"

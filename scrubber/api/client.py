@@ -89,14 +89,15 @@ class ScrubberClient(_Client):
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, op: str = "",
+        self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, owner: str = "", op: str = "",
         timeout: float = SHORT,
     ) -> tuple[views.GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
         ``fresh`` refuses a device that is granted or in use. Without it, the request says that the last owner has left.
+        ``owner``: who the devices are for, for people and for ``release``.
         """
-        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
+        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh, owner=owner)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(convert.from_message(views.GrantedDevice, grant) for grant in answer.grants)
 
@@ -105,9 +106,11 @@ class ScrubberClient(_Client):
         request = scrub_pb2.StartRequest(devices=devices, owner=owner)
         await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
-    async def release(self, devices: Sequence[str], *, op: str = "", timeout: float = SHORT) -> None:
-        """Say that the last owner has left."""
-        request = scrub_pb2.ReleaseRequest(devices=devices)
+    async def release(
+        self, devices: Sequence[str], *, owner: str = "", op: str = "", timeout: float = SHORT
+    ) -> None:  # fmt: skip
+        """Say that the last owner has left. ``owner`` refuses a device that was acquired for another owner."""
+        request = scrub_pb2.ReleaseRequest(devices=devices, owner=owner)
         await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:

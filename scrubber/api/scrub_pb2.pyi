@@ -28,6 +28,7 @@ class AcquireRequest(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     announced: _builtins.bool
     """The caller calls Start before anything runs on the devices. A grant without a start can then be given again without
     a scrub: the kubelet shares a device between the init and app containers of one pod.
@@ -36,6 +37,8 @@ class AcquireRequest(_message.Message):
     """Refuse a device that is granted or in use. Without this field, the request itself says that the last owner is gone,
     as a request of the kubelet does.
     """
+    owner: _builtins.str
+    """Who the devices are for, such as the id of a job: one line of at most 128 characters, for people and for Release."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -44,10 +47,11 @@ class AcquireRequest(_message.Message):
         devices: _abc.Iterable[_builtins.str] | None = ...,
         announced: _builtins.bool = ...,
         fresh: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices", "fresh", b"fresh"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices", "fresh", b"fresh", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,16 +150,20 @@ class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEVICES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """Refuse a device that was not acquired for this owner. Empty: any owner."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         devices: _abc.Iterable[_builtins.str] | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,6 +454,7 @@ class DeviceStatus(_message.Message):
     pci_address: _builtins.str
     mig: _builtins.bool
     owner: _builtins.str
+    """What the caller of Acquire named, or the UID of the pod, or container:ID; unknown: none of them is known. Empty: none."""
     policy_rule: _builtins.str
     setback: _builtins.str
     slice: _builtins.int
@@ -541,6 +550,7 @@ class Receipt(_message.Message):
     UNITS_REACHED_FIELD_NUMBER: _builtins.int
     TESTS_FIELD_NUMBER: _builtins.int
     SEARCHED_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_OWNER_FIELD_NUMBER: _builtins.int
     UNSUPPORTED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
@@ -561,6 +571,8 @@ class Receipt(_message.Message):
     units_reached: _builtins.int
     searched_bytes: _builtins.int
     """The bytes that were searched for residue. Absent: all that was covered."""
+    last_owner: _builtins.str
+    """Who the device was last acquired for before this scrub. Empty after a pod, and where none was named."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
     @_builtins.property
@@ -608,11 +620,12 @@ class Receipt(_message.Message):
         units_reached: _builtins.int | None = ...,
         tests: _abc.Iterable[_builtins.str] | None = ...,
         searched_bytes: _builtins.int | None = ...,
+        last_owner: _builtins.str = ...,
         unsupported: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "searched_bytes", b"searched_bytes", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "last_owner", b"last_owner", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__searched_bytes: _TypeAlias = _typing.Literal["searched_bytes"]  # noqa: Y015
     _WhichOneofArgType__searched_bytes: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes"]  # noqa: Y015

@@ -53,6 +53,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 asked.devices,
                 announced=request.announced,
                 fresh=request.fresh,
+                owner=request_limits.acquired_for(request.owner),
                 op=asked.op,
                 within=context.time_remaining(),
             )
@@ -74,7 +75,8 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         """See ``scrub.proto``."""
         async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            await self._service.handover.release(asked.devices, op=asked.op)
+            owner = request_limits.acquired_for(request.owner)
+            await self._service.handover.release(asked.devices, owner=owner, op=asked.op)
             return scrub_pb2.ReleaseResponse()
 
     async def Watch(

@@ -38,7 +38,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             *_measurements(device.receipt),
-            device.pod.replace(", ", ",") or device.owner,
+            device.pod.replace(", ", ",") or device.owner.replace(" ", "_"),
             f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
             note(device),
         ]
@@ -77,10 +77,8 @@ def note(device: views.DeviceStatus) -> str:
         return f"{device.quarantine.reason}: {device.quarantine.detail}; {_next(device.quarantine)}"
     if device.job is not None:
         return job(device.job)
-    if device.owner:
-        return f"used by {device.pod or device.owner}"
-    if device.pod:
-        return f"granted to {device.pod}"
+    if tenant := device.pod or device.owner:
+        return f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}"
     if device.setback:
         return device.setback
     return "" if device.why == device.state else device.why
@@ -122,7 +120,9 @@ def _result(result: views.ScrubResult) -> list[str]:
 
 
 def proof(receipt: views.ReceiptView) -> Iterator[str]:
-    """The measurements of a receipt, as phrases. Leaves out what the path did not do."""
+    """The last owner and the measurements of a receipt, as phrases. Leaves out what the path did not do."""
+    if receipt.last_owner:
+        yield f"the last owner was {receipt.last_owner}"
     written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
     covered = f"{human.size(receipt.covered_bytes)} of {human.size(receipt.allocatable_bytes)}"
     yield f"{covered} ({_coverage(receipt)}) {written} and read back"

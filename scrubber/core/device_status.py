@@ -24,6 +24,7 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
         driver=receipt.incarnation.driver,
         boot_id=receipt.incarnation.boot_id,
         steps=tuple(views.StepTime(step.value, seconds) for step, seconds in receipt.steps),
+        last_owner=receipt.last_owner,
         **verdict.measured(receipt),
     )
 
@@ -74,7 +75,7 @@ def device_status(
         pci_address=device.pci_address or "",
         mig=device.mig,
         receipt=receipt_view(record.receipt) if record.receipt else None,
-        owner=(record.owner.container or "unknown") if record.owner else "",
+        owner=_owner(record),
         job=job_status(record.job, *progress, queue_place) if record.job else None,
         quarantine=quarantine_status(out, proof.next_path(record, policy), now) if out else None,
         policy_rule=rule,
@@ -86,6 +87,13 @@ def device_status(
         ecc=device.ecc,
         resource=device.resource,
     )
+
+
+def _owner(record: Record) -> str:
+    """Who it was acquired for, or else the pod or container that has it."""
+    if record.grant is not None and record.grant.owner:
+        return record.grant.owner
+    return (record.owner.container or "unknown") if record.owner else ""
 
 
 def may_have_pod(record: Record) -> bool:

@@ -19,9 +19,9 @@ def tell(event: ev.Event) -> str:
         case ev.Distrusted(why):
             return f"what was known about its memory no longer holds: {why}"
         case ev.Granted(grant):
-            return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
+            return f"handed out{_to(grant)} (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
-            return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+            return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
         case ev.PutInUse(Owner(container=container, crowded=True)):
             return f"in use by {container}, and by another pod's container as well: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True)):
@@ -57,6 +57,10 @@ def tell(event: ev.Event) -> str:
             return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
             return _quarantine(quarantine)
+
+
+def _to(grant: Grant) -> str:
+    return f" to {grant.owner}" if grant.owner else ""
 
 
 def _announced(grant: Grant) -> str:
@@ -122,7 +126,8 @@ def _receipt(receipt: Receipt) -> str:
         f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found{searched},"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
-    notes = [proven, *(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]
+    notes = [proven, *([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
+    notes += [*(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:

@@ -278,6 +278,7 @@ class Receipt(Measurements):
     baseline: Baseline
     previous: str | None  # digest of this device's previous receipt
     digest: str
+    last_owner: str = ""  # ``Grant.owner`` of the last tenancy before the scrub
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,7 @@ class Grant:
     receipt: str | None  # None under policy ``observe`` only
     until_release: bool = False  # the monitor does not infer its end: it waits for a release
     at_start: bool = False  # given by a start, for the container that starts: the kubelet sent no Allocate for it
+    owner: str = ""  # who it was acquired for, as the caller wrote it: a job id, not verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,7 @@ class Record:
     burn_in_begun: float | None = None  # wall; when the last burn-in began
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
+    left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
 
 
 @dataclass(frozen=True, slots=True)

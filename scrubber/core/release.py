@@ -6,14 +6,23 @@ from scrubber.core import answers, ownership, refusals
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Moment, Record, State
 from scrubber.core.refusals import Deed
+from scrubber.ground.errors import Reason
 
 
-def decide(record: Record, facts: Facts, now: Moment) -> answers.ReleaseAnswer:
-    """Record the release, or refuse it. Proceed where the device is not granted."""
+def decide(record: Record, facts: Facts, now: Moment, owner: str = "") -> answers.ReleaseAnswer:
+    """Record the release, or refuse it. Proceed where the device is not granted.
+
+    ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
+    the ledger, has no grant: no other owner is known, and the observation decides alone.
+    """
     if record.state not in (State.GRANTED, State.IN_USE):
         return answers.Proceed()
+    if owner and record.grant is not None and record.grant.owner != owner:
+        why = "it was not acquired for this owner; `autoclave status` names its owner"
+        return answers.Refuse(Reason.IN_USE, refusals.sentence(Deed.TAKE_BACK, record, why))
     used = still_in_use(Deed.TAKE_BACK, record, facts, now)
-    return refusals.final(used) if used is not None else answers.Note(ev.Released("it was given back"))
+    by = f" by {owner}" if owner else ""
+    return refusals.final(used) if used is not None else answers.Note(ev.Released(f"it was given back{by}"))
 
 
 def still_in_use(deed: Deed, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:

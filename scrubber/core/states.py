@@ -198,7 +198,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             handouts = record.handouts if event.restart else _unused_handouts(record)
             ended, last = _ended(record, at), record.last_owner if event.restart else _last_owner(record)
             return replace(
-                record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts, last_owner=last
+                record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts, last_owner=last,
+                left_by=_left_by(record),
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
@@ -256,6 +257,11 @@ def _last_owner(record: Record) -> str | None:
     return owner.container if owner is not None and leftover.start_admitted(record) else record.last_owner
 
 
+def _left_by(record: Record) -> str:
+    """Who the device was acquired for, at the end of the tenancy. Without a grant, no tenancy ends."""
+    return record.grant.owner if record.grant is not None else record.left_by
+
+
 def _job(record: Record) -> Job:
     if record.job is None:
         raise IllegalEventError(f"cannot happen: {record.device.uuid} has no job")
@@ -292,6 +298,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         baseline=baseline,
         due_path=most_thorough(Path.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
+        left_by=_left_by(record),
     )
 
 

@@ -185,6 +185,7 @@ def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, s
         baseline=passed.baseline,
         previous=record.last_receipt,
         digest="",
+        last_owner=record.left_by,
         **measured(passed.measured),
     )
     digest = digest_of(draft)
@@ -197,7 +198,7 @@ def measured(measurements: Measurements) -> dict[str, Any]:
 
 
 # Fields that receipts of earlier versions lack, each with the value that such a receipt has.
-_LATER: dict[str, object] = {"searched_bytes": None, "unsupported": ()}
+_LATER: dict[str, object] = {"searched_bytes": None, "unsupported": (), "last_owner": ""}
 
 
 def digest_of(receipt: Receipt) -> str:

@@ -33,6 +33,7 @@ class ReceiptView(Measurements):
     driver: str
     boot_id: str
     steps: tuple[StepTime, ...]
+    last_owner: str = ""  # who the device was last acquired for before this scrub; empty after a pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ MOST_DEVICES = 256
 DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")  # the kubelet allows 63 characters
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LONGEST_WORDS = 500
+LONGEST_OWNER = 128
 
 
 def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
@@ -40,12 +41,17 @@ def owner(name: str) -> str:
     return name
 
 
-def one_line(text: str, what: str, *, needed: bool = False) -> str:
+def acquired_for(name: str) -> str:
+    """The owner whom the caller of Acquire or Release names in free text, stripped, or InvalidRequest."""
+    return one_line(name, "the owner", longest=LONGEST_OWNER)
+
+
+def one_line(text: str, what: str, *, needed: bool = False, longest: int = LONGEST_WORDS) -> str:
     """The text of a person, stripped, or InvalidRequest: one line without control characters."""
     if needed and not text.strip():
         raise InvalidRequest(f"{what} is missing: the ledger records it")
-    if len(text) > LONGEST_WORDS:
-        raise InvalidRequest(f"{what} has {len(text)} characters, at most {LONGEST_WORDS} are allowed")
+    if len(text) > longest:
+        raise InvalidRequest(f"{what} has {len(text)} characters, at most {longest} are allowed")
     if any(unicodedata.category(char).startswith("C") for char in text):
         raise InvalidRequest(f"{what} holds a control character: give one line of plain text")
     return text.strip()

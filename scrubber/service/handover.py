@@ -46,16 +46,17 @@ class Handover:
         self._upkeep = upkeep
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, op: str = "", within: float | None = None
-    ) -> dict[str, Grant | None]:
+        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, owner: str = "", op: str = "",
+        within: float | None = None,
+    ) -> dict[str, Grant | None]:  # fmt: skip
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
         ``within``: for how many seconds the caller waits, if it has a deadline; the answer comes before.
 
         Under policy ``gate: prestart`` a device may get the grant None: it is not ready, and the start that was
         announced waits for it. ``fresh``: a person or Slurm asks, not the kubelet. Then a device that is granted or in
-        use is refused, the grant lasts until a release, and a failed request withholds no device. ``op`` is the
-        caller's operation id for ledger and log.
+        use is refused, the grant lasts until a release, and a failed request withholds no device. ``owner``: who the
+        devices are for, as the caller writes it. ``op`` is the caller's operation id for ledger and log.
         """
         context = self._context
         op = context.operation(op)
@@ -72,7 +73,9 @@ class Handover:
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op, Deed.HAND_OUT)
-                        grants = await self._grant(_handouts(replies), op, announced=announced, until_release=fresh)
+                        grants = await self._grant(
+                            _handouts(replies), op, announced=announced, until_release=fresh, owner=owner
+                        )
                         to_withhold = set()
                         return {device: grants.get(device) for device in sorted(devices)}
                     to_withhold = refused
@@ -121,13 +124,16 @@ class Handover:
             await self._wait(running, _waits(replies), budget, budget, Deed.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
-    async def release(self, devices: Sequence[str], *, op: str = "") -> None:
-        """Take devices back if the observation proves that their owners have ended; raise otherwise."""
+    async def release(self, devices: Sequence[str], *, owner: str = "", op: str = "") -> None:
+        """Take devices back if the observation proves that their owners have ended; raise otherwise.
+
+        ``owner``: raise also if one of them was granted to another owner.
+        """
         context = self._context
         op = context.operation(op)
         budget = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
         async with context.locked(devices, budget):
-            replies = await self._answer_all(devices, self._release_answer, budget)
+            replies = await self._answer_all(devices, partial(self._release_answer, owner), budget)
             _raise_refusals(replies, set(), Deed.TAKE_BACK)
             notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
             if notes:
@@ -172,11 +178,11 @@ class Handover:
 
         return await self._final_answer(op, device, decision, Deed.START_ON)
 
-    async def _release_answer(self, device: str) -> answers.ReleaseAnswer:
+    async def _release_answer(self, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
         record = context.record(device)
         facts = await context.with_assigned_pods(record, await context.observer.full(record))
-        return release.decide(record, facts, context.now())
+        return release.decide(record, facts, context.now(), owner)
 
     async def _final_answer(
         self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], deed: Deed
@@ -230,6 +236,7 @@ class Handover:
         announced: bool,
         until_release: bool = False,
         at_start: bool = False,
+        owner: str = "",
     ) -> dict[str, Grant]:
         """Record all grants in one transaction, before the caller learns of them."""
         context = self._context
@@ -238,7 +245,7 @@ class Handover:
         for device, answer in replies.items():
             receipt = context.record(device).receipt
             proof = receipt.id if receipt else None
-            grant = Grant(context.token(6), now, epoch, announced, proof, until_release, at_start)
+            grant = Grant(context.token(6), now, epoch, announced, proof, until_release, at_start, owner)
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:

@@ -15,7 +15,7 @@ from plugin.testing import checkpoint
 from scrubber.cli.verbs import doctor
 from scrubber.core.diagnosis import roster
 from scrubber.demo import stage
-from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, levels, only
+from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, SERVICE, levels, only
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -230,8 +230,35 @@ def test_who_asks_for_some_findings_is_told_no_others_and_judged_by_them(examine
     assert (code, levels(found)) == (1, {"kubelet-dir": "ok", "rival-plugin": "broken"})
 
 
-def test_a_finding_that_there_is_not_is_wrong_usage(autoclave):
-    assert autoclave("doctor", "--only", "rival-plugn").exit_code == 2
+def test_a_skipped_finding_is_neither_reported_nor_judged(autoclave, kubelet, short_tmp):
+    kubelet.listen("nvidia-gpu.sock")
+    some = ("--only", "kubelet-dir", "--only", "rival-plugin", "--kubelet-dir", kubelet.directory, "-o", "json")
+    run = autoclave("doctor", *some, "--skip", "rival-plugin", AUTOCLAVE_RUN_DIR=str(short_tmp))
+    assert [it["name"] for it in json.loads(run.stdout)["findings"]] == ["kubelet-dir"]
+    assert run.exit_code == 0
+
+
+def test_skipping_every_finding_is_broken(autoclave, short_tmp):
+    run = autoclave("doctor", "--only", "clock", "--skip", "clock", AUTOCLAVE_RUN_DIR=str(short_tmp))
+    assert run.exit_code == 1
+
+
+def test_a_node_without_kubernetes_is_judged_without_it(autoclave, started, short_tmp):
+    service = started()
+    service.settled(0, "clean")
+    here = ("doctor", "--without-kubernetes", "--kubelet-dir", short_tmp / "none", "--host-root", short_tmp)
+    where = {"AUTOCLAVE_RUN_DIR": str(service.run_dir)}
+    run = autoclave(*here, "-o", "json", **where)
+    found = json.loads(run.stdout)["findings"]
+    assert {it["name"]: it["level"] for it in found} == dict.fromkeys(SERVICE | HERE, "ok")
+    assert run.exit_code == 0
+    service.kill()
+    assert autoclave(*here, **where).exit_code == 1
+
+
+@pytest.mark.parametrize("flag", ["--only", "--skip"])
+def test_a_finding_that_there_is_not_is_wrong_usage(autoclave, flag):
+    assert autoclave("doctor", flag, "rival-plugn").exit_code == 2
 
 
 def test_looking_leaves_nothing_behind(examine, kubelet, short_tmp):

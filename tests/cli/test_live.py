@@ -113,6 +113,34 @@ def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
 
 
+def test_the_owner_of_a_job_is_shown_checked_and_named_in_the_next_receipt(autoclave, service, gpu):
+    assert " is granted to job 4711: grant " in told(autoclave("acquire", gpu, "--owner", "job 4711"))
+    assert "granted to job 4711" in told(autoclave("status", gpu))
+    assert "job_4711" in told(autoclave("status", gpu, "-o", "wide"))
+    (shown,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+    assert (shown["owner"], shown["receipt"]["last_owner"]) == ("job 4711", "")
+    for verb in ("explain", "history"):
+        assert "handed out to job 4711 (grant " in told(autoclave(verb, gpu))
+    refused = autoclave("release", gpu, AUTOCLAVE_OWNER="job 4712")
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("it was not acquired for this owner; `autoclave status` names its owner\n")
+    assert service.settled(gpu, "granted").owner == "job 4711"
+    told(autoclave("release", gpu, "--owner", "job 4711"))
+    assert service.settled(gpu, "clean").receipt.last_owner == "job 4711"
+    story = told(autoclave("explain", gpu))
+    assert "released: it was given back by job 4711" in story
+    assert "the last owner was job 4711" in story
+
+
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+@pytest.mark.parametrize("owner", ["two\nlines", "\x1b[2J", "x" * 129], ids=["lines", "codes", "long"])
+def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu, verb, owner):
+    refused = autoclave(verb, gpu, "--owner", owner)
+    assert refused.exit_code == 2
+    assert "cannot do that: the owner " in refused.stderr
+    assert service.settled(gpu, "clean").receipt
+
+
 def test_of_two_who_acquire_at_once_one_is_refused(autoclave, service, gpu):
     for _ in range(3):
         both = [service.popen("acquire", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]

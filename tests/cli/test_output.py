@@ -61,6 +61,8 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
         ({"state": "in_use", "owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "used by ns/train/a, ns/train/b"),
         ({"state": "granted", "why": "granted", "pod": "ns/train/a"}, "granted to ns/train/a"),
         ({"state": "granted", "why": "granted"}, ""),
+        ({"state": "granted", "why": "granted", "owner": "4711"}, "granted to 4711"),
+        ({"state": "in_use", "owner": "4711"}, "used by 4711"),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
         ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
@@ -88,6 +90,7 @@ def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
     [
         ({"owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "ns/train/a,ns/train/b"),
         ({"owner": "uid-7"}, "uid-7"),
+        ({"owner": "4711 of ann"}, "4711_of_ann"),
         ({"pod": "uid-8"}, "uid-8"),
         ({}, ""),
     ],

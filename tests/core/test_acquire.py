@@ -308,6 +308,32 @@ def test_release(record, seen, answer):
     assert release.decide(record, seen, later(1)) == answer
 
 
+OF_4711 = replace(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
+NOT_THEIRS = Refuse(
+    Reason.IN_USE, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
+)
+OWNED = rows(
+    ("its owner", OF_4711, "4711", Note(ev.Released("it was given back by 4711"))),
+    ("another owner", OF_4711, "4712", NOT_THEIRS),
+    ("the beginning of its owner", OF_4711, "471", NOT_THEIRS),
+    ("any owner", OF_4711, "", GIVEN_BACK),
+    ("a GPU that was granted without an owner, such as to a pod", lives.GRANTED, "4711", NOT_THEIRS),
+    ("a GPU that was found in use: no grant is known", replace(lives.GRANTED, grant=None), "4711",
+     Note(ev.Released("it was given back by 4711"))),
+    ("a GPU that was given back before", lives.DIRTY, "4711", Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "owner", "answer"), OWNED)
+def test_a_release_for_an_owner_refuses_another_owners_gpu(record, owner, answer):
+    assert release.decide(record, facts(), later(1), owner) == answer
+
+
+def test_the_right_owner_does_not_make_a_gpu_in_use_free():
+    used = replace(lives.IN_USE, grant=OF_4711.grant)
+    assert release.decide(used, facts(alive=True), later(1), "4711") == TAKE_BACK
+
+
 FENCE = rows(
     ("nobody is on it", Step.CLEAR, facts(), None),
     ("W11 the job lost its device", Step.CLEAR, None, "does not belong to this job"),

@@ -55,6 +55,13 @@ LIFE = [
      "handed out (grant grant-1, receipt r-1), until it is released"),
     (ev.Granted(replace(GRANT, announced=False)),
      "handed out (grant grant-1, receipt r-1), its start will not be announced"),
+    (ev.Granted(replace(GRANT, until_release=True, owner="4711")),
+     "handed out to 4711 (grant grant-1, receipt r-1), until it is released"),
+    (ev.GrantedUnproven(replace(GRANT, owner="4711"), "not scrubbed"),
+     "handed out to 4711 WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
+    (ev.ScrubPassed("job-1", replace(RECEIPT, last_owner="4711")),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711")),
     (ev.GrantedUnproven(GRANT, "not scrubbed"),
      "handed out WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),

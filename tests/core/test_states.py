@@ -368,6 +368,19 @@ def test_each_event_changes_only_these_fields(before, event, changed):
     assert replace(after, state=before.state, since=before.since) == replace(before, **changed)
 
 
+@pytest.mark.parametrize("end", [ev.Released("gone"), ev.Distrusted("x", lives.REBOOTED)], ids=["release", "reboot"])
+def test_the_receipts_after_a_tenancy_name_who_had_acquired_the_device(end):
+    """Every receipt until the next tenancy has ended: nobody can tell which of them a person reads."""
+    held = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="4711")), ev.PutInUse(SEEN))
+    again = live(held, end, ev.ScrubStarted(lives.job()), ev.ScrubFailed("job-1", "busy"), ev.ScrubStarted(lives.job()))
+    clean = live(again, lives.passed(again))
+    assert lives.proof(clean).last_owner == "4711"
+    anew = live(clean, ev.ScrubStarted(lives.job(name="job-2")))
+    assert lives.proof(live(anew, lives.passed(anew))).last_owner == "4711"
+    pod = live(clean, ev.Granted(lives.grant(clean)), ev.Released("gone"), ev.ScrubStarted(lives.job(name="job-3")))
+    assert lives.proof(live(pod, lives.passed(pod))).last_owner == ""
+
+
 def test_a_passed_scrub_ends_tenancy_setback_and_due_path():
     again = live(lives.SET_BACK, ev.ScrubStarted(lives.job()))
     event = lives.passed(again, AT)

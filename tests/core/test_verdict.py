@@ -343,7 +343,7 @@ OTHER = {
     "covered_bytes": 1, "allocatable_bytes": 1, "residue_bytes": 1, "processes_found": 1, "processes_terminated": 1,
     "baseline": Baseline(0, 1), "previous": "0000", "residue_at": (1,), "uncovered": (Uncovered("", 1),),
     "patterns": ("ones",), "units": 1, "units_reached": 1, "tests": ("none",), "searched_bytes": 1,
-    "unsupported": ("a lock",),
+    "unsupported": ("a lock",), "last_owner": "4711",
 }  # fmt: skip
 
 

@@ -59,8 +59,18 @@ def test_a_device_shows_where_it_sits():
     assert (status.numa_node, status.pci_address, status.mig) == (1, "0000:41:00.0", True)
 
 
+ACQUIRED = replace(lives.grant(lives.CLEAN), owner="4711")
+
+
 @pytest.mark.parametrize(
-    ("record", "owner"), [(lives.IN_USE, "pod-a"), (lives.NAMELESS, "unknown"), (lives.CLEAN, "")], ids=["a", "?", "-"]
+    ("record", "owner"),
+    lives.rows(
+        ("a pod", lives.IN_USE, "pod-a"),
+        ("a process without a container", lives.NAMELESS, "unknown"),
+        ("nobody", lives.CLEAN, ""),
+        ("who acquired it", replace(lives.GRANTED, grant=ACQUIRED), "4711"),
+        ("who acquired it, before the container of its job", replace(lives.IN_USE, grant=ACQUIRED), "4711"),
+    ),
 )
 def test_the_owner_is_shown_where_there_is_one(record, owner):
     assert shown(record).owner == owner

@@ -16,7 +16,7 @@ from tests.live import Service
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "deploy" / "slurm"
-SCRIPTS = ("prolog.sh", "epilog.sh", "autoclave.sh")
+SCRIPTS = ("prolog.sh", "epilog.sh", "health.sh", "autoclave.sh")
 POLICY = """\
 name: brisk
 defaults:
@@ -26,7 +26,7 @@ defaults:
   budgets: {allocate: 1s, owner_wait: 0s}
 """
 SECRET = b"what the last job computed"
-GPUS = 8
+GPUS = 12
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
 FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"
@@ -46,7 +46,9 @@ class Slurmd:
         }  # fmt: skip
         self.program(programs / "autoclave", f'exec {sys.executable} -P -m scrubber "$@"')
         self.environment["PYTHONPATH"] = str(ROOT)
-        self.program(programs / "scontrol", f'printf "%s\\n" "$@" >> {self.drained}')
+        self.answer = root / "answer"  # of ``scontrol show``
+        script = f'if [ "$1" = show ]; then cat {self.answer}; else printf "%s\\n" "$@" >> {self.drained}; fi'
+        self.program(programs / "scontrol", script)
 
     def program(self, path: Path, line: str) -> None:
         path.write_text(f"#!/bin/sh\n{line}\n")
@@ -88,13 +90,13 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def _unused() -> Iterator[int]:
+def unused() -> Iterator[int]:
     return iter(range(GPUS))
 
 
 @pytest.fixture
-def gpu(service, _unused):
-    index = next(_unused)
+def gpu(service, unused):
+    index = next(unused)
     service.settled(index, "clean")
     return index
 
@@ -159,7 +161,7 @@ def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service
     for script in ("prolog.sh", "epilog.sh"):
         slurmd.drained.unlink(missing_ok=True)
         ended(slurmd.run(script, 45, gpu), 1)
-        reason = "reason=autoclave: GPUs of job 45 are not proven clean"
+        reason = f"reason=autoclave: job 45: GPU {gpu} is quarantined: not proven clean"
         assert slurmd.told() == ["update", "nodename=node7.example", "state=drain", reason]
 
 
@@ -172,7 +174,8 @@ def test_a_node_that_slurm_does_not_name_is_called_by_the_first_part_of_its_own_
 def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     drills.stall_clears(service.simulated_dir, uuid(service, gpu))
     ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
-    assert slurmd.told()[-1] == "reason=autoclave: GPUs of job 46 are not proven clean within 2 s"
+    reason = f"reason=autoclave: job 46: GPU {gpu} is scrubbing: not proven clean within 2 s"
+    assert slurmd.told()[-1] == reason
 
 
 def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
@@ -180,12 +183,50 @@ def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
     pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
     service.settled(gpu, "in_use")
-    ended(slurmd.run("prolog.sh", 48, gpu), 1)
-    ended(slurmd.run("epilog.sh", 48, gpu), 1)
+    reason = f"reason=autoclave: job 48: GPU {gpu} belongs to job 47: not proven clean"
+    for script in ("prolog.sh", "epilog.sh"):
+        ended(slurmd.run(script, 48, gpu), 1)
+        assert slurmd.told()[-1] == reason
+        slurmd.drained.unlink()
     assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
     assert SECRET in memory(service, gpu)
     tenants.kill(pid)
+    ended(slurmd.run("epilog.sh", 47, gpu), 0)
+
+
+def test_the_reason_names_the_gpus_in_the_way_and_no_others(service, slurmd, gpu, unused):
+    sick, clean = next(unused), next(unused)
+    service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(sick), "smells", "somebody"))
+    ended(slurmd.run("prolog.sh", 52, gpu), 0)
+    ended(slurmd.run("prolog.sh", 53, f"{gpu},{sick},{clean}"), 1)
+    found = f"GPU {gpu} belongs to job 52, GPU {sick} is quarantined"
+    assert slurmd.told()[-1] == f"reason=autoclave: job 53: {found}: not proven clean"
+    assert service.settled(clean, "clean").receipt
+    ended(slurmd.run("epilog.sh", 52, gpu), 0)
+
+
+def test_the_epilog_releases_what_a_killed_prolog_acquired(service, slurmd, gpu):
+    """The ledger says whose the GPU is, so the record of the prolog is not needed."""
+    ended(slurmd.run("prolog.sh", 54, gpu), 0)
+    (slurmd.state / "54").unlink()
+    ended(slurmd.run("epilog.sh", 54, gpu), 0)
+    assert service.settled(gpu, "clean").receipt.last_owner == "54"
+
+
+def test_the_health_check_drains_a_node_that_cannot_prove_gpus_clean(tmp_path, slurmd):
+    slurmd.answer.write_text("NodeName=node7.example State=IDLE")
+    ended(slurmd.run("health.sh", 0), 0)
+    assert slurmd.told() == []
+    (tmp_path / "cut").mkdir()
+    cut = Slurmd(tmp_path / "cut", None)
+    cut.answer.write_text("NodeName=node7.example State=IDLE")
+    ended(cut.run("health.sh", 0), 1)
+    assert cut.told()[-2:] == ["state=drain", "reason=autoclave: doctor: service, run-dir broken, exit code 1"]
+    cut.drained.unlink()
+    cut.answer.write_text("NodeName=node7.example State=IDLE+DRAIN Reason=a new fan")
+    ended(cut.run("health.sh", 0), 0)
+    assert cut.told() == []
 
 
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
@@ -194,9 +235,10 @@ def test_where_nothing_can_be_known_the_node_is_drained(tmp_path, slurmd, script
     cut = Slurmd(tmp_path / "cut", None)
     cut.environment["AUTOCLAVE_SERVICE_WAIT"] = "0s"
     ended(cut.run(script, 49, 0), 3)
-    assert cut.told()[-1] == "reason=autoclave: GPUs of job 49 are not proven clean: the scrub service does not answer"
+    reason = "reason=autoclave: job 49: GPUs 0: not proven clean: the scrub service does not answer"
+    assert cut.told()[-1] == reason
     ended(slurmd.run(script, 49, 99), 2)
-    assert slurmd.told()[-1].startswith("reason=autoclave: GPUs of job 49 are not known to the scrub service")
+    assert slurmd.told()[-1] == "reason=autoclave: job 49: GPUs 99: unknown to the scrub service, or named wrongly"
     ended(slurmd.run(script, 49, "0,x"), 2)
     assert "is no list of them" in slurmd.run(script, 49, "0,x", AUTOCLAVE_SLURM_DRAIN="no").stderr
 

@@ -13,20 +13,22 @@ from scrubber.core import views
 
 @click.command(context_settings=options.ENVIRONMENT)
 @resolve_gpus.gpus
+@click.option("--owner", metavar="TEXT", default="", show_default=False, help="Who the GPUs are for, such as a job id.")
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
+def command(gpus: tuple[str, ...], owner: str, output: str, run_dir: Path) -> None:
     """Take clean GPUs for a job, on a node without a kubelet.
 
     Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
     them meanwhile. A GPU that is not clean is scrubbed first, within the allocate budget of the policy. Exit code 1
-    when a GPU is not clean by then, or is already granted or in use.
+    when a GPU is not clean by then, or is already granted or in use. The owner is shown by status, explain and history,
+    and in the receipt of the scrub after the job. Nobody verifies it.
     """
 
     async def acquire(
         scrubber: client.ScrubberClient, devices: resolve_gpus.Devices
     ) -> tuple[views.GrantedDevice, ...]:
-        return await scrubber.acquire(list(devices), fresh=True)
+        return await scrubber.acquire(list(devices), fresh=True, owner=owner)
 
     devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)
     if output != "text":
@@ -34,5 +36,6 @@ def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
         return
     for grant in grants:
         proof = f"receipt {grant.receipt}" if grant.receipt else "not proven clean, because the policy mode is observe"
-        text = f"GPU {devices[grant.device].name} ({grant.device}) is granted: grant {grant.grant}, {proof}"
+        to = f" to {owner}" if owner else ""
+        text = f"GPU {devices[grant.device].name} ({grant.device}) is granted{to}: grant {grant.grant}, {proof}"
         click.echo(human.printable(text))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import click
 
@@ -46,6 +47,14 @@ AGAIN = 2.0  # seconds between two checks with --wait
 PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
 
 
+class Chosen(TypedDict):
+    """The flags that select findings."""
+
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    without_kubernetes: bool
+
+
 @click.command(context_settings=options.ENVIRONMENT)
 @options.output("table", "json", "yaml")
 @options.run_dir
@@ -69,6 +78,18 @@ PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
     help="Report and judge only this finding; can be repeated.",
 )
 @click.option(
+    "--skip",
+    multiple=True,
+    type=click.Choice(roster.NAMES),
+    metavar="NAME",
+    help="Leave this finding out of report and judgement; can be repeated.",
+)
+@click.option(
+    "--without-kubernetes",
+    is_flag=True,
+    help="Skip the findings about kubelet, plugin and pods, on a node without Kubernetes.",
+)
+@click.option(
     "--cdi-kind",
     default="",
     show_default=False,
@@ -82,18 +103,20 @@ PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
     help="While a finding is broken, check again for this time and report changes.",
 )
 def command(
-    output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...], cdi_kind: str, wait: float
+    output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str, wait: float, **chosen: Unpack[Chosen]
 ) -> int:
     """Check whether this node can prove GPUs clean; each finding has a remedy.
 
     Checks the scrub service, its policy and its GPUs, the driver, the container toolkit, the node, the kubelet and the
     device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
-    code 1 when a finding is broken, or when --only selects no finding.
+    code 1 when a finding is broken, or when no finding is left.
     """
+    wanted = frozenset(chosen["only"] or roster.NAMES).difference(chosen["skip"])
+    wanted -= roster.OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
 
     def look() -> tuple[Finding, ...]:
         facts = gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind)
-        return tuple(finding for finding in roster.judge(facts) if not only or finding.name in only)
+        return tuple(finding for finding in roster.judge(facts) if finding.name in wanted)
 
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)

@@ -24,6 +24,13 @@ NAMES = (
 )  # fmt: skip
 """The names of findings, to select some of them."""
 
+OF_KUBERNETES = frozenset(
+    {
+        "container-toolkit", "cdi", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin",
+    }
+)  # fmt: skip
+"""The names of findings about the kubelet, our device plugin, and how pods get GPUs."""
+
 
 def judge(facts: NodeFacts) -> tuple[Finding, ...]:
     """All findings, in the order of ``CHECKS``."""
