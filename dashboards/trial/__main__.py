@@ -7,8 +7,8 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,22 +39,51 @@ docs/observability.md describes the pages and finds three faults with them.
 async def observe(port: int, seconds: float) -> None:
     """Play the day again and again until cancelled. The condition of an alert must hold for one second."""
     async with AsyncExitStack() as ends:
+        prometheus: Prometheus | None = None
+        while True:
+            async with running_node(port) as node:
+                if prometheus is None:
+                    prometheus = Prometheus(port + 2, EVERY)
+                    ends.push_async_callback(prometheus.clear_away)
+                    await show(prometheus, node)
+                with cut_short():
+                    while True:
+                        await day.play(node, (*DAY, EVENING), partial(wait, seconds), say)
+
+
+@asynccontextmanager
+async def running_node(port: int) -> AsyncIterator[TrialNode]:
+    """A node, which is removed afterwards. Says where it is."""
+    async with AsyncExitStack() as ends:
         node = TrialNode(port)
         ends.push_async_callback(node.clear_away)
         await node.start_node()
-        tell(f"A node of {GPUS} simulated GPUs; its directory is {node.stage.root}")
+        run_dir = node.stage.root / "run"
+        tell(f"A node of {GPUS} simulated GPUs; its run directory is {run_dir}")
+        tell(f"  look at it     .venv/bin/autoclave status --watch --run-dir {run_dir}")
         tell(f"  scrub service  http://{node.service}/metrics")
         tell(f"  device plugin  http://{node.plugin}/metrics")
-        if installed():
-            prometheus = Prometheus(port + 2, EVERY)
-            ends.push_async_callback(prometheus.clear_away)
-            await prometheus.start(node)
-            tell(f"  Prometheus     http://{prometheus.address}/alerts")
-            tell(GRAFANA.format(address=prometheus.address, folder=FOLDER))
-        else:
-            tell(MISSING)
-        while True:
-            await day.play(node, (*DAY, EVENING), partial(wait, seconds), say)
+        yield node
+
+
+async def show(prometheus: Prometheus, node: TrialNode) -> None:
+    """Start Prometheus, if it is installed, and say how to look at the pages."""
+    if not installed():
+        tell(MISSING)
+        return
+    await prometheus.start(node)
+    tell(f"  Prometheus     http://{prometheus.address}/alerts")
+    tell(GRAFANA.format(address=prometheus.address, folder=FOLDER))
+
+
+@contextmanager
+def cut_short() -> Iterator[None]:
+    """Say that an act failed, as on a machine that is too slow for it. A node in the middle of an act is of no use."""
+    try:
+        yield
+    except (AutoclaveError, TimeoutError) as error:
+        say(f"this act failed, perhaps because the machine is slow: {error}")
+        tell("          a new node takes the place of this one; the day begins again")
 
 
 async def wait(seconds: float, acts: Sequence[Act]) -> None:

@@ -180,6 +180,7 @@ async def hung(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """Driver calls for a GPU hang. After some seconds the GPU is quarantined."""
     drills.hang(node.stage.simulated, node.stage.uuids[gpu])
     await node.quarantined(gpu)  # until then the kubelet may give it to a pod of the next act, which then fails
+    await node.stage.kubelet.until(lambda: _health(node, gpu) == "Unhealthy", WITHIN)
     yield
     drills.heal(node.stage.simulated, node.stage.uuids[gpu])
 

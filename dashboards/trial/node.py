@@ -20,7 +20,7 @@ from scrubber.devices.simulated import tenants
 GPUS = 4
 LOOPBACK = "127.0.0.1"
 NAME, CLUSTER = "gpu-node-1", "trial"  # the labels that scraping adds
-WITHIN = 30.0  # seconds to wait for a condition
+WITHIN = 300.0  # seconds to wait for a condition: long, for slow machines
 UNTIDY = "untidy"  # pods with this prefix leave data behind
 
 # The default policy with shorter timeouts, so that a day fits into minutes. Returns are forgotten at once: otherwise,

@@ -1,4 +1,4 @@
-"""The first part of the tutorial, typed as it stands there: two shells with terminals, and what they shall show."""
+"""Part one of the tutorial, and the commands of the how-to page, typed as they stand there at terminals."""
 
 import os
 import pty
@@ -16,8 +16,10 @@ from scrubber.cli import service_call
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PART = (ROOT / "docs/tutorial.md").read_text().split("## Part one")[1].split("## Part two")[0]
-BLOCKS = [block.rstrip().splitlines() for block in re.findall(r"^```\n(.*?)^```$", PART, re.MULTILINE | re.DOTALL)]
+BLOCKS = [block.rstrip().splitlines() for block in BLOCK.findall(PART)]
+TRIED = [it.splitlines() for it in BLOCK.findall((ROOT / "docs/how-to.md").read_text().split("## Try the commands")[1])]
 ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILINE)
 ACTIVATE = "source .venv/bin/activate"
 CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
@@ -93,6 +95,23 @@ def test_the_first_part_of_the_tutorial_does_what_it_says(short_tmp, alive):
     assert not (short_tmp / "there").exists()
 
 
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_how_to_page_do_what_they_say_and_end(short_tmp, alive):
+    *commands, end = (line for block in (TRIED[0], TRIED[-1]) for line in block if line)
+    place = short_tmp / "there"
+    place.mkdir()
+    shell = Shell(place, alive)
+    for line in commands:
+        command = line.split("  #")[0]
+        said, code = shell.do(command)
+        assert code == ("doctor" in command), said
+        if "xid 0 79" in command:
+            settled(place, "quarantined")
+    assert shell.do(end)[1] == 0
+    assert not place.exists()
+    assert "autoclave" not in shell.do("jobs")[0]
+
+
 def begin(shell, lines):
     *settings, service, watch = lines
     assert settings[0] == ACTIVATE
@@ -155,6 +174,5 @@ def check_the_books(shell, lines):
     assert shell.do(verify)[1] == 0
     assert shell.do(doctor)[1] == 1
     assert shell.do(stop)[1] == 0
-    shell.type("wait")
     assert shell.do(once_more)[1] == 0
     assert shell.do(remove)[1] == 0
