@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -83,6 +85,27 @@ def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
     )
     assert "0000:3b:00.0  1" in lines[2]
     assert "Simulated GPU (MIG)" in lines[2]
+
+
+FULL = replace(
+    CLEAN, state="in_use", healthy=False, numa_node=1, pci_address="0000:3b:00.0", mig=True, receipt=DEEP,
+    owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
+)  # fmt: skip
+
+
+def test_wide_has_these_columns_and_the_page_describes_each():
+    """A new column turns this test red: it needs an expected cell here, and a row in docs/how-to.md."""
+    [row] = cells.wide([FULL], NOW)
+    assert dict(zip(cells.WIDE, row, strict=True)) == {
+        "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
+        "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
+        "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "UNITS": "132/132", "TESTS": "address,arithmetic",
+        "POD": "ns/train/a", "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a",
+    }  # fmt: skip
+    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
+    table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
+    named = [name for line in table_of_columns.splitlines() for name in re.findall(r"`([A-Z]+)`", line.split(" | ")[0])]
+    assert sorted(named) == sorted(cells.WIDE)
 
 
 @pytest.mark.parametrize(
