@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import click
 
@@ -14,10 +14,24 @@ from scrubber.cli import job_progress, options, service_call
 from scrubber.core import views
 from scrubber.ground import paths
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 Devices = Mapping[str, views.DeviceStatus]
 
 gpus = click.argument("gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=options.complete_gpus)
+
+
+def _named(text: str) -> str:
+    """An owner. A blank one is an unset variable of a script: as no owner at all, it would release any job's GPU."""
+    if not text.strip():
+        raise ValueError("expected who the GPUs are for, such as a job id")
+    return text
+
+
+def owner(about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The flag ``--owner``; None where it is not given."""
+    return click.option("--owner", type=options.Parsed("text", _named), help=about)
 
 
 def call_with_uuids(

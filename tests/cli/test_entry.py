@@ -122,6 +122,8 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow', 'reset'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
         (["acquire"], "missing argument 'GPU...'"),
+        (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
+        (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),
         (["quarantine", "0"], "missing option '--reason'"),
         (["quarantine", "--reason", "x"], "missing argument 'GPU'"),
         (["history", "--since", "yesterday"], "found 'yesterday', expected 10m"),

@@ -13,10 +13,10 @@ from scrubber.core import views
 
 @click.command(context_settings=options.ENVIRONMENT)
 @resolve_gpus.gpus
-@click.option("--owner", metavar="TEXT", default="", show_default=False, help="Who the GPUs are for, such as a job id.")
+@resolve_gpus.owner("Who the GPUs are for, such as a job id.")
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], owner: str, output: str, run_dir: Path) -> None:
+def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
     """Take clean GPUs for a job, on a node without a kubelet.
 
     Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
@@ -28,7 +28,7 @@ def command(gpus: tuple[str, ...], owner: str, output: str, run_dir: Path) -> No
     async def acquire(
         scrubber: client.ScrubberClient, devices: resolve_gpus.Devices
     ) -> tuple[views.GrantedDevice, ...]:
-        return await scrubber.acquire(list(devices), fresh=True, owner=owner)
+        return await scrubber.acquire(list(devices), fresh=True, owner=owner or "")
 
     devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)
     if output != "text":

@@ -12,11 +12,9 @@ from scrubber.cli import human, options, resolve_gpus
 
 @click.command(context_settings=options.ENVIRONMENT)
 @resolve_gpus.gpus
-@click.option(
-    "--owner", metavar="TEXT", default="", show_default=False, help="Refuse GPUs that were acquired for another owner."
-)
+@resolve_gpus.owner("Refuse GPUs that were acquired for another owner.")
 @options.run_dir
-def command(gpus: tuple[str, ...], owner: str, run_dir: Path) -> None:
+def command(gpus: tuple[str, ...], owner: str | None, run_dir: Path) -> None:
     """Give back the GPUs of a job that has ended.
 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
@@ -25,7 +23,7 @@ def command(gpus: tuple[str, ...], owner: str, run_dir: Path) -> None:
     """
 
     async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> None:
-        await scrubber.release(list(devices), owner=owner)
+        await scrubber.release(list(devices), owner=owner or "")
 
     devices, _ = resolve_gpus.call_with_uuids(run_dir, gpus, release)
     for device in devices.values():
