@@ -241,6 +241,7 @@ def test_a_skipped_finding_is_neither_reported_nor_judged(autoclave, kubelet, sh
 def test_skipping_every_finding_is_broken(autoclave, short_tmp):
     run = autoclave("doctor", "--only", "clock", "--skip", "clock", AUTOCLAVE_RUN_DIR=str(short_tmp))
     assert run.exit_code == 1
+    assert run.stderr == "autoclave: nothing was checked: no finding is left, which counts as broken\n"
 
 
 def test_a_node_without_kubernetes_is_judged_without_it(autoclave, started, short_tmp):

@@ -120,6 +120,8 @@ def command(
 
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)
+    if not findings:
+        click.echo("autoclave: nothing was checked: no finding is left, which counts as broken", err=True)
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
         click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
