@@ -43,13 +43,12 @@ fail_for() { # CODE GPU...
 
 # Print why GPUs are not clean, such as "GPU 1 is quarantined, GPU 3 belongs to job 4710"; or all of them, if nothing says which.
 in_the_way() { # GPU...
-  named=$(timeout -k 2 8 autoclave --service-wait 0s status "$@" 2>/dev/null | awk -v job="$JOB" '
-    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-    { state = $at["STATE"] }
-    state == "clean" && $at["HEALTHY"] == "yes" { next }
-    { printf "%sGPU %s ", sep, $at["GPU"]; sep = ", " }
-    state ~ /^(granted|in_use)$/ && $NF ~ /^[0-9]+$/ && $NF != job { printf "belongs to job %s", $NF; next }
-    { printf "is %s", state == "clean" ? "unhealthy" : state }')
+  columns=custom-columns=GPU:.name,STATE:.state,HEALTHY:.healthy,OWNER:.owner
+  named=$(timeout -k 2 8 autoclave --service-wait 0s status -o "$columns" --no-headers "$@" 2>/dev/null | awk -v job="$JOB" '
+    $2 == "clean" && $3 == "true" { next }
+    { printf "%sGPU %s ", sep, $1; sep = ", " }
+    NF == 4 && $4 ~ /^[0-9]+$/ && $4 != job { printf "belongs to job %s", $4; next }
+    { printf "is %s", $2 == "clean" ? "unhealthy" : $2 }')
   echo "${named:-GPUs $*}"
 }
 
