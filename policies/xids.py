@@ -38,7 +38,7 @@ _REMEDIES = {
     Action.DRAIN_P2P: "end peer-to-peer work on the device first",
     Action.WORKFLOW_NVLINK: "find the link and its fault in the kernel log, and repair the link",
     Action.RESET_GPU: "reset the GPU before new work uses it",
-    Action.RESTART_VM_OR_NODE: "restart the node, or the virtual machine that has the GPU",
+    Action.RESTART_VM_OR_NODE: "drain and restart the node, or the virtual machine that has the GPU",
     Action.CHECK_MECHANICALS: "check seating, power leads and cables",
     Action.CONTACT_SUPPORT: "contact support; the GPU may have to be replaced (RMA)",
 }

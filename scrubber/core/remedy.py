@@ -31,10 +31,11 @@ class Remedy:
 
 _BACK = "it is retried automatically"
 _RMA = "replace it (RMA); then `autoclave reinstate`"
-_RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, reboot the node"
+_REBOOT = "drain and reboot the node"
+_RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
 
 REMEDIES: dict[AilmentKind, Remedy] = {
-    AilmentKind.LOST: Remedy(Course.RESET, f"reboot the node; check power and seating; {_BACK} once it is visible"),
+    AilmentKind.LOST: Remedy(Course.RESET, f"{_REBOOT}; check power and seating; {_BACK} once it is visible"),
     AilmentKind.UNRESPONSIVE: Remedy(
         Course.RESET, f"look for a hung driver in the kernel log; {_BACK} once it answers"
     ),
@@ -44,10 +45,10 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.REMAP_PENDING: Remedy(Course.RESET, _RESET),
     AilmentKind.REMAP_FAILED: Remedy(Course.PERSON, _RMA),
     AilmentKind.RESET_REQUIRED: Remedy(Course.RESET, _RESET),
-    AilmentKind.REBOOT_REQUIRED: Remedy(Course.WAIT, f"reboot the node; {_BACK} after that"),
+    AilmentKind.REBOOT_REQUIRED: Remedy(Course.WAIT, f"{_REBOOT}; {_BACK} after that"),
     AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, f"its memory does not hold what is written: {_RMA}"),
     AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, f"it computes wrongly: {_RMA}"),
-    AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, reboot the node"),
+    AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, {_REBOOT}"),
     AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see which step failed with `autoclave explain`; {_BACK}"),
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
     AilmentKind.FABRIC: Remedy(Course.WAIT, f"check the fabric manager and the switches; {_BACK} once they work"),
@@ -64,8 +65,8 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     ),
     AilmentKind.STUCK_PROCESS: Remedy(
         Course.WAIT,
-        "a process that does not end holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
-        f" stays; {_BACK} once no process holds it",
+        "a process that does not end holds it: look at its kernel stack (/proc/PID/stack); if it stays,"
+        f" {_REBOOT}; {_BACK} once no process holds it",
     ),
     AilmentKind.FLAPPING: Remedy(Course.PERSON, f"it keeps failing: {_RMA}"),
     AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on it is done"),
@@ -77,7 +78,7 @@ BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 _ASKED = {
     Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate`"),
     Action.CHECK_MECHANICALS: Remedy(Course.RESET, f"check its seating, power leads and cables; {_BACK}"),
-    Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"reboot the node; {_BACK}, with a reset, and after the reboot"),
+    Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, and after the reboot"),
     Action.UPDATE_SOFTWARE: Remedy(Course.RESET, f"bring driver and firmware up to date; {_BACK}"),
 }
 

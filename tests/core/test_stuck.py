@@ -198,7 +198,7 @@ def test_the_advice_for_a_stuck_process_says_what_to_check():
     asked = remedy.of(SICK)
     assert asked.course is Course.WAIT
     assert "/proc/PID/stack" in asked.advice
-    assert "reboot the node if it stays" in asked.advice
+    assert "if it stays, drain and reboot the node" in asked.advice
 
 
 def test_a_return_after_a_stuck_process_is_no_flapping():

@@ -172,7 +172,7 @@ def test_a_finding_names_its_code():
     assert verdict([XidEvent(79)]) == XidFinding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
     assert verdict([XidEvent(999)]) == XidFinding(999, "xid 999 (not in the catalogue) was reported")
     found = verdict([XidEvent(154, action="restart_vm_or_node")])
-    asks = "and asks: restart the node, or the virtual machine that has the GPU"
+    asks = "and asks: drain and restart the node, or the virtual machine that has the GPU"
     assert found == XidFinding(154, f"xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported {asks}")
     assert verdict([XidEvent(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
 
@@ -291,7 +291,7 @@ def test_too_many_are_found_by_counting_each_window_by_hand(log):
 @pytest.mark.parametrize(
     ("code", "action", "told"),
     [
-        (79, "", "restart the node, or the virtual machine that has the GPU"),
+        (79, "", "drain and restart the node, or the virtual machine that has the GPU"),
         (48, "", "reset the GPU before new work uses it"),
         (1, "", "contact support; the GPU may have to be replaced (RMA)"),
         (63, "", "nothing"),
