@@ -66,7 +66,7 @@ class App:
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
-    """The backend in the configuration; FatalError when the node has no such hardware."""
+    """The backend in the configuration; DeviceError when the node has no such hardware."""
     if config.backend is BackendChoice.SIMULATED:
         return _simulated(config)
     # Imported here: a service with simulated GPUs starts faster without the modules for NVIDIA.

@@ -14,7 +14,6 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.ground import log
-from scrubber.ground.errors import FatalError
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 
@@ -26,7 +25,7 @@ FIRST_ANSWER_WITHIN = 120.0  # seconds: without persistence mode the driver firs
 
 
 def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
-    """The NVIDIA backend of this node; FatalError when the driver or the library does not answer.
+    """The NVIDIA backend of this node; DeviceError when the driver or the library does not answer: both may come later.
 
     ``namespace`` is the PID namespace that shows all processes of the node, unless it is the first one.
     """
@@ -44,8 +43,8 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
         containers = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
         return Nvidia(host, containers, settings, library, KernelLog(host.dev / "kmsg"), _hits_whole_gpu)
     if config.backend is BackendChoice.AUTO:
-        raise FatalError(f"cannot choose a backend: {why_not}; for simulated GPUs use --backend simulated")
-    raise FatalError(f"cannot use backend {config.backend.value}: {why_not}")
+        raise DeviceError(f"cannot choose a backend: {why_not}; for simulated GPUs use --backend simulated")
+    raise DeviceError(f"cannot use backend {config.backend.value}: {why_not}")
 
 
 def _hits_whole_gpu(code: int) -> bool:

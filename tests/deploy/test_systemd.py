@@ -56,6 +56,15 @@ def test_wrong_settings_are_not_tried_again(short_tmp):
     assert read()["Restart"] == "on-failure"
 
 
+def test_a_driver_that_is_not_loaded_yet_is_tried_again(short_tmp):
+    places = ("--run-dir", short_tmp / "run", "--state-dir", short_tmp / "state", "--host-root", short_tmp)
+    command = [sys.executable, "-P", "-m", "scrubber", "scrubber", "--backend", "nvidia", *places]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "cannot find the NVIDIA driver" in run.stderr
+    assert str(run.returncode) not in read()["RestartPreventExitStatus"].split()
+    assert run.returncode != 0
+
+
 def test_every_right_it_keeps_has_its_reason_in_the_unit_and_on_the_page():
     text = UNIT.read_text()
     for name in capabilities():
