@@ -1,6 +1,7 @@
 """``autoclave xid``: what a code is, who does what on it, and whose policy was asked."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -40,23 +41,22 @@ def said(run):
     """The pairs of the story, by name."""
     assert run.exit_code == 0, run.output
     assert run.stderr == ""
-    _, body = run.stdout.split("\n\n")
-    return dict(line.split(maxsplit=1) for line in body.splitlines() if not line.startswith(" "))
+    _, *lines = run.stdout.splitlines()
+    return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
 
 def test_a_code_is_explained(offline, tmp_path):
     assert offline(63).stdout == (
         "xid 63  INFOROM_DRAM_RETIREMENT_EVENT\n"
-        "Faulty memory row or page recorded for replacement\n"
-        "\n"
-        "concerns          one GPU\n"
-        "asks for          ignore (NVIDIA's catalogue of 2025-09-30)\n"
-        "catalog           count\n"
-        "nvidia-plugin     quarantine\n"
-        "gke               count\n"
-        "default/defaults  count, and quarantine at 5 within 10m\n"
-        f"policy            default, the shipped default, as no service answers in {tmp_path}\n"
-        "to do             nothing\n"
+        "meaning                     Faulty memory row or page recorded for replacement\n"
+        "concerns                    one GPU\n"
+        "catalogue asks for          ignore (NVIDIA, 2025-09-30)\n"
+        "under preset catalog        count\n"
+        "under preset nvidia-plugin  quarantine\n"
+        "under preset gke            count\n"
+        f"policy                      default, the shipped default, as no service answers in {tmp_path}\n"
+        "under rule defaults         count, and quarantine at 5 within 10m\n"
+        "to do                       nothing\n"
     )
 
 
@@ -75,21 +75,21 @@ def test_what_is_not_plain_is_noted(offline, code, told):
 
 def test_a_code_that_nobody_knows_is_said_to_be_one(offline):
     run = offline(999)
-    assert run.stdout.startswith("xid 999  unknown\n\n")
-    assert said(run)["default/defaults"] == "quarantine"
+    assert run.stdout.startswith("xid 999  unknown\n")
+    assert said(run)["under rule defaults"] == "quarantine"
 
 
 def test_a_named_policy_is_asked_rule_by_rule(offline, mine):
     told = said(offline(63, "--policy", mine))
-    assert told["mine/defaults"] == "quarantine"
-    assert told["mine/slices"] == "quarantine"
+    assert told["under rule defaults"] == "quarantine"
+    assert told["under rule slices"] == "quarantine"
     assert told["policy"] == f"mine, as named: {mine}"
     told = said(offline(999, "--policy", mine))
-    assert (told["mine/defaults"], told["mine/slices"]) == (
+    assert (told["under rule defaults"], told["under rule slices"]) == (
         "quarantine",
         "count, and quarantine at 5 within 10m",
     )
-    assert said(offline(94, "--policy", mine))["mine/defaults"] == "count"
+    assert said(offline(94, "--policy", mine))["under rule defaults"] == "count"
 
 
 def test_the_policy_may_come_from_the_environment(autoclave):
@@ -178,13 +178,13 @@ def test_the_policy_in_force_is_read_where_the_running_service_has_read_it(autoc
     asked = ("xid", 79, "--run-dir", running.run_dir)
     told = said(autoclave(*asked))
     assert told["policy"] == f"mine, in force here, read from {mine}"
-    assert told["mine/defaults"] == said(autoclave("xid", 79, "--policy", mine))["mine/defaults"]
+    assert told["under rule defaults"] == said(autoclave("xid", 79, "--policy", mine))["under rule defaults"]
     other = load.load(str(mine)).model_copy(update={"name": "yours"})
     with monkeypatch.context() as here:
         here.setattr(load, "load", lambda _source: other)
         told = said(autoclave(*asked))
     assert told["policy"] == f"mine, in force here; {mine} is yours as seen from here: see --policy"
-    assert not [name for name in told if "/" in name]
+    assert not [name for name in told if name.startswith("under rule")]
     mine.unlink()
     assert "cannot be read now: see --policy" in said(autoclave(*asked))["policy"]
 
@@ -211,7 +211,7 @@ def test_a_service_that_is_out_of_order_keeps_nobody_from_looking_up_what_a_code
         assert service.stdout.readline() == "\n"
         told = said(autoclave("xid", 79, "--run-dir", short_tmp))
         service.communicate("")
-    assert told["default/defaults"] == "quarantine"
+    assert told["under rule defaults"] == "quarantine"
     why = "cannot grant anything: the disk is full"
     assert told["policy"] == f"default, the shipped default, as the service in {short_tmp} does not answer: {why}"
 

@@ -99,25 +99,23 @@ def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
     """The lines: the code, what each policy does about it, and what a person should do."""
     known = xids.row(code)
     yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
-    if known:
-        yield known.description
     pairs = list(_pairs(code, chosen))
     width = max(len(name) for name, _ in pairs)
-    yield ""
     yield from (f"{name.ljust(width)}  {value}" for name, value in pairs)
 
 
 def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
     known = xids.row(code)
     if known:
+        yield "meaning", known.description
         yield "concerns", SCOPES[known.scope]
-        yield "asks for", f"{known.action.value} (NVIDIA's catalogue of {xids.DATE})"
-    yield from _presets(code).items()
+        yield "catalogue asks for", f"{known.action.value} (NVIDIA, {xids.DATE})"
+    yield from ((f"under preset {preset}", done) for preset, done in _presets(code).items())
     if note := _note(code):
-        yield "", note
-    for rule, rules in chosen.rules.items():
-        yield f"{chosen.name}/{rule}", _does(rules, code)
+        yield "note", note
     yield "policy", f"{chosen.name}, {chosen.origin}"
+    for rule, rules in chosen.rules.items():
+        yield f"under rule {rule}", _does(rules, code)
     yield "to do", xids.remedy(code)
 
 
