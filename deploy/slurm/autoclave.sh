@@ -65,6 +65,7 @@ meaning() {
     1) echo "not proven clean" ;;
     2) echo "unknown to the scrub service, or named wrongly" ;;
     3) echo "not proven clean: the scrub service does not answer" ;;
+    4) echo "left alone" ;;
     124 | 137) echo "not proven clean within $LIMIT s" ;;
     *) echo "not proven clean: autoclave failed with exit code $1" ;;
   esac

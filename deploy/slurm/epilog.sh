@@ -11,9 +11,17 @@ else # the prolog acquired no GPU, or was killed before it recorded them
   demand_job
 fi
 
+# 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is no fault of the node.
+fail_unless_left_alone() { # CODE GPU...
+  [ "$1" -eq 0 ] || [ "$1" -eq 4 ] || fail_for "$@"
+}
+
 # shellcheck disable=SC2086 # one word for each GPU
 set -- $GPUS
-# Both commands refuse a GPU of another job, and do not touch it.
-ask release --owner "$JOB" "$@" || fail_for $? "$@"
+for gpu in "$@"; do # one by one: a GPU of another job must not keep the others
+  ask release --owner "$JOB" "$gpu"
+  fail_unless_left_alone $? "$gpu"
+done
 rm -f "$STATE/$JOB"
-ask scrub "$@" || fail_for $? "$@"
+ask scrub "$@"
+fail_unless_left_alone $? "$@"

@@ -108,10 +108,14 @@ class ScrubberClient(_Client):
 
     async def release(
         self, devices: Sequence[str], *, owner: str = "", op: str = "", timeout: float = SHORT
-    ) -> None:  # fmt: skip
-        """Say that the last owner has left. ``owner`` refuses a device that was acquired for another owner."""
+    ) -> frozenset[str]:
+        """Say that the last owner has left. ``owner`` refuses a device that was acquired for another owner.
+
+        Returns the devices that were granted or in use.
+        """
         request = scrub_pb2.ReleaseRequest(devices=devices, owner=owner)
-        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+        answer = await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+        return frozenset(answer.released)
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """The full list at once and after every change."""

@@ -173,12 +173,19 @@ Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RELEASED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were granted or in use. Nothing was done to the others."""
+
     def __init__(
         self,
+        *,
+        released: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

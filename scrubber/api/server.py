@@ -76,8 +76,8 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.acquired_for(request.owner)
-            await self._service.handover.release(asked.devices, owner=owner, op=asked.op)
-            return scrub_pb2.ReleaseResponse()
+            released = await self._service.handover.release(asked.devices, owner=owner, op=asked.op)
+            return scrub_pb2.ReleaseResponse(released=released)
 
     async def Watch(
         self, request: scrub_pb2.WatchRequest, context: Context

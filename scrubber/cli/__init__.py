@@ -1,8 +1,7 @@
 """The command line: one verb, one file. A verb asks the service and prints the answer; it decides nothing.
 
 A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
-remedies go to stderr. Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130
-interrupted.
+remedies go to stderr. ``exit_codes`` has the exit codes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,9 @@ A GPU is named by its index, its UUID, or a unique prefix of its UUID.
 
 Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 
-Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130 interrupted.
+Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 4 left alone (nothing was
+done: the GPU belongs to a pod or a job, or does not need it), 130 interrupted. Of several GPUs, the worst decides:
+3, 2, 1, 4, 0.
 """
 
 

@@ -105,6 +105,8 @@ def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views
 def _result(result: views.ScrubResult) -> list[str]:
     if result.running:
         return ["running", *_NOTHING]
+    if result.left_alone:
+        return ["yes" if result.state == "clean" else result.state, *_NOTHING]
     receipt = result.receipt
     if not result.clean or receipt is None:
         return ["no", *_NOTHING]

@@ -1,6 +1,7 @@
 """``-o json`` and ``-o yaml``: a stable contract.
 
-Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. Times
+Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. In a
+ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. Times
 (``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
 text is empty; any other missing value is null.
 """

@@ -14,10 +14,9 @@ from click.core import ParameterSource
 
 from policies.faults import PolicyError
 from scrubber.cli import human
+from scrubber.cli.exit_codes import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
-
-NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 
 def report(error: Exception) -> int:
@@ -40,6 +39,8 @@ def report(error: Exception) -> int:
             return _print(_invalid_request(error), WRONG_USAGE)
         case FatalError() | PolicyError():
             return _print(str(error), WRONG_USAGE)
+        case AutoclaveError(reason=Reason.OTHER_OWNER):
+            return _print(error.message, LEFT_ALONE)
         case AutoclaveError() | DeviceError():
             return _print(str(error), NOT_CLEAN)
     return _unexpected(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from scrubber.api import client
-from scrubber.cli import cells, document, human, service_call, table
+from scrubber.cli import cells, document, exit_codes, human, service_call, table
 from scrubber.core import views
 from scrubber.ground.errors import Reason
 
@@ -53,10 +53,10 @@ def report(results: Results, devices: Devices, output: str) -> int:
         table.show(cells.RESULTS, cells.results(ordered, devices))
     else:
         document.emit(document.listing("ScrubResult", [_item(it, devices) for it in ordered]), output)
-    failed = [it for it in ordered if it.result and not (it.result.clean or it.result.running)]
-    for it in failed:
-        click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
-    return 1 if failed else 0
+    for it in ordered:
+        if _code(it.result) != exit_codes.DONE:
+            click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
+    return exit_codes.worst(_code(it.result) for it in ordered)
 
 
 def named(devices: Sequence[views.DeviceStatus]) -> Devices:
@@ -70,8 +70,16 @@ def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
     return {"device": it.device, "index": device.index, "slice": device.slice, "job": it.job, **result}
 
 
+def _code(result: views.ScrubResult | None) -> int:
+    if result is None or not (result.clean or result.running or result.left_alone):
+        return exit_codes.NOT_CLEAN
+    return exit_codes.LEFT_ALONE if result.left_alone else exit_codes.DONE
+
+
 def _refusal(it: views.ScrubProgress, name: str) -> str:
     why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
+    if it.result and it.result.left_alone:
+        return human.printable(f"GPU {name} is {it.result.state} and left as it is: {why}")
     return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` shows the history")
 
 

@@ -19,7 +19,7 @@ def decide(record: Record, facts: Facts, now: Moment, owner: str = "") -> answer
         return answers.Proceed()
     if owner and record.grant is not None and record.grant.owner != owner:
         why = "it was not acquired for this owner; `autoclave status` names its owner"
-        return answers.Refuse(Reason.IN_USE, refusals.sentence(Deed.TAKE_BACK, record, why))
+        return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Deed.TAKE_BACK, record, why))
     used = still_in_use(Deed.TAKE_BACK, record, facts, now)
     by = f" by {owner}" if owner else ""
     return refusals.final(used) if used is not None else answers.Note(ev.Released(f"it was given back{by}"))

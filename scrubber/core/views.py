@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from scrubber.core.measurements import Measurements
 from scrubber.core.names import named
+from scrubber.ground.errors import Reason
+
+HANDED_OUT = frozenset({"granted", "in_use"})
+"""The states of a device that belongs to somebody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,13 @@ class ScrubResult:
     reason: str = ""
     receipt: ReceiptView | None = None
     running: bool = False
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether nothing was done, because the device is handed out or needs nothing. It may well be clean."""
+        return self.reason == Reason.NOT_QUARANTINED.value or (
+            self.reason == Reason.IN_USE.value and self.state in HANDED_OUT
+        )
 
 
 @dataclass(frozen=True, slots=True)

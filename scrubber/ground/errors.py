@@ -23,6 +23,7 @@ class Reason(Enum):
     QUARANTINED = "quarantined"
     SICK = "sick"
     NOT_QUARANTINED = "not-quarantined"
+    OTHER_OWNER = "other-owner"
     OWNER_UNKNOWN = "owner-unknown"
     OWNER_AMBIGUOUS = "owner-ambiguous"
     TOO_MANY_CALLS = "too-many-calls"

@@ -124,10 +124,10 @@ class Handover:
             await self._wait(running, _waits(replies), budget, budget, Deed.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
-    async def release(self, devices: Sequence[str], *, owner: str = "", op: str = "") -> None:
+    async def release(self, devices: Sequence[str], *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
 
-        ``owner``: raise also if one of them was granted to another owner.
+        ``owner``: raise also if one of them was granted to another owner. Returns those that were granted or in use.
         """
         context = self._context
         op = context.operation(op)
@@ -140,6 +140,7 @@ class Handover:
                 await context.ledger.append(op, *notes)
         for device in devices:
             await self._upkeep.reconcile(device, op)
+        return tuple(device for device, _ in notes)
 
     async def _answer_all(
         self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], budget: float

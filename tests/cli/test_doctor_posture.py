@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plugin.testing import checkpoint
-from scrubber.cli import failure
+from scrubber.cli import exit_codes
 from scrubber.cli.verbs import doctor
 from scrubber.cuda import warmth
 from scrubber.ground import unix_sockets
@@ -143,14 +143,14 @@ def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
         process.stdout.readline()
         process.terminate()
         process.communicate(timeout=WITHIN)
-        assert process.returncode == failure.INTERRUPTED
+        assert process.returncode == exit_codes.INTERRUPTED
 
 
 def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
     kubelet.listen("nvidia-gpu.sock")
     with waiting(kubelet.directory, short_tmp, "1ms") as process:
         assert "1 of 1 findings are broken" in process.communicate(timeout=WITHIN)[1]
-        assert process.returncode == failure.NOT_CLEAN
+        assert process.returncode == exit_codes.NOT_CLEAN
 
 
 @contextmanager

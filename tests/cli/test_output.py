@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from scrubber.cli import cells, document, job_progress, status_view, table, terminal
+from scrubber.cli import cells, document, exit_codes, job_progress, status_view, table, terminal
 from scrubber.cli.verbs import explain
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
@@ -332,6 +332,7 @@ def progress(device, **about):
 
 PASSED = views.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
 FAILED = views.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
+GRANTED = views.ScrubResult(clean=False, state="granted", why="it is granted", reason="in-use")
 BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 
@@ -380,7 +381,7 @@ def test_a_slow_result_shows_units_and_the_number_of_tests():
 
 
 def test_every_result_has_a_cell_in_every_column():
-    for result in (PASSED, FAILED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
+    for result in (PASSED, FAILED, GRANTED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
         assert [len(row) for row in cells.results([progress(CLEAN, result=result)], BOTH)] == [len(cells.RESULTS)]
 
 
@@ -391,6 +392,29 @@ def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
     (item,) = made["items"]
     assert (item["device"], item["index"], item["job"], item["clean"]) == (CLEAN.device, 0, "j1", True)
     assert item["receipt"]["id"] == RECEIPT.id
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "alone"),
+    [
+        ("granted", "in-use", True), ("in_use", "in-use", True), ("clean", "not-quarantined", True),
+        ("dirty", "in-use", False), ("granted", "not-ready", False), ("quarantined", "quarantined", False),
+    ],
+)  # fmt: skip
+def test_only_a_gpu_that_is_given_away_or_needs_nothing_is_left_alone(state, reason, alone):
+    assert views.ScrubResult(clean=False, state=state, reason=reason).left_alone is alone
+
+
+def test_a_gpu_left_alone_hides_no_gpu_that_is_not_clean(capsys):
+    results = {CLEAN.device: progress(CLEAN, result=GRANTED), SICK.device: progress(SICK, result=FAILED)}
+    assert job_progress.report(results, BOTH, "table") == 1
+    told = capsys.readouterr().err
+    assert "GPU 0 is granted and left as it is: it is granted\n" in told
+    assert "GPU 1 is not clean" in told
+
+
+def test_the_worst_gpu_gives_the_exit_code():
+    assert [exit_codes.worst(codes) for codes in ([], [0, 4], [4, 1, 0], [1, 2], [3, 2, 1])] == [0, 4, 1, 2, 3]
 
 
 def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):

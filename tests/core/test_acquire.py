@@ -310,7 +310,7 @@ def test_release(record, seen, answer):
 
 OF_4711 = replace(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
 NOT_THEIRS = Refuse(
-    Reason.IN_USE, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
+    Reason.OTHER_OWNER, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
 )
 OWNED = rows(
     ("its owner", OF_4711, "4711", Note(ev.Released("it was given back by 4711"))),

@@ -165,6 +165,13 @@ def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service
         assert slurmd.told() == ["update", "nodename=node7.example", "state=drain", reason]
 
 
+def test_an_epilog_whose_gpu_was_given_back_already_drains_no_node(service, slurmd, gpu):
+    ended(slurmd.run("prolog.sh", 52, gpu), 0)
+    assert service.popen("release", gpu, stdout=subprocess.DEVNULL).wait() == 0
+    assert "was not held" in ended(slurmd.run("epilog.sh", 52, gpu), 0)
+    assert slurmd.told() == []
+
+
 def test_a_node_that_slurm_does_not_name_is_called_by_the_first_part_of_its_own_name(slurmd):
     slurmd.program(slurmd.drained.parent / "programs" / "uname", "echo node8.example.org")
     ended(slurmd.run("prolog.sh", 45, "nonsense", SLURMD_NODENAME=""), 2)
@@ -179,15 +186,15 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
 
 
 def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
-    """Where two jobs were given one GPU, the second does not start, and its end ends nothing of the first."""
+    """Where two jobs were given one GPU, the second does not start. Its epilog ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
     pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
     service.settled(gpu, "in_use")
-    reason = f"reason=autoclave: job 48: GPU {gpu} belongs to job 47: not proven clean"
-    for script in ("prolog.sh", "epilog.sh"):
-        ended(slurmd.run(script, 48, gpu), 1)
-        assert slurmd.told()[-1] == reason
-        slurmd.drained.unlink()
+    ended(slurmd.run("prolog.sh", 48, gpu), 4)
+    assert slurmd.told()[-1] == f"reason=autoclave: job 48: GPU {gpu} belongs to job 47: left alone"
+    slurmd.drained.unlink()
+    ended(slurmd.run("epilog.sh", 48, gpu), 0)
+    assert slurmd.told() == []
     assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
     assert SECRET in memory(service, gpu)

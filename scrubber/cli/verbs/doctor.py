@@ -19,7 +19,7 @@ import click
 
 from plugin.registration import sockets
 from policies import units
-from scrubber.cli import document, failure, options, service_call, table
+from scrubber.cli import document, exit_codes, options, service_call, table
 from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import CheckFault, Finding, Level
@@ -125,7 +125,7 @@ def command(
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
         click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
-    return failure.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
+    return exit_codes.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
 def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:

@@ -7,24 +7,33 @@ from pathlib import Path
 import click
 
 from scrubber.api import client
-from scrubber.cli import human, options, resolve_gpus
+from scrubber.cli import document, human, options, resolve_gpus
 
 
 @click.command(context_settings=options.ENVIRONMENT)
 @resolve_gpus.gpus
 @resolve_gpus.owner("Refuse GPUs that were acquired for another owner.")
+@options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], owner: str | None, run_dir: Path) -> None:
+def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
     """Give back the GPUs of a job that has ended.
 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
-    neither granted nor in use stays as it is.
+    neither granted nor in use stays as it is, and is no failure.
     """
 
-    async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> None:
-        await scrubber.release(list(devices), owner=owner or "")
+    async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> frozenset[str]:
+        return await scrubber.release(list(devices), owner=owner or "")
 
-    devices, _ = resolve_gpus.call_with_uuids(run_dir, gpus, release)
-    for device in devices.values():
-        click.echo(human.printable(f"GPU {device.name} ({device.device}) is given back"))
+    devices, released = resolve_gpus.call_with_uuids(run_dir, gpus, release)
+    if output != "text":
+        items = (
+            {"device": uuid, "index": it.index, "slice": it.slice, "released": uuid in released}
+            for uuid, it in devices.items()
+        )
+        document.emit(document.listing("Release", items), output)
+        return
+    for uuid, it in devices.items():
+        said = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
+        click.echo(human.printable(f"GPU {it.name} ({uuid}) {said}"))
