@@ -35,6 +35,7 @@ CHANNEL_OPTIONS = (
 )
 _REASONS = {reason.value: reason for reason in Reason}
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+PAGE = 1000  # rows of history in one answer; the service has its own limit, which is higher
 SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
@@ -164,12 +165,21 @@ class AdminClient(_Client):
         return convert.from_message(views.Explanation, answer)
 
     async def history(
-        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, timeout: float = SHORT
-    ) -> tuple[views.HistoryEntry, ...]:
-        """Rows of the ledger, newest last."""
-        request = scrub_pb2.HistoryRequest(gpu=gpu, since=since, limit=limit)
-        answer = await self._ask(self._stub.History(request, timeout=timeout))
-        return tuple(convert.from_message(views.HistoryEntry, entry) for entry in answer.entries)
+        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, after: int = 0, kinds: Sequence[str] = (),
+        warnings: bool = False, timeout: float = SHORT,
+    ) -> tuple[views.HistoryEntry, ...]:  # fmt: skip
+        """The newest rows of the ledger that are asked for, newest last. Asks page by page; ``timeout`` is for each."""
+        found: tuple[views.HistoryEntry, ...] = ()
+        while len(found) < limit:
+            request = scrub_pb2.HistoryRequest(
+                gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
+                after=after, kinds=kinds, warnings=warnings,
+            )  # fmt: skip
+            page = (await self._ask(self._stub.History(request, timeout=timeout))).entries
+            found = (*(convert.from_message(views.HistoryEntry, entry) for entry in page), *found)
+            if len(page) < request.limit:
+                break
+        return found
 
 
 @contextmanager

@@ -1025,21 +1025,40 @@ class HistoryRequest(_message.Message):
     GPU_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     """Empty means all devices."""
     since: _builtins.float
     """Wall clock seconds; 0 means from the beginning."""
     limit: _builtins.int
+    """The newest of the rows that are asked for; the service may have a lower limit."""
+    before: _builtins.int
+    """Only rows before this one; 0 means up to the newest."""
+    after: _builtins.int
+    """Only rows after this one."""
+    warnings: _builtins.bool
+    """Only events that are warnings."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only events of these kinds; empty means all."""
+
     def __init__(
         self,
         *,
         gpu: _builtins.str = ...,
         since: _builtins.float = ...,
         limit: _builtins.int = ...,
+        before: _builtins.int = ...,
+        after: _builtins.int = ...,
+        kinds: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "limit", b"limit", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "gpu", b"gpu", "kinds", b"kinds", "limit", b"limit", "since", b"since", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

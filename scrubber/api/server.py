@@ -22,6 +22,7 @@ from scrubber.ground import private_files, request_limits, unix_sockets
 from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.ledger.store import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
@@ -168,7 +169,10 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
             answer = scrub_pb2.HistoryResponse()
-            for entry in await self._reporter.history(gpu, request.since, request.limit):
+            window = Window(request.before or None, request.after, frozenset(request.kinds))
+            for entry in await self._reporter.history(
+                gpu, request.since, request.limit, window, warnings=request.warnings
+            ):
                 convert.to_message(entry, answer.entries.add())
             return answer
 

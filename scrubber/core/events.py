@@ -206,6 +206,17 @@ Event = (
 )
 
 
+WARNINGS = (
+    Distrusted, GrantedUnproven, Soiled, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated, PutInUse
+)  # fmt: skip
+"""The events that may be warnings."""
+
+
+def is_warning(event: Event) -> bool:
+    """Whether the event is a fault, a failed scrub, unauthorised use, or the loss or the lack of a proof."""
+    return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """One event with its number, device, time and operation. Number 0: not in the ledger yet."""

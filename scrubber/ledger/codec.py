@@ -7,7 +7,7 @@ must refuse the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import GenericAlias, MappingProxyType
 from typing import Any
@@ -51,6 +51,12 @@ STRICT = ConfigDict(strict=True, extra="forbid")
 def canonical(value: object) -> str:
     """One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def stored(kinds: Iterable[str]) -> frozenset[str]:
+    """These kinds, with the names that old rows have for them."""
+    wanted = frozenset(kinds)
+    return wanted | {old for old, kind in old_names.KINDS.items() if kind in wanted}
 
 
 def encode(event: Event) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,9 @@ _SELECT = """
 _NEWEST = """
     SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM entries
     WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
-    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) ORDER BY seq DESC LIMIT ?3
+    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2)
+    AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
+    ORDER BY seq DESC LIMIT ?3
 """
 
 
@@ -81,10 +84,11 @@ def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**6
 
 
 def newest(
-    connection: sqlite3.Connection, device: str | None, since: float | None, limit: int
+    connection: sqlite3.Connection, device: str | None, since: float | None, limit: int, window: store.Window
 ) -> tuple[chain.ChainRow, ...]:
     """The newest rows that hold events, newest last."""
-    found = connection.execute(_NEWEST, (device, since, limit)).fetchall()
+    kinds = json.dumps(sorted(window.kinds)) if window.kinds else None
+    found = connection.execute(_NEWEST, (device, since, limit, window.after, window.before, kinds)).fetchall()
     return tuple(_row(columns) for columns in reversed(found))
 
 

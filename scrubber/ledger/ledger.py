@@ -22,22 +22,13 @@ from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger.store import Loaded, Store
+from scrubber.ledger.store import EVERYTHING, Loaded, Store, Window
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
 """Gets the entries of each write, the record before each entry, and the seconds that the write took. Must not block."""
 
 logger = log.get("ledger")
-NOTABLE = (
-    ev.Soiled,
-    ev.Distrusted,
-    ev.GrantedUnproven,
-    ev.Escalated,
-    ev.AilmentFound,
-    ev.Quarantined,
-    ev.Reinstated,
-)  # logged as warnings; the job logs its own end, all other events are logged at level debug
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot
@@ -111,7 +102,8 @@ class Ledger:
                 why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
                 raise LedgerUnavailable(why)
         for device, event in events:
-            level = logging.WARNING if _notable(event) else logging.DEBUG
+            logs_itself = isinstance(event, ev.ScrubFailed)  # the job logs its own end
+            level = logging.WARNING if ev.is_warning(event) and not logs_itself else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
                 logger.log(level, event_text.tell(event), op=op, device=device, row=self.seq)
         self.announce()
@@ -211,10 +203,12 @@ class Ledger:
         except TimeoutError:
             return False
 
-    async def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
-        """The newest entries, of one device or of all, newest last."""
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest entries of the window, of one device or of all, newest last."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit))
+        return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit, window))
 
     async def close(self) -> None:
         """Finish the current write, then close the store."""
@@ -227,7 +221,3 @@ class Ledger:
 def _taints(event: Event) -> bool:
     """Whether a process other than the owner's was seen."""
     return not isinstance(event, ev.PutInUse) or event.owner.unannounced or event.owner.crowded
-
-
-def _notable(event: Event) -> bool:
-    return isinstance(event, NOTABLE) or (isinstance(event, ev.PutInUse) and event.owner.crowded)

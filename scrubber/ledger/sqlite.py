@@ -53,10 +53,12 @@ class SqliteStore:
             database.insert(connection, rows)
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(rows, drafts, strict=True))
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last. It opens a new connection, so any thread may call it."""
         with faults.translated("read the ledger", self._where.database), self._read_only() as connection:
-            return chain.entries(database.newest(connection, device, since, limit))
+            return chain.entries(database.newest(connection, device, since, limit, window))
 
     def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""

@@ -44,6 +44,18 @@ class Loaded:
     may_be_old: bool = False  # nothing outside the state directory shows that this is the newest copy
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which rows of the history are asked for. ``before`` None: up to the newest. No ``kinds``: events of each kind."""
+
+    before: int | None = None
+    after: int = 0
+    kinds: frozenset[str] = frozenset()
+
+
+EVERYTHING = Window()
+
+
 class Store(Protocol):
     """Ordered, durable events."""
 
@@ -62,8 +74,10 @@ class Store(Protocol):
         ValueError means that an event can never be stored.
         """
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
-        """The newest ``limit`` entries since a wall time, of one device or of all, newest last.
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest ``limit`` entries of the window since a wall time, of one device or of all, newest last.
 
         Compacted entries are not included.
         """

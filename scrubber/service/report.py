@@ -15,11 +15,13 @@ from scrubber.devices.base import DeviceError
 from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
+from scrubber.ledger.store import EVERYTHING, Window
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.workers.zygote_wire import Ready
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
+_KINDS = f"the kinds are {', '.join(codec.CLASSES)}"
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
@@ -132,14 +134,25 @@ class StatusReporter:
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy
 
-    async def history(self, gpu: str, since: float, limit: int) -> tuple[views.HistoryEntry, ...]:
-        """Rows of the ledger, newest last."""
+    async def history(
+        self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, warnings: bool = False
+    ) -> tuple[views.HistoryEntry, ...]:
+        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more."""
         device = self.find(gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
+        if unknown := sorted(window.kinds - codec.CLASSES.keys()):
+            raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
-        entries = await self._context.ledger.history(device, since or None, limit)
-        return tuple(self._entry(entry) for entry in entries)
+        maybe = window.kinds or (codec.KINDS[event] for event in ev.WARNINGS if warnings)
+        window = replace(window, kinds=codec.stored(maybe))
+        entries: list[LedgerEntry] = []
+        while True:
+            page = await self._context.ledger.history(device, since or None, MAX_ENTRIES if warnings else limit, window)
+            entries[:0] = [entry for entry in page if not warnings or ev.is_warning(entry.event)]
+            if not warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
+                return tuple(self._entry(entry) for entry in entries[-limit:])
+            window = replace(window, before=page[0].seq)
 
     async def explain(self, gpu: str) -> views.Explanation:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""

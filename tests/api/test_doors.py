@@ -9,11 +9,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scrubber.api import screening, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.api import client, screening, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import NotReady, Reason, Refused, Unreachable
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.service import report
 from tests.patience import WITHIN
 
 
@@ -204,6 +205,31 @@ async def test_history_is_bounded_and_ends_with_the_newest(house):
         one = await admin.history(house.uuids[0])
     assert last == everything[-3:]
     assert {entry.device for entry in one} == {house.uuids[0]}
+
+
+@pytest.mark.parametrize("page", [1, 3, 1000])
+async def test_history_of_several_answers_misses_nothing_and_repeats_nothing(house, monkeypatch, page):
+    monkeypatch.setattr(client, "PAGE", page)
+    async with house.admin() as admin:
+        everything = await admin.history(limit=10_000)
+        assert [it.seq for it in everything] == sorted({it.seq for it in everything})
+        assert len(everything) == len(await house.built.ledger.history(None, None, 10_000))
+        assert await admin.history(limit=4) == everything[-4:]
+        assert await admin.history(after=everything[2].seq, limit=10_000) == everything[3:]
+
+
+async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
+    monkeypatch.setattr(report, "MAX_ENTRIES", 2)
+    async with house.admin() as admin:
+        await admin.quarantine("0", "because", "a test")
+        everything = await admin.history(limit=2)
+        assert await admin.history(kinds=["quarantined"], limit=2) == everything[-1:]
+        warnings = await admin.history(warnings=True, limit=2)
+        assert warnings[-1] == everything[-1]
+        assert {it.kind for it in await admin.history(kinds=["discovered"])} == {"discovered"}
+        assert await admin.history(kinds=["discovered"], warnings=True) == ()
+        with pytest.raises(InvalidRequest, match="no event is of kind nonsense; the kinds are discovered, "):
+            await admin.history(kinds=["nonsense"])
 
 
 async def test_status_waits_for_news_and_not_longer(house):

@@ -128,6 +128,7 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["quarantine", "--reason", "x"], "missing argument 'GPU'"),
         (["history", "--since", "yesterday"], "found 'yesterday', expected 10m"),
         (["history", "--limit", "0"], "0 is not in the range"),
+        (["history", "--follow", "-o", "json"], "--follow needs -o table or -o jsonl"),
         (["simulate", "xid", "0", "many"], "'many' is not a valid integer"),
         (["simulate", "leak", "0", "--size", "1MB"], "expected a size of whole bytes"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),

@@ -242,6 +242,47 @@ def test_history_is_limited_from_the_end_and_starts_where_it_is_told(autoclave, 
     assert len(told(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
 
 
+def test_history_shows_kinds_and_warnings(autoclave, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    told(autoclave("reinstate", gpu))
+    kinds = ("--kind", "quarantined", "--kind", "scrub-passed", "-o", "json")
+    rows = json.loads(told(autoclave("history", gpu, *kinds)))["items"]
+    assert [row["kind"] for row in rows][-2:] == ["quarantined", "scrub-passed"]
+    assert {row["kind"] for row in rows} == {"quarantined", "scrub-passed"}
+    *_, last = told(autoclave("history", gpu, "--warnings")).splitlines()
+    assert "(operator): test" in last
+
+
+def test_history_follows_each_event_and_outlives_the_service(autoclave, mortal):
+    mortal.settled(0, "clean")
+    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
+    words = ("history", "0", "--follow", "--kind", "quarantined", "--kind", "discovered")
+    with mortal.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
+        assert follow.stdout.readline().split() == ["ROW", "TIME", "GPU", "WHAT"]
+        assert "found Simulated GPU" in follow.stdout.readline()
+        told(autoclave("quarantine", "0", "--reason", "one", **environment))
+        assert "(operator): one;" in follow.stdout.readline()
+        mortal.kill()
+        assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
+        mortal.start()
+        told(autoclave("reinstate", "0", **environment))
+        told(autoclave("quarantine", "0", "--reason", "two", **environment))
+        assert "(operator): two;" in follow.stdout.readline()
+        told(autoclave("reinstate", "0", **environment))
+        for _ in range(4):  # so that the next ledger is shorter
+            told(autoclave("scrub", "0", **environment))
+        mortal.kill()
+        for part in (mortal.root / "state").glob("ledger*"):
+            part.unlink()
+        mortal.start()
+        assert "found Simulated GPU" in follow.stdout.readline()
+        follow.send_signal(signal.SIGINT)
+        out, err = follow.communicate(timeout=WITHIN)
+    assert follow.returncode == 130
+    assert out == ""
+    assert err.split("\n", 1)[1].strip() == "autoclave: a new ledger was begun"
+
+
 def test_policy_which_names_the_rule(autoclave, gpu):
     assert re.fullmatch(
         rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", told(autoclave("policy", "which", gpu))
@@ -268,6 +309,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
         (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
         (["simulate", "lost", "99"], "cannot find device 99"),
         (["history", "no such"], "other than letters, digits and"),
+        (["history", "--kind", "xid"], "no event is of kind xid; the kinds are discovered, described"),
         (["status", "0", "0"], "a device was named twice"),
         (["scrub", "0" * 64], "longer than 63 characters"),
         (["quarantine", "0", "--reason", " "], "the reason is missing: the ledger records it"),

@@ -124,6 +124,9 @@ def test_verbs_flags_and_policy_names_are_completed(autoclave):
     assert complete(autoclave, "autoclave qua") == ["plain,quarantine"]
     assert "plain,--watch" in complete(autoclave, "autoclave status --")
     assert complete(autoclave, "autoclave policy show str") == ["plain,strict"]
+    assert complete(autoclave, "autoclave history --kind scrub-") == [
+        f"plain,scrub-{how}" for how in ("started", "passed", "failed", "interrupted")
+    ]
 
 
 def test_completing_a_gpu_without_a_service_is_silent(autoclave, tmp_path):

@@ -40,7 +40,9 @@ class MemoryStore:
         self._rows += rows
         return chain.entries(rows)
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
         wanted = (
             row
@@ -48,6 +50,8 @@ class MemoryStore:
             if row.kind not in chain.NOTES
             and (device is None or row.device == device)
             and (since is None or row.wall >= since)
+            and window.after < row.seq < (window.before or row.seq + 1)
+            and (not window.kinds or row.kind in window.kinds)
         )
         return chain.entries(reversed(list(islice(wanted, limit))))
 

@@ -12,7 +12,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Record, State
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import store
+from scrubber.ledger import codec, store
 from tests.ledger import memory_store
 
 AT = Moment(1_750_000_000.0, 1.0)
@@ -81,6 +81,24 @@ def test_history_is_the_newest_of_a_device_since_a_time_newest_last(kept: store.
     assert whys(kept.history("GPU-1", None, 2)) == ["3", "5"]
     assert whys(kept.history(None, 4.0, 100)) == ["4", "5"]
     assert whys(kept.history("GPU-7", None, 100)) == []
+
+
+def test_history_can_be_read_page_by_page_in_both_directions(kept: store.Store, draft: Drafter) -> None:
+    for number in range(6):
+        kept.append([draft(str(number))])
+    rows = [entry.seq for entry in kept.history(None, None, 100)]
+    assert whys(kept.history(None, None, 2, store.Window(before=rows[4]))) == ["2", "3"]
+    assert whys(kept.history(None, None, 2, store.Window(before=rows[4], after=rows[2]))) == ["3"]
+    assert whys(kept.history(None, None, 9, store.Window(after=rows[3]))) == ["4", "5"]
+    assert whys(kept.history(None, None, 9, store.Window(after=rows[5]))) == []
+
+
+def test_history_can_be_read_by_the_kinds_of_events(kept: store.Store, draft: Drafter) -> None:
+    kept.append([draft("a")])
+    [entry] = kept.history(None, None, 9)
+    kind, _ = codec.encode(entry.event)
+    assert whys(kept.history(None, None, 9, store.Window(kinds=frozenset({"quarantined", kind})))) == ["a"]
+    assert kept.history(None, None, 9, store.Window(kinds=frozenset({"quarantined"}))) == ()
 
 
 def test_history_may_be_asked_from_another_thread(kept: store.Store, draft: Drafter) -> None:

@@ -54,9 +54,11 @@ class Disk:
         self._live()
         return entries
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
         """The newest entries."""
-        return self.inner.history(device, since, limit)
+        return self.inner.history(device, since, limit, window)
 
     def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
         """Fold what is old."""
