@@ -23,6 +23,7 @@ VERBS = {
     "plugin": ("plugin", "Run the device plugin of this node."),
     "status": ("status", "Show the state of GPUs, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
+    "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
     "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
     "release": ("release", "Give back the GPUs of a job that has ended."),
     "quarantine": ("quarantine", "Quarantine a GPU until it is reinstated."),

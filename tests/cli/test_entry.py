@@ -40,7 +40,7 @@ finally:
     assert not {name for name in loaded if name.startswith(("scrubber.", "policies"))} - {"scrubber.cli"}
 
 
-ASKING = ("status", "scrub", "acquire", "release", "quarantine", "reinstate", "explain", "history")
+ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history")
 
 
 def loaded_by(module):
@@ -121,6 +121,8 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["scrub", "0", "--all"], "name GPUs or pass --all"),
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow', 'reset'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
+        (["wait"], "name GPUs or pass --all"),
+        (["wait", "0", "--for", "luck"], "'luck' is not one of 'clean', 'healthy'"),
         (["acquire"], "missing argument 'GPU...'"),
         (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
         (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),

@@ -145,6 +145,63 @@ def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu):
     assert service.settled(gpu, "clean").receipt
 
 
+def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
+    told(autoclave("simulate", "stall-clears", gpu))
+    told(autoclave("scrub", gpu, "--no-wait"))
+    with service.popen("wait", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as wait:
+        late = autoclave("wait", gpu, "--timeout", "50ms")
+        assert (late.exit_code, late.stdout) == (1, "")
+        assert f"autoclave: waited 50ms: GPU {gpu} is not clean; it is scrubbing: fast path: " in late.stderr
+        assert wait.poll() is None
+        told(autoclave("simulate", "heal", gpu))
+        out, err = wait.communicate(timeout=WITHIN)
+    assert (wait.returncode, err) == (0, "")
+    assert re.fullmatch(rf"GPU {gpu} \(GPU-\S+\) is clean\n", out)
+    assert told(autoclave("wait", gpu, "--timeout", "0s")) == out
+
+
+def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
+    told(autoclave("acquire", gpu))
+    assert "is healthy" in told(autoclave("wait", gpu, "--for", "healthy"))
+    late = autoclave("wait", gpu, "--timeout", "0s", "-o", "json")
+    (item,) = json.loads(late.stdout)["items"]
+    assert (late.exit_code, item["index"], item["reached"], item["state"]) == (1, gpu, False, "granted")
+    told(autoclave("release", gpu))
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    late = autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s")
+    assert late.exit_code == 1
+    assert "is not healthy; it is quarantined: operator: test; waits for an operator" in late.stderr
+
+
+def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, service, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    other = next(
+        it.index
+        for it in service_call.ask(service.run_dir, lambda admin: admin.status()).devices
+        if it.state == "clean"
+    )
+    late = autoclave("wait", other, gpu, "--timeout", "0s")
+    assert late.exit_code == 1
+    assert re.fullmatch(rf"GPU {other} \(GPU-\S+\) is clean\n", late.stdout)
+    assert f"GPU {gpu} is not clean" in late.stderr
+
+
+def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, mortal):
+    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
+    told(autoclave("quarantine", "0", "--reason", "one", **environment))
+    ours, theirs = pty.openpty()
+    with mortal.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
+        os.close(theirs)
+        line = screen.readline()
+        assert line.startswith("autoclave: waiting up to 5m: GPU 0 is not clean; it is quarantined: operator: one; ")
+        mortal.kill()
+        assert screen.readline() == "autoclave: service not reachable, retrying\n"
+        mortal.start()
+        told(autoclave("reinstate", "0", **environment))
+        out, _ = wait.communicate(timeout=WITHIN)
+    assert (wait.returncode, " is clean" in out) == (0, True)
+
+
 def test_a_gpu_that_was_given_away_is_left_alone_by_a_scrub(autoclave, gpu):
     told(autoclave("acquire", gpu))
     run = autoclave("scrub", gpu)
