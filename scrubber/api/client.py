@@ -153,10 +153,10 @@ class AdminClient(_Client):
         return convert.from_message(views.DeviceStatus, answer.device)
 
     def reinstate(
-        self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
+        self, gpus: Sequence[str], reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
     ) -> AsyncGenerator[views.ScrubProgress, None]:
-        """End a quarantine with a scrub and a self-test; without evidence, at once."""
-        request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
+        """End quarantines with a scrub and a self-test; without evidence, at once."""
+        request = scrub_pb2.ReinstateRequest(gpus=gpus, reason=reason, by=by, without_evidence=without_evidence)
         return self._stream(self._stub.Reinstate(request, timeout=timeout), views.ScrubProgress)
 
     async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:

@@ -942,25 +942,28 @@ Global___QuarantineResponse: _TypeAlias = QuarantineResponse  # noqa: Y015
 class ReinstateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    GPU_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     WITHOUT_EVIDENCE_FIELD_NUMBER: _builtins.int
-    gpu: _builtins.str
     reason: _builtins.str
     by: _builtins.str
     without_evidence: _builtins.bool
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Index, UUID or unique UUID prefix."""
+
     def __init__(
         self,
         *,
-        gpu: _builtins.str = ...,
+        gpus: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
         by: _builtins.str = ...,
         without_evidence: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu", b"gpu", "reason", b"reason", "without_evidence", b"without_evidence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpus", b"gpus", "reason", b"reason", "without_evidence", b"without_evidence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

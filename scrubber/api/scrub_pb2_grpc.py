@@ -301,7 +301,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reinstate(self, request, context):
-        """Ends a quarantine by a scrub on the slow path or the path reset. Sends progress until it is done.
+        """Ends quarantines by a scrub on the slow path or the path reset. Sends progress until all are done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -116,7 +116,7 @@ class AdminStub:
     """
     Quarantine: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.QuarantineRequest, _scrub_pb2.QuarantineResponse]
     Reinstate: _grpc.UnaryStreamMultiCallable[_scrub_pb2.ReinstateRequest, _scrub_pb2.ScrubProgress]
-    """Ends a quarantine by a scrub on the slow path or the path reset. Sends progress until it is done."""
+    """Ends quarantines by a scrub on the slow path or the path reset. Sends progress until all are done."""
     Explain: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.ExplainRequest, _scrub_pb2.ExplainResponse]
     History: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.HistoryRequest, _scrub_pb2.HistoryResponse]
 
@@ -132,7 +132,7 @@ class AdminAsyncStub(AdminStub):
     """
     Quarantine: _aio.UnaryUnaryMultiCallable[_scrub_pb2.QuarantineRequest, _scrub_pb2.QuarantineResponse]  # type: ignore[assignment]
     Reinstate: _aio.UnaryStreamMultiCallable[_scrub_pb2.ReinstateRequest, _scrub_pb2.ScrubProgress]  # type: ignore[assignment]
-    """Ends a quarantine by a scrub on the slow path or the path reset. Sends progress until it is done."""
+    """Ends quarantines by a scrub on the slow path or the path reset. Sends progress until all are done."""
     Explain: _aio.UnaryUnaryMultiCallable[_scrub_pb2.ExplainRequest, _scrub_pb2.ExplainResponse]  # type: ignore[assignment]
     History: _aio.UnaryUnaryMultiCallable[_scrub_pb2.HistoryRequest, _scrub_pb2.HistoryResponse]  # type: ignore[assignment]
 
@@ -169,7 +169,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _scrub_pb2.ReinstateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scrub_pb2.ScrubProgress], _abc.AsyncIterator[_scrub_pb2.ScrubProgress]]:
-        """Ends a quarantine by a scrub on the slow path or the path reset. Sends progress until it is done."""
+        """Ends quarantines by a scrub on the slow path or the path reset. Sends progress until all are done."""
 
     @_abc_1.abstractmethod
     def Explain(

@@ -148,14 +148,15 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
-            uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
+            uuids = [self._reporter.find(name) for name in request_limits.devices(request.gpus)]
             reason = request_limits.one_line(request.reason, "the reason")
             by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
-            asked.quiet = True  # the device has its own line
+            asked.quiet = True  # each device has its own line
         operations = self._service.operations
         use_case = operations.reinstate_without_proof if request.without_evidence else operations.reinstate
-        begin = partial(use_case, uuid, reason, by, op=asked.op)
-        async for progress in self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False):
+        each = [(uuid, partial(use_case, uuid, reason, by, op=asked.op)) for uuid in uuids]
+        streams = [self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False) for uuid, begin in each]
+        async for progress in _merged(streams):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:

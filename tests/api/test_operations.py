@@ -143,7 +143,7 @@ async def test_what_an_operator_asks_for_is_one_line_a_device_and_one_operation(
             await admin.quarantine(one, "it smells", "ann")
             async for _ in admin.scrub([], every=True):
                 pass
-            async for _ in admin.reinstate(one, "aired", "ann"):
+            async for _ in admin.reinstate([one], "aired", "ann"):
                 pass
             await admin.explain(one)
     shown = [it for it in lines if it["log_level"] != "debug"]
@@ -171,7 +171,7 @@ async def test_a_return_without_evidence_is_one_operation(house) -> None:
         await admin.quarantine(uuid, "it smells", "ann")
         row = house.built.ledger.seq
         with capture_logs() as lines:
-            async for _ in admin.reinstate(uuid, "aired", "ann", without_evidence=True):
+            async for _ in admin.reinstate([uuid], "aired", "ann", without_evidence=True):
                 pass
     ops = {it["op"] for it in lines if it["room"] in ("api", "jobs")}
     assert {entry.op for entry in await since(house, row)} == ops

@@ -13,7 +13,7 @@ from tests.live import Service
 
 __all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started"]
 
-GPUS = 24  # at least as many as tests that ask for one
+GPUS = 32  # at least as many as tests that ask for one
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
         (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),
         (["quarantine", "0"], "missing option '--reason'"),
-        (["quarantine", "--reason", "x"], "missing argument 'GPU'"),
+        (["quarantine", "--reason", "x"], "missing argument 'GPU...'"),
         (["history", "--since", "yesterday"], "found 'yesterday', expected 10m"),
         (["history", "--limit", "0"], "0 is not in the range"),
         (["history", "--follow", "-o", "json"], "--follow needs -o table or -o jsonl"),

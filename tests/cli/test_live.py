@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from scrubber.api import client
 from scrubber.cli import service_call
+from scrubber.core import views
 from scrubber.devices.simulated import tenants
+from scrubber.ground.errors import Reason, Refused
 from tests.patience import WITHIN
 
 LONG = "x" * 501
@@ -247,6 +250,52 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     assert f"autoclave: GPU {gpu} is clean and left as it is: cannot reinstate" in again.stderr
     assert "it is not quarantined" in again.stderr
     assert re.search(rf"^{gpu} +GPU-\S+ +yes ", again.stdout, re.MULTILINE)
+
+
+@pytest.fixture
+def pair(service, _unused):
+    """Two clean GPUs that no other test touches."""
+    both = sorted((next(_unused), next(_unused)))
+    for index in both:
+        service.settled(index, "clean")
+    return both
+
+
+def items(run, code=0):
+    return json.loads(told(run, code))["items"]
+
+
+def test_several_gpus_are_taken_out_and_brought_back_at_once(autoclave, pair):
+    one, two = pair
+    assert autoclave("quarantine", one, "99", "--reason", "test").exit_code == 2
+    (still,) = items(autoclave("status", one, "-o", "json"))
+    assert still["state"] == "clean"
+    out = items(autoclave("quarantine", one, two, "--reason", "test", "-o", "json"))
+    assert [(it["index"], it["state"]) for it in out] == [(one, "quarantined"), (two, "quarantined")]
+    back = items(autoclave("reinstate", one, two, "-o", "json"))
+    assert [(it["index"], it["clean"]) for it in back] == [(one, True), (two, True)]
+
+
+def test_one_gpu_that_is_refused_hides_no_other(autoclave, pair, monkeypatch):
+    one, two = pair
+    (bad,) = items(autoclave("status", one, "-o", "json"))
+    really = client.AdminClient.quarantine
+
+    async def quarantine(self, gpu, *rest) -> views.DeviceStatus:
+        if gpu == bad["device"]:
+            raise Refused(Reason.INTERNAL, "cannot quarantine it")
+        return await really(self, gpu, *rest)
+
+    with monkeypatch.context() as here:
+        here.setattr(client.AdminClient, "quarantine", quarantine)
+        run = autoclave("quarantine", one, two, "--reason", "test")
+    assert (run.exit_code, run.stderr) == (1, f"autoclave: cannot quarantine GPU {one}: cannot quarantine it\n")
+    assert re.fullmatch(rf"GPU {two} \(GPU-\S+\) is quarantined: .*\n", run.stdout)
+    both = autoclave("reinstate", one, two, "-o", "json")
+    assert [(it["index"], it["state"], it["clean"]) for it in items(both, 4)] == [
+        (one, "clean", False), (two, "clean", True),
+    ]  # fmt: skip
+    assert f"GPU {one} is clean and left as it is" in both.stderr
 
 
 def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, gpu):

@@ -51,7 +51,7 @@ class Operator:
     async def reinstate(self, device: str) -> None:
         """Test a quarantined device now."""
         async with client.AdminClient(self._socket) as admin:
-            async for _ in admin.reinstate(device, "healed", "the test"):
+            async for _ in admin.reinstate([device], "healed", "the test"):
                 pass
 
     async def clean(self) -> tuple[views.DeviceStatus, ...]:

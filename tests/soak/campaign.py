@@ -192,7 +192,7 @@ class History:
             excuse = BETWEEN if device.device in self._moves.written else None
             self.judge.take(f"{device.device} is quarantined: {device.why}", excuse)
             async with self.stage.admin() as admin:
-                async for _ in admin.reinstate(device.device, "", "the campaign"):
+                async for _ in admin.reinstate([device.device], "", "the campaign"):
                     pass
         elif device.state == "clean" and not self.judge.examine(device.device):
             async with self.stage.admin() as admin:  # an exception, which would be one of each pod from now on

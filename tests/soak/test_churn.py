@@ -145,7 +145,7 @@ async def reinstate(node: Node, uuid: str) -> None:
     """Bring it back, as soon as nobody has it any more."""
     await node.reach(uuid, lambda device: device.state == "quarantined")
     async with node.stage.admin() as admin:
-        ends = [it.result async for it in admin.reinstate(uuid, "", "the soak") if it.result is not None]
+        ends = [it.result async for it in admin.reinstate([uuid], "", "the soak") if it.result is not None]
     assert [it.clean for it in ends] == [True], ends
     await node.reach(uuid, lambda device: device.healthy)
 

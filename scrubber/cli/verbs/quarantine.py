@@ -1,4 +1,4 @@
-"""``autoclave quarantine``: quarantine a GPU by hand."""
+"""``autoclave quarantine``: quarantine GPUs by hand."""
 
 from __future__ import annotations
 
@@ -6,18 +6,40 @@ from pathlib import Path
 
 import click
 
-from scrubber.cli import cells, human, options, service_call
+from scrubber.api import client
+from scrubber.cli import cells, document, exit_codes, human, options, resolve_gpus, service_call
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Unreachable
 
 
 @click.command(context_settings=options.ENVIRONMENT)
-@options.gpu
+@resolve_gpus.gpus
 @click.option("--reason", required=True, help="Why; shown by status and explain.")
+@options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpu: str, reason: str, run_dir: Path) -> None:
-    """Quarantine a GPU until it is reinstated.
+def command(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -> int:
+    """Quarantine GPUs until they are reinstated.
 
     A GPU that is granted or in use is reported unhealthy at once and quarantined when it is released. Its pod goes on.
+    If a GPU cannot be quarantined, the others are all the same.
     """
-    device = service_call.ask(run_dir, lambda admin: admin.quarantine(gpu, reason, service_call.asker()))
-    text = f"GPU {device.name} ({device.device}) is {device.state}: {cells.note(device)}"
-    click.echo(human.printable(text))
+
+    async def quarantine(admin: client.AdminClient) -> int:
+        named = (await admin.status(gpus)).devices  # first, so that a wrong name quarantines no GPU
+        done, codes = [], []
+        for it in named:
+            try:
+                done.append(await admin.quarantine(it.device, reason, service_call.asker()))
+            except InvalidRequest:  # the reason: it is wrong for each of them
+                raise
+            except AutoclaveError as error:
+                click.echo(human.printable(f"autoclave: cannot quarantine GPU {it.name}: {error.message}"), err=True)
+                unreachable = isinstance(error, Unreachable)
+                codes.append(exit_codes.UNREACHABLE if unreachable else exit_codes.NOT_CLEAN)
+        if output != "text":
+            document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
+        else:
+            for it in done:
+                click.echo(human.printable(f"GPU {it.name} ({it.device}) is {it.state}: {cells.note(it)}"))
+        return exit_codes.worst(codes)
+
+    return service_call.ask(run_dir, quarantine)

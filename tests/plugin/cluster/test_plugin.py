@@ -136,7 +136,7 @@ async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin,
                 await admin.quarantine(gpu, "a drill", "a test")
             await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())
             assert "GPU 0 (quarantined: operator)" in api.condition()["message"]
-            async for _ in admin.reinstate("0", "done", "a test"):
+            async for _ in admin.reinstate(["0"], "done", "a test"):
                 pass
         await api.until(lambda: api.says("False", "SomeDevicesOut") and api.taints() == ["others"])
         await api.until(lambda: ("DeviceRecovered", "GPU 0") in api.counts())
