@@ -26,7 +26,7 @@ def load(name_or_path: str) -> PolicySet:
     """The policy set of a shipped name such as ``default``, or of a file."""
     if name_or_path in shipped():
         return load_text(read_shipped(name_or_path), f"{name_or_path}.yaml")
-    return load_text(_read(name_or_path), name_or_path)
+    return load_bytes(_read(name_or_path), name_or_path)
 
 
 def shipped() -> tuple[str, ...]:
@@ -40,6 +40,11 @@ def read_shipped(name: str) -> str:
     return resources.files("policies").joinpath(f"{name}.yaml").read_text("utf-8")
 
 
+def load_bytes(data: bytes, source: str) -> PolicySet:
+    """The policy set of a file with this content."""
+    return load_text(_decoded(data, source), source)
+
+
 def load_text(text: str, source: str) -> PolicySet:
     """The policy set of a text. Raises PolicyError with all faults."""
     root, faults = tree.parse(text, source)
@@ -50,16 +55,19 @@ def load_text(text: str, source: str) -> PolicySet:
     return validation.build(PolicySet, _with(root, policies))
 
 
-def _read(name: str) -> str:
+def _read(name: str) -> bytes:
     expected = f"a policy file or one of {', '.join(shipped())}"
     try:
         with Path(name).open("rb") as file:
-            data = file.read(LARGEST + 1)
+            return file.read(LARGEST + 1)
     except FileNotFoundError:
         raise PolicyError(PolicyFault(name, 1, 1, "", "no such file", expected)) from None
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         why = error.strerror if isinstance(error, OSError) else error
         raise PolicyError(PolicyFault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
+
+
+def _decoded(data: bytes, name: str) -> str:
     if len(data) > LARGEST:
         raise PolicyError(PolicyFault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
     try:

@@ -35,6 +35,7 @@ VERBS = {
     "xid": ("xid", "Explain a driver error code, and what this node does about it."),
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
+    "version": ("version", "Show the version of this command and of the running service."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
 """For each verb: its module, and its line in the list."""

@@ -48,6 +48,14 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return items
 
 
+def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of shipped policies for the shell; files where no name fits."""
+    del ctx, param
+    names = importlib.import_module("policies.load").shipped()
+    # Files first: the script for bash forgets what came before them.
+    return [CompletionItem(incomplete, type="file"), *(CompletionItem(it) for it in names if it.startswith(incomplete))]
+
+
 run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )

@@ -1,5 +1,6 @@
 """The entry: quick to load, one line for every failure, the right exit code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -40,7 +41,7 @@ finally:
     assert not {name for name in loaded if name.startswith(("scrubber.", "policies"))} - {"scrubber.cli"}
 
 
-ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history")
+ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history", "version")
 
 
 def loaded_by(module):
@@ -230,6 +231,14 @@ def test_without_a_service_the_exit_code_is_3_and_says_what_is_missing(autoclave
     run = autoclave("--service-wait", "0s", "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
     assert "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir" in run.stderr
+
+
+def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_path):
+    run = autoclave("version", "--run-dir", tmp_path)
+    assert (run.exit_code, run.stdout) == (0, f"client   {__version__}\nservice  not known\n")
+    assert "the socket does not exist" in run.stderr
+    document = json.loads(autoclave("version", "--run-dir", tmp_path, "-o", "json").stdout)
+    assert (document["client"], document["service"]) == (__version__, None)
 
 
 def test_a_socket_that_nobody_listens_on_is_told_from_one_that_is_missing(autoclave, short_tmp):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scrubber import __version__
 from scrubber.api import client
 from scrubber.cli import service_call
 from scrubber.core import views
@@ -393,6 +394,18 @@ def test_policy_which_names_the_rule(autoclave, gpu):
     assert re.fullmatch(
         rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", told(autoclave("policy", "which", gpu))
     )
+
+
+@pytest.mark.usefixtures("service")
+def test_version_names_command_and_service(autoclave, monkeypatch):
+    out = told(autoclave("version"))
+    assert re.fullmatch(rf"client   {re.escape(__version__)}\nservice  {re.escape(__version__)}, since \S+ \S+\n", out)
+    document = json.loads(told(autoclave("version", "-o", "json")))
+    assert (document["kind"], document["client"], document["service"]["version"]) == (
+        "Version", __version__, __version__,
+    )  # fmt: skip
+    monkeypatch.setattr("scrubber.cli.verbs.version.__version__", "0.0.0")
+    assert "the service has another version than this command" in autoclave("version").stderr
 
 
 def test_the_ledger_is_verified_beside_a_running_service(autoclave, service):

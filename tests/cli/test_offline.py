@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,23 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
     assert run.stdout.splitlines()[1] == f"{tmp_path}/mine.yaml: policy mine is valid, 0 rules"
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        (b"name: mine\n", 0, "stdin: policy mine is valid, 0 rules\n"),
+        (b"name: mine\nrulez: []\n", 2, "stdin:2:1: rulez: found an unknown key"),
+        (b"name: \xff\n", 2, "stdin:1:7: found the byte 0xff"),
+        (b"#" * (load.LARGEST + 1), 2, "stdin:1:1: found a larger file"),
+    ],
+)
+def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, told):
+    run = subprocess.run(
+        [sys.executable, "-m", "scrubber", "policy", "check", "-"], input=text, capture_output=True, check=False
+    )
+    assert run.returncode == code
+    assert told in (run.stdout + run.stderr).decode()
+
+
 def test_every_fault_of_every_policy_is_told_with_its_place(autoclave, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
@@ -124,6 +143,8 @@ def test_verbs_flags_and_policy_names_are_completed(autoclave):
     assert complete(autoclave, "autoclave qua") == ["plain,quarantine"]
     assert "plain,--watch" in complete(autoclave, "autoclave status --")
     assert complete(autoclave, "autoclave policy show str") == ["plain,strict"]
+    for words in ("policy check str", "xid 79 --policy str", "scrubber --policy str"):
+        assert complete(autoclave, f"autoclave {words}") == ["file,str", "plain,strict"]
     assert complete(autoclave, "autoclave history --kind scrub-") == [
         f"plain,scrub-{how}" for how in ("started", "passed", "failed", "interrupted")
     ]

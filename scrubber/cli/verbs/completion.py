@@ -1,4 +1,4 @@
-"""``autoclave completion``: the script with which a shell completes verbs, flags and GPU names."""
+"""``autoclave completion``: the script with which a shell completes verbs, flags and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComple
 def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
-    It completes verbs, flags and GPU names.
+    It completes verbs, flags, GPU names and names of shipped policies.
 
     For bash: eval "$(autoclave completion bash)" in ~/.bashrc.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -19,9 +20,11 @@ def command() -> None:
 
 
 @command.command(context_settings=options.ENVIRONMENT)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_policies)
 def check(files: tuple[str, ...]) -> int:
     """Check policy files and list every fault with its place.
+
+    FILE is a file, the name of a shipped policy, or - for stdin.
 
     Exit code 2 when a service would refuse one of them.
     """
@@ -30,18 +33,21 @@ def check(files: tuple[str, ...]) -> int:
 
 def _check(file: str) -> int:
     try:
-        found = load.load(file)
+        found = load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
     except PolicyError as error:
         click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
         return 2
     rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
-    click.echo(human.printable(f"{file}: policy {found.name} is valid, {rules}"))
+    click.echo(human.printable(f"{'stdin' if file == '-' else file}: policy {found.name} is valid, {rules}"))
     return 0
 
 
+def _stdin() -> bytes:
+    return sys.stdin.buffer.read(load.LARGEST + 1)
+
+
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    del ctx, param
-    return [CompletionItem(name) for name in load.shipped() if name.startswith(incomplete)]
+    return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
 
 
 @command.command(context_settings=options.ENVIRONMENT)

@@ -24,7 +24,12 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 
 @click.command(context_settings=options.ENVIRONMENT)
 @_flag("--backend", type=click.Choice([it.value for it in config.BackendChoice]), help="Which kind of GPUs.")
-@_flag("--policy", metavar="NAME|FILE", help="The policy [default: default].")
+@_flag(
+    "--policy",
+    metavar="NAME|FILE",
+    shell_complete=options.complete_policies,
+    help="The policy [default: default].",
+)
 @_flag("--state-dir", metavar="DIR", help=f"Directory for the ledger [default: {paths.STATE_DIR}].")
 @_flag("--run-dir", metavar="DIR", help=f"Directory for the sockets [default: {paths.RUN_DIR}].")
 @_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's device plugin directory [default: {paths.KUBELET_DIR}].")

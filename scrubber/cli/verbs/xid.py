@@ -44,7 +44,12 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 @click.command(context_settings=options.ENVIRONMENT)
 @click.argument("code", required=False, type=click.IntRange(1), shell_complete=complete)
-@click.option("--policy", metavar="NAME|FILE", help="Use this policy instead of the one in force.")
+@click.option(
+    "--policy",
+    metavar="NAME|FILE",
+    shell_complete=options.complete_policies,
+    help="Use this policy instead of the one in force.",
+)
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
