@@ -36,6 +36,7 @@ VERBS = {
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
     "version": ("version", "Show the version of this command and of the running service."),
+    "manual": ("manual", "Write the man pages of all verbs into a directory."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
 """For each verb: its module, and its line in the list."""
