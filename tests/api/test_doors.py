@@ -232,6 +232,18 @@ async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
             await admin.history(kinds=["nonsense"])
 
 
+async def test_a_warning_is_found_behind_rows_that_are_none(house, monkeypatch):
+    monkeypatch.setattr(report, "MAX_ENTRIES", 1)
+    async with house.admin() as admin, house.scrubber() as scrubber:
+        await admin.quarantine("0", "because", "a test")
+        other = (await admin.status(["1"])).devices[0].device
+        await scrubber.acquire([other], announced=True)
+        await scrubber.start([other], f"pod-of-{other}")
+        [newest] = await admin.history(limit=1)
+        [warning] = await admin.history(warnings=True, limit=1)
+    assert (newest.kind, warning.kind) == ("in-use", "quarantined")
+
+
 async def test_status_waits_for_news_and_not_longer(house):
     async with house.admin() as admin:
         before = await admin.status()
