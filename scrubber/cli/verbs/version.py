@@ -25,7 +25,7 @@ def command(output: str, run_dir: Path) -> None:
     service: views.ServiceStatus | None = None
     why = ""
     try:
-        service = service_call.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
+        service = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
     except AutoclaveError as error:
         why = error.message
     if output != "text":
