@@ -1,53 +1,32 @@
-"""The calls to the API server, each with a time limit and classified failures.
-
-The only module that knows the client library. The library is an optional dependency, and costs more memory and time
-than the rest of the plugin's start. So ``starting`` imports this module by name, and only if there are credentials.
-"""
+"""The calls to the API server for the reports about one node."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-import httpx2
 import msgspec
-from lightkube import AsyncClient, KubeConfig
+from lightkube import AsyncClient
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
 from lightkube.types import PatchType
 
-from plugin.cluster import api_objects, base
-from plugin.cluster.base import Failure, FailureKind
-from plugin.cluster.credentials import Credentials, File, InCluster
+from plugin.cluster import api_objects, base, calls
+from plugin.cluster.credentials import Credentials
 from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus
 from plugin.cluster.outbox import PendingEvent
 
 _KNOWN = {status.value for status in ConditionStatus}
-_MOST_QUOTED = 300  # characters of an answer of the API server
-_STALE = frozenset({HTTPStatus.CONFLICT})
-_STALE_PATCH = _STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails
+_STALE_PATCH = calls.STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails
 
 
 def connect(credentials: Credentials, node: str, within: float) -> ApiServer:
     """A client that has sent nothing yet. ``within``: the time limit of a call, in seconds."""
-    try:
-        client = AsyncClient(_config(credentials), namespace=api_objects.NAMESPACE, timeout=httpx2.Timeout(within))
-    except Exception as error:  # the library fails in many ways on a broken file
-        raise base.Unusable(f"cannot use the credentials: {_one_line(error)}") from error
-    return ApiServer(client, node, within)
-
-
-def _config(credentials: Credentials) -> KubeConfig:
-    match credentials:
-        case InCluster(directory):
-            return KubeConfig.from_service_account(directory)
-        case File(path):
-            return KubeConfig.from_file(path)
+    return ApiServer(calls.connect(credentials, api_objects.NAMESPACE, within), node, within)
 
 
 class ApiServer:
@@ -96,48 +75,8 @@ class ApiServer:
         async with self._call("patch", "nodes", _STALE_PATCH):
             await self._client.patch(core_v1.Node, self._node, patch, patch_type=PatchType.JSON)
 
-    @asynccontextmanager
-    async def _call(self, verb: str, what: str, stale: Collection[int] = _STALE) -> AsyncIterator[None]:
-        """Limit the time of a whole call, with DNS, TLS and the answer, and raise a Failure for each error."""
-        try:
-            async with asyncio.timeout(self._within):
-                yield
-        except (TimeoutError, httpx2.TimeoutException):
-            raise Failure(FailureKind.AWAY, f"the API server did not answer within {self._within:g} s") from None
-        except httpx2.HTTPStatusError as error:
-            raise _failure(error, f"{verb} {what}", stale) from None
-        except (httpx2.HTTPError, OSError) as error:
-            raise Failure(FailureKind.AWAY, f"cannot reach the API server: {_one_line(error)}") from None
-        except Exception as error:  # the library fails in many ways on an invalid answer
-            raise Failure(FailureKind.AWAY, f"the API server's answer is invalid: {_one_line(error)}") from error
-
-
-def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) -> Failure:
-    code, said = error.response.status_code, _one_line(error)
-    match code:
-        case HTTPStatus.UNAUTHORIZED:
-            return Failure(FailureKind.FORBIDDEN, f"the API server does not accept the credentials: {said}")
-        case HTTPStatus.FORBIDDEN:
-            return Failure(FailureKind.FORBIDDEN, f"the right to {right} is missing: {said}")
-        case HTTPStatus.NOT_FOUND:
-            return Failure(FailureKind.MISSING, f"cannot {right}, the object does not exist: {said}")
-        case HTTPStatus.TOO_MANY_REQUESTS:
-            return Failure(FailureKind.BUSY, "the API server is busy", _retry_after(error))
-        case HTTPStatus.UNPROCESSABLE_ENTITY if code in stale:
-            why = f"another client changed the object before {right}, or an admission policy refused it: {said}"
-            return Failure(FailureKind.STALE, why)
-        case _ if code in stale:
-            return Failure(FailureKind.STALE, f"another client changed the object before {right}: {said}")
-        case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return Failure(FailureKind.REFUSED, f"the API server refuses to {right}: {said}")
-        case _:
-            return Failure(FailureKind.AWAY, f"the API server failed with status {code}", _retry_after(error))
-
-
-def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
-    """In seconds; the API server never sends a date."""
-    seconds = error.response.headers.get("Retry-After", "")
-    return float(seconds) if seconds.isdecimal() else None
+    def _call(self, verb: str, what: str, stale: Collection[int] = calls.STALE) -> AbstractAsyncContextManager[None]:
+        return calls.call(verb, what, self._within, stale)
 
 
 def _node(node: NodeModel) -> base.ClusterNode:
@@ -164,8 +103,3 @@ def _condition(found: NodeCondition) -> Condition:
 
 def _seconds(at: datetime | None) -> float:
     return at.timestamp() if at is not None else 0.0
-
-
-def _one_line(error: Exception) -> str:
-    said = " ".join(f"{error}".split()) or type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in said)[:_MOST_QUOTED]

@@ -5,7 +5,7 @@ import pytest
 from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
 from plugin import dns_names
-from plugin.cluster import api_objects, apiserver, node_report
+from plugin.cluster import api_objects, apiserver, calls, node_report
 from plugin.cluster.base import FailureKind
 from plugin.cluster.credentials import File
 from plugin.cluster.node_report import EventReason, NodeEvent
@@ -81,7 +81,7 @@ def test_our_taint_is_the_one_with_our_key_and_our_effect(taints, place):
 def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, told):
     request = httpx2.Request("PATCH", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(code, headers=headers))
-    failure = apiserver._failure(error, "patch nodes", apiserver._STALE_PATCH)
+    failure = calls._failure(error, "patch nodes", apiserver._STALE_PATCH)
     assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, told)
 
 
@@ -89,4 +89,4 @@ def test_a_thing_that_cannot_be_said_is_refused_where_nothing_was_tested():
     """An Event is not a patch that holds for a state: saying it again does not help."""
     request = httpx2.Request("POST", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(422))
-    assert apiserver._failure(error, "create events", apiserver._STALE).kind is FailureKind.REFUSED
+    assert calls._failure(error, "create events", calls.STALE).kind is FailureKind.REFUSED
