@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from plugin import config, response
+from plugin import config, response, until_signal
 from plugin.cluster import starting, threads
 from plugin.cluster.reporter import ClusterReporter
 from plugin.config import Config, RegistrationMethod
@@ -28,69 +27,32 @@ from plugin.metrics.collector import PluginCollector
 from plugin.metrics.counters import PluginCounters
 from plugin.registration import kubelet, registry, sockets
 from scrubber.api import client
-from scrubber.ground import aio, log
-from scrubber.ground.errors import FatalError
+from scrubber.ground import log
 from scrubber.ground.http_server import HttpServer
 
 logger = log.get("app")
 
 
 STANDBY_TRIES_EVERY = 0.02  # seconds: until the next plugin has registered, the kubelet can give out no device
-DRAINED_WITHIN = 6.0  # seconds for calls of the kubelet that are being answered at a stop: Allocate takes 5 at most
 
 
 def run(chosen: Config) -> int:
     """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
-    try:
-        with ExitStack() as lock:
-            if not chosen.standby:
-                lock.enter_context(sockets.sole_instance(chosen.kubelet_dir))
-            return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
-    except BaseExceptionGroup as group:  # except* would raise a group again in some versions of Python
-        fatal = group.subgroup(FatalError)
-        if fatal is None:
-            raise
-        raise _first(fatal) from None
+    with until_signal.one_fatal_error(), ExitStack() as lock:
+        if not chosen.standby:
+            lock.enter_context(sockets.sole_instance(chosen.kubelet_dir))
+        return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
 
 
 async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     """Run until a signal arrives or a task fails; the error of that task ends the program."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    # There is no file to reload, and a restart would make the devices of the node unhealthy for a moment.
-    aio.on_hangup(partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
     if reporter is not None:
-        loop.set_default_executor(threads.DaemonThreadExecutor())
+        asyncio.get_running_loop().set_default_executor(threads.DaemonThreadExecutor())
     in_flight = InFlight()
-    work = asyncio.create_task(_work(chosen, reporter, in_flight), name="plugin")
-    stopped = asyncio.create_task(stop.wait(), name="stop signal")
-    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not work.done():
-        logger.info("stopping", calls=in_flight.calls)
-        work.cancel()
-        await asyncio.wait({work})
-    if not work.cancelled():
-        await _finish(work)
-    logger.info("stopped")
+    await until_signal.run(_work(chosen, reporter, in_flight), in_flight)
     return 0
-
-
-async def _finish(work: asyncio.Task[None]) -> None:
-    """Raise the error of a task. Log a fault of the program with its traceback: nothing else records it."""
-    try:
-        await work
-    except FatalError:
-        raise
-    except Exception as error:  # any fault ends the program, after it is logged
-        rest = error.split(FatalError)[1] if isinstance(error, ExceptionGroup) else error
-        if rest is not None:
-            logger.exception("a fault inside the device plugin: it stops", exc_info=rest)
-        raise
 
 
 async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InFlight) -> None:
@@ -108,12 +70,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
-                    await asyncio.create_task(_drain(in_flight))
-
-
-async def _drain(in_flight: InFlight) -> None:
-    if not await in_flight.none(DRAINED_WITHIN):
-        logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
+                    await asyncio.create_task(until_signal.drain(in_flight))
 
 
 @asynccontextmanager
@@ -178,9 +135,3 @@ async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, 
 def _shared_nodes(root: str) -> list[str]:
     """The nodes that exist now: the driver may load after the plugin has started."""
     return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]
-
-
-def _first(group: BaseExceptionGroup[FatalError]) -> FatalError:
-    """The first error of a group: the program reports one line; the user sees the next error at the next start."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

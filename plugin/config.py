@@ -63,14 +63,14 @@ def check(config: Config) -> None:
         response.check(config.style)
     except ValueError as error:
         raise FatalError(str(error)) from error
-    _check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
+    check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
     if config.registration is RegistrationMethod.REGISTRY:
-        _check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
+        check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     _check_cluster(config.cluster)
     _check_address(config.metrics_address)
-    _check_length(config.scrubber_socket, "--run-dir")
+    check_length(config.scrubber_socket, "--run-dir")
     # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
-    _check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
+    check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
 
 
 def _check_prefix(prefix: str) -> None:
@@ -108,7 +108,8 @@ def _check_address(address: str) -> None:
         raise FatalError(f"cannot use --metrics-address {address!r}: {error}") from error
 
 
-def _check_directory(path: Path, what: str, flag: str) -> None:
+def check_directory(path: Path, what: str, flag: str) -> None:
+    """Raise a FatalError unless the path is a directory."""
     try:
         why = "" if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
     except OSError as error:
@@ -117,7 +118,8 @@ def _check_directory(path: Path, what: str, flag: str) -> None:
         raise FatalError(f"cannot use {what} {path}: {why}; give the directory of the kubelet with {flag}")
 
 
-def _check_length(path: Path, flag: str) -> None:
+def check_length(path: Path, flag: str) -> None:
+    """Raise a FatalError if the path is too long for a socket."""
     length = len(os.fsencode(path))
     if length > unix_sockets.MAX_PATH_BYTES:
         raise FatalError(

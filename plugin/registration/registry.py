@@ -8,6 +8,7 @@ renames the second file away and back, because the kubelet does not return by it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,31 @@ from plugin.registration.events import Cause, NotRegistered
 from plugin.registration.registration_state import RegistrationState
 from plugin.registration.watch import FileWatch
 
-KIND = "DevicePlugin"
-VERSIONS = ("v1beta1",)
+DEVICE_PLUGIN, DEVICE_PLUGIN_VERSIONS = "DevicePlugin", ("v1beta1",)
 SHOW_AGAIN_AFTER = 15.0  # seconds without a stream; the kubelet needs up to 12 for a registration
 
 
 class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     """Answers the kubelet's calls on the second socket."""
 
-    def __init__(self, resource: str, path: Path, state: RegistrationState) -> None:
-        """``path`` is the device plugin's own socket."""
+    def __init__(
+        self, name: str, path: Path, state: RegistrationState, kind: str = DEVICE_PLUGIN,
+        versions: Sequence[str] = DEVICE_PLUGIN_VERSIONS,
+    ) -> None:  # fmt: skip
+        """``path`` is the plugin's own socket, ``kind`` the kubelet's word for such plugins."""
         self._info = pluginregistration_pb2.PluginInfo(
-            type=KIND, name=resource, endpoint=str(path.absolute()), supported_versions=VERSIONS
+            type=kind, name=name, endpoint=str(path.absolute()), supported_versions=versions
         )
         self._state = state
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answer on this server."""
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
 
     async def GetInfo(  # noqa: N802 - the proto names it
         self, _request: pluginregistration_pb2.InfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pluginregistration_pb2.PluginInfo:
-        """The resource and the path of its socket."""
+        """The name of the plugin and the path of its socket."""
         return self._info
 
     async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
@@ -98,7 +105,7 @@ class RegistryRegistration:
     async def _show(self, served: endpoint.PluginServer) -> None:
         """Serve the second socket, until one of the two files is removed."""
         async with (
-            endpoint.serve(self._registry_socket, self._add_registrar) as registrar,
+            endpoint.serve(self._registry_socket, self._registrar.add_to) as registrar,
             asyncio.TaskGroup() as group,
         ):
             tasks = [group.create_task(self._watch.run()), group.create_task(self._show_again(served, registrar))]
@@ -120,6 +127,3 @@ class RegistryRegistration:
             await streams.until(lambda: streams.open == 0)
             self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
             self._state.restart()  # so that each loss is logged
-
-    def _add_registrar(self, server: grpc.aio.Server) -> None:
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registrar, server)
