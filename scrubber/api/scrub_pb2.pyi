@@ -247,6 +247,10 @@ class Advert(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     SICK_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PCI_ADDRESS_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -264,6 +268,11 @@ class Advert(_message.Message):
     """It has an ailment, and is quarantined as soon as its pod ends."""
     replaced: _builtins.bool
     """Another device, or another MIG layout, is in its place."""
+    owner: _builtins.str
+    """Who it was acquired for, as the caller of Acquire wrote it. Empty: nobody named an owner."""
+    model: _builtins.str
+    memory_bytes: _builtins.int
+    pci_address: _builtins.str
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The device nodes that belong to this device only."""
@@ -284,10 +293,14 @@ class Advert(_message.Message):
         quarantined: _builtins.bool = ...,
         sick: _builtins.bool = ...,
         replaced: _builtins.bool = ...,
+        owner: _builtins.str = ...,
+        model: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        pci_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

@@ -43,12 +43,18 @@ def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:
 def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
     """Record who uses a device that has no owner, or whose owner has no known container.
 
-    Record it at once: an unannounced pod that has left before the next observation would be forgotten.
+    Record it at once: an unannounced pod that has left before the next observation would be forgotten. A device that
+    was granted until its release announces no starts, so its pods are expected.
     """
     owner, container = record.owner, live_container(facts.holders or ())
     if not facts.holders or (owner is not None and (owner.container is not None or container is None)):
         return None
-    return ev.PutInUse(Owner(container, now, seen=container is not None, unannounced=True))
+    return ev.PutInUse(Owner(container, now, seen=container is not None, unannounced=not until_release(record)))
+
+
+def until_release(record: Record) -> bool:
+    """Whether the device was granted until its release, so that any container may use it meanwhile."""
+    return record.grant is not None and record.grant.until_release
 
 
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
@@ -91,7 +97,7 @@ def confirmed_by_checkpoint(record: Record, facts: Facts, now: Moment) -> ev.Put
 def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
     """Another pod's container uses the owner's device: the owner's next start then needs a clean device."""
     owner = record.owner
-    if owner is None or owner.container is None or owner.crowded:
+    if owner is None or owner.container is None or owner.crowded or until_release(record):
         return None
     if all(holder.container in (owner.container, None) for holder in facts.holders or ()):
         return None

@@ -217,7 +217,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if _hangs_after_its_end(record, facts):
         return _tend_hung(record, facts, policy, now)
     owner, container = record.owner, ownership.live_container(facts.holders)
-    kept = record.grant is not None and record.grant.until_release  # the monitor waits for a release
+    kept = ownership.until_release(record)  # the monitor waits for a release
     if (
         owner is None
         and not kept

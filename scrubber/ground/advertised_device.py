@@ -22,6 +22,10 @@ class AdvertisedDevice:
     quarantined: bool = False
     sick: bool = False  # it has an ailment and is quarantined as soon as its pod ends
     replaced: bool = False  # another device, or another MIG layout, is in its place
+    owner: str = ""  # who it was acquired for, as the caller wrote it: the UID of a claim
+    model: str = ""
+    memory_bytes: int = 0
+    pci_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,10 @@ class StatusReporter:
                 quarantined=record.quarantine is not None,
                 sick=record.quarantine is None and record.ailment is not None,
                 replaced=record.quarantine is not None and record.quarantine.ailment.kind in presence.TAKEN_AWAY,
+                owner=record.grant.owner if record.grant is not None else "",
+                model=record.device.model,
+                memory_bytes=record.device.memory_bytes,
+                pci_address=record.device.pci_address or "",
             )
             for record, policy in policies
         )
