@@ -21,6 +21,7 @@ VERBS = {
     "demo": ("demo", "Show the whole story on simulated GPUs."),
     "scrubber": ("scrubber", "Run the scrub service of this node."),
     "plugin": ("plugin", "Run the device plugin of this node."),
+    "dra": ("dra", "Run the DRA driver of this node, for ResourceClaims."),
     "status": ("status", "Show the state of GPUs, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
     "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
@@ -41,7 +42,7 @@ VERBS = {
 }
 """For each verb: its module, and its line in the list."""
 
-SERVERS = frozenset({"scrubber", "plugin"})  # the verbs that SIGHUP does not end, not even while they start
+SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
 
 EPILOG = """\
 A GPU is named by its index, its UUID, or a unique prefix of its UUID.

@@ -38,7 +38,7 @@ PROTOBUF, WIRE, CYCLE = (
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the kubelet stand-in imports nothing", "the plugin stays small",
 )  # fmt: skip
-REPORTS = "only plugin.cluster.apiserver imports"
+REPORTS = "only three modules import the Kubernetes client"
 FIGURES = "of the plugin, dashboards import the metrics only"
 HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
 CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
@@ -110,6 +110,8 @@ PLANTED = [
     ("plugin/listing.py", "import sqlite3", SMALL),
     ("plugin/listing.py", "from plugin import cluster", PLUGIN),
     ("plugin/cluster/node_report.py", "import time", PURE),
+    ("plugin/dra/app.py", "from plugin.dra import apiserver", REPORTS),
+    ("plugin/dra/slices.py", "import asyncio", PURE),
     ("plugin/app.py", "from plugin.cluster import apiserver", REPORTS),
     ("plugin/cluster/reporter.py", "import lightkube", REPORTS),
     ("plugin/gate.py", "from google.protobuf import message", PROTOBUF),

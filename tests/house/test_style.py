@@ -17,6 +17,7 @@ EXTRAS = (
     "scrubber/devices/roster.py",  # the same in a worker
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened
     "plugin/cluster/starting.py",  # the API server's client, where there is one to speak to
+    "plugin/dra/app.py",  # the same: who lacks it gets a line that says what to install
 )
 
 IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])

@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: pods get GPUs by ResourceClaims, and a claim gives them back."""

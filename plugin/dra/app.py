@@ -1,0 +1,90 @@
+"""Builds the DRA driver and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from functools import partial
+
+import grpc.aio
+
+from plugin import until_signal
+from plugin.cluster import threads
+from plugin.cluster.base import Unusable
+from plugin.cluster.credentials import Credentials
+from plugin.devices import MigStrategy
+from plugin.dra import config, driver, registration
+from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.config import DraConfig
+from plugin.dra.driver import Driver
+from plugin.dra.publisher import SlicePublisher
+from plugin.in_flight import InFlight
+from plugin.listing import Listing
+from plugin.registration import events
+from scrubber.api import client
+from scrubber.ground import log, paths
+from scrubber.ground.errors import FatalError
+
+logger = log.get("app")
+
+CALL_WITHIN = 5.0  # seconds for a whole call of the API server
+_CLIENT = "plugin.dra.apiserver"
+
+
+def run(chosen: DraConfig) -> int:
+    """Serve until a signal stops the program; returns 0."""
+    credentials = config.check(chosen)
+    os.umask(0o077)
+    chosen.service_socket.parent.mkdir(mode=0o750, exist_ok=True)
+    with until_signal.one_fatal_error():
+        return asyncio.run(_serve(chosen, credentials))
+
+
+async def _serve(chosen: DraConfig, credentials: Credentials) -> int:
+    asyncio.get_running_loop().set_default_executor(threads.DaemonThreadExecutor())
+    in_flight = InFlight()
+    await until_signal.run(_work(chosen, credentials, in_flight), in_flight)
+    return 0
+
+
+async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight) -> None:
+    node = chosen.cluster.node
+    # Imported by name: the client library is optional, and the rest of the plugin stays small without it.
+    try:
+        server = importlib.import_module(_CLIENT).connect(credentials, node, CALL_WITHIN)
+    except ImportError as error:
+        raise FatalError(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
+    except Unusable as error:
+        raise FatalError(f"cannot read claims: {error}") from error
+    async with client.ScrubberClient(paths.scrubber_socket(chosen.run_dir)) as scrubber, asyncio.TaskGroup() as tasks:
+        listing = Listing(scrubber, chosen.cdi_kind.partition("/")[0], MigStrategy.MIXED)
+        tasks.create_task(listing.follow(), name="listing")
+        registered = asyncio.Event()
+        publisher = SlicePublisher(server, listing, chosen.driver, node)
+        tasks.create_task(_publish_once(registered, publisher), name="slice")
+        answers = Driver(chosen, listing, ClaimGate(scrubber, listing), server, in_flight)
+
+        def add(grpc_server: grpc.aio.Server) -> None:
+            grpc_server.add_generic_rpc_handlers(tuple(driver.handlers(answers)))
+
+        await listing.until_known()
+        async with asyncio.TaskGroup() as registrations:
+            sockets = chosen.service_socket, chosen.registry_socket
+            work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered))
+            registrations.create_task(work, name="registration")
+            try:
+                await asyncio.Event().wait()
+            finally:  # the kubelet is still served: its calls are answered last
+                await asyncio.create_task(until_signal.drain(in_flight))
+
+
+def _note(registered: asyncio.Event, event: events.Event) -> None:
+    if isinstance(event, events.Registered):
+        registered.set()
+
+
+async def _publish_once(registered: asyncio.Event, publisher: SlicePublisher) -> None:
+    """Offer no device before the kubelet knows the driver: it would try the first pods again after a minute."""
+    await registered.wait()
+    await publisher.run()

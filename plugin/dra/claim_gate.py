@@ -1,0 +1,134 @@
+"""Takes devices for claims, and gives them back. The scrub service remembers which claim has a device.
+
+Rule 1: a claim gets all of its devices or none.
+Rule 2: a device that another claim has is not taken, not even if that claim was deleted: its pod may still run.
+Rule 3: the same call has the same result after a restart of this process or the service. What this process remembers
+        only bridges the moment until the service's list shows a new owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+
+from plugin.devices import Device
+from plugin.dra.slices import device_name
+from plugin.listing import Listing
+from scrubber.api import client
+from scrubber.ground import log
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
+
+logger = log.get("claims")
+
+HELD_WITHIN = 10.0  # seconds: the claim before may end about two seconds after its pod was deleted by force
+PAUSE = 1.0  # seconds between two requests, unless a device changes
+ACQUIRE_AT_LEAST, ACQUIRE_WITHIN = 1.0, 10.0  # seconds for one request to the service; its policy allows less
+_IN_USE = frozenset({Reason.IN_USE, Reason.NOT_PROVEN_FREE})
+_FINAL = frozenset(
+    {Reason.QUARANTINED, Reason.SICK, Reason.SCRUB_FAILED, Reason.UNKNOWN_DEVICE, Reason.INVALID_REQUEST}
+)
+
+
+class ClaimGate:
+    """Asks the scrub service for the devices of claims."""
+
+    def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
+        self._scrubber = scrubber
+        self._listing = listing
+        self._asked: dict[str, set[str]] = {}  # by claim: the devices that were requested since it was given back
+
+    async def take(self, claim: str, names: Collection[str], until: float, op: str) -> dict[str, Device]:
+        """The devices with these names, proven clean and taken for this claim; an error takes none.
+
+        ``until``: the time of the event loop at which the answer must be there.
+        """
+        clock = asyncio.get_running_loop().time
+        held_until = min(until, clock() + HELD_WITHIN)
+        while True:
+            seen = self._listing.current()
+            try:
+                devices = self.known(names)
+                if missing := _not_yet(devices.values(), claim):
+                    self._asked.setdefault(claim, set()).update(missing)
+                    within = min(max(until - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
+                    await self._scrubber.acquire(missing, fresh=True, owner=claim, op=op, timeout=within)
+            except AutoclaveError as error:
+                last = held_until if error.reason in _IN_USE else until
+                if error.reason in _FINAL or clock() >= last:
+                    raise
+                await self._change(seen, min(PAUSE, last - clock()))
+            else:
+                return devices
+
+    async def give_back(self, claim: str, until: float, op: str) -> frozenset[str]:
+        """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            seen = self._listing.current()
+            try:
+                held = self._held(claim)
+                if held:
+                    await self._scrubber.release(sorted(held), owner=claim, op=op)
+            except AutoclaveError as error:
+                if clock() >= until:
+                    raise
+                logger.info("not free yet", op=op, claim=claim, reason=error.reason.value, error=error.message)
+                await self._change(seen, min(PAUSE, until - clock()))
+            else:
+                self._asked.pop(claim, None)
+                return held
+
+    async def until_clean(self, claim: str, uuids: Collection[str], within: float) -> bool:
+        """Wait until each of these devices is clean, or out of service. False: one is not, after ``within`` seconds."""
+        try:
+            async with asyncio.timeout(within):
+                while not self._settled(claim, uuids):
+                    await self._listing.until_differs(self._listing.current())
+        except TimeoutError:
+            return False
+        return True
+
+    def known(self, names: Collection[str]) -> dict[str, Device]:
+        """The devices with these names, or an error."""
+        shown = {device_name(device.uuid): device for device in self._devices()}
+        if unknown := sorted(set(names) - shown.keys()):
+            raise InvalidRequest(f"{unknown[0]} is not a device of this node", Reason.UNKNOWN_DEVICE)
+        return {name: shown[name] for name in names}
+
+    def _held(self, claim: str) -> frozenset[str]:
+        """The devices of a claim. A device that the list shows as free may have been taken a moment ago."""
+        asked = self._asked.get(claim, ())
+        return frozenset(
+            device.uuid
+            for device in self._devices()
+            if device.owner == claim or (not device.owner and device.uuid in asked)
+        )
+
+    def _settled(self, claim: str, uuids: Collection[str]) -> bool:
+        """Whether no device of the claim is on the way to be clean; the list may still show the claim."""
+        return all(
+            device.clean or device.quarantined or device.gone or device.replaced or device.owner not in ("", claim)
+            for device in self._listing.current() or ()
+            if device.uuid in uuids
+        )
+
+    def _devices(self) -> Sequence[Device]:
+        devices = self._listing.current()
+        if devices is None:
+            raise Unreachable(f"the scrub service of this node does not answer: {self._listing.silence_reason()}")
+        return devices
+
+    async def _change(self, seen: Sequence[Device] | None, within: float) -> None:
+        """Return when a device changes, at the latest after ``within`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._listing.until_differs(tuple(seen) if seen is not None else None)
+
+
+def _not_yet(devices: Iterable[Device], claim: str) -> list[str]:
+    """The devices that the claim does not have yet, or NotReady. The text does not name the claim that has one."""
+    missing = [device for device in devices if device.owner != claim]
+    if taken := [device.uuid for device in missing if device.owner]:
+        raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim")
+    return [device.uuid for device in missing]

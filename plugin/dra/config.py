@@ -1,0 +1,74 @@
+"""The options of the DRA driver, and their check: one line for each error, with the flag to change."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plugin import config as plugin_config
+from plugin import dns_names, response
+from plugin.cluster import credentials
+from plugin.cluster.credentials import Credentials, ReportChoice
+from scrubber.ground import paths
+from scrubber.ground.errors import FatalError
+
+DRIVER = "gpu.autoclave.dev"
+PLUGINS_DIR = "/var/lib/kubelet/plugins"
+LONGEST_DRIVER = 63  # characters, as Kubernetes allows
+
+
+@dataclass(frozen=True, slots=True)
+class DraConfig:
+    """The options of ``autoclave dra``."""
+
+    driver: str = DRIVER
+    plugins_dir: Path = Path(PLUGINS_DIR)
+    registry_dir: Path = Path(plugin_config.REGISTRY_DIR)
+    run_dir: Path = Path(paths.RUN_DIR)
+    cluster: ReportChoice = field(default_factory=ReportChoice)
+    cdi_kind: str = "nvidia.com/gpu"
+    clean_within: float = 30.0
+    instance: str = ""  # in the names of the sockets, so that two drivers can run during an update
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    @property
+    def service_socket(self) -> Path:
+        """Where the kubelet sends its calls for claims."""
+        return self.plugins_dir / self.driver / f"dra{self._suffix}.sock"
+
+    @property
+    def registry_socket(self) -> Path:
+        """The socket that the kubelet finds."""
+        return self.registry_dir / f"{self.driver}{self._suffix}-reg.sock"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-{self.instance}" if self.instance else ""
+
+
+def check(config: DraConfig) -> Credentials:
+    """The credentials for the API server; a FatalError for options that cannot work."""
+    if not dns_names.is_subdomain(config.driver, LONGEST_DRIVER):
+        raise FatalError(
+            f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"
+            f" {LONGEST_DRIVER} characters; give a name such as {DRIVER}"
+        )
+    if config.instance and not dns_names.is_subdomain(config.instance):
+        raise FatalError(f"cannot use --instance {config.instance!r}: use lower-case letters, digits and '-'")
+    try:
+        response.check(response.Style(cdi_kind=config.cdi_kind))
+    except ValueError as error:
+        raise FatalError(f"{error}; give another --cdi-kind") from error
+    plugin_config.check_directory(config.plugins_dir, "the kubelet's plugin directory", "--plugins-dir")
+    plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
+    plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
+    plugin_config.check_length(config.service_socket, "--plugins-dir")
+    plugin_config.check_length(config.registry_socket, "--registry-dir")
+    if why := credentials.missing(config.cluster, os.environ):
+        raise FatalError(f"cannot read claims: {why}")
+    found = credentials.find(config.cluster, os.environ)
+    if found is None:
+        raise FatalError("cannot read claims: there are no credentials")
+    return found

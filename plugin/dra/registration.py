@@ -1,0 +1,38 @@
+"""Registers the driver with the kubelet: two sockets, and the kubelet finds the second one in its plugin registry.
+
+Two drivers of a rolling update have sockets with different names. The kubelet asks the newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from plugin.registration import endpoint
+from plugin.registration.events import Cause, Listener
+from plugin.registration.registration_state import RegistrationState
+from plugin.registration.registry import Registrar
+from plugin.registration.watch import FileWatch
+
+KIND = "DRAPlugin"
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # the kubelet takes the first it knows
+
+
+async def stay_registered(
+    driver: str, add: endpoint.Add, service_socket: Path, registry_socket: Path, on_event: Listener
+) -> None:
+    """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
+    state = RegistrationState(driver, str(service_socket), on_event)
+    registrar = Registrar(driver, service_socket, state, KIND, VERSIONS)
+    watch = FileWatch(service_socket.parent, registry_socket.parent)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watch.run(), name="watch of the sockets")
+        while True:
+            state.restart()
+            # The kubelet calls the driver as soon as it finds the second socket, so the first one serves before.
+            async with (
+                endpoint.serve(service_socket, add) as served,
+                endpoint.serve(registry_socket, registrar.add_to) as shown,
+            ):
+                await watch.until(lambda: served.gone() or shown.gone())
+            state.lost(Cause.SOCKET_GONE, "the file of a socket was removed")

@@ -1,0 +1,124 @@
+"""The ResourceSlice of a node: the devices that the scheduler may give to claims. Pure.
+
+All devices of a node are in one slice, so that each update is complete in itself. The scheduler takes the first device
+of the list that fits, so clean devices stand first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plugin.devices import Device
+
+API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
+MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
+LONGEST_TEXT = 64  # characters in the value of an attribute
+LONGEST_VALUE = 63  # characters in the value of a taint
+TAINT = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Whose devices they are. The pool of a node has the node's name."""
+
+    driver: str
+    node: str
+    node_uid: str
+
+    @property
+    def slice_name(self) -> str:
+        """The name of the slice."""
+        return f"{self.node}-{self.driver}"
+
+
+def device_name(uuid: str) -> str:
+    """The name of a device in claims. It contains the UUID, so another GPU never has the name of this one."""
+    return uuid.lower()
+
+
+def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> dict[str, Any]:
+    """The object for the API server.
+
+    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out.
+    """
+    present = sorted(
+        (device for device in devices if not (device.gone or device.replaced)),
+        key=lambda device: (not device.clean, device.index, device.uuid),
+    )
+    offered = [device for device in present if device.healthy]
+    tainted = [device for device in present if not device.healthy]
+    if taints and tainted and len(present) <= MOST_TAINTED:
+        offered += tainted
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": pool.slice_name,
+            # With the node, its slice is deleted.
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
+            ],
+        },
+        "spec": {
+            "driver": pool.driver,
+            "nodeName": pool.node,
+            "pool": {"name": pool.node, "generation": 1, "resourceSliceCount": 1},
+            # The API server drops an empty list.
+            **({"devices": [_device(device, pool.driver) for device in offered[:MOST_DEVICES]]} if offered else {}),
+        },
+    }
+
+
+def withdrawn(device: Device) -> Device:
+    """The device while the scrub service does not answer: no claim may get it."""
+    return replace(device, healthy=False, clean=False, reason="no-answer")
+
+
+def has_taints(resource_slice: Mapping[str, Any]) -> bool:
+    """Whether a slice has a device with a taint."""
+    return any(device.get("taints") for device in resource_slice["spec"].get("devices") or ())
+
+
+def covers(found: object, wanted: object) -> bool:
+    """Whether an object has all fields of the wanted one. The API server adds fields of its own."""
+    match wanted:
+        case Mapping():
+            return isinstance(found, Mapping) and all(covers(found.get(key), value) for key, value in wanted.items())
+        case list():
+            return (
+                isinstance(found, list)
+                and len(found) == len(wanted)
+                and all(covers(one, other) for one, other in zip(found, wanted, strict=True))
+            )
+        case _:
+            return found == wanted
+
+
+def _device(device: Device, driver: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "type": {"string": "mig" if device.mig else "gpu"},
+        "uuid": {"string": device.uuid[:LONGEST_TEXT]},
+        "index": {"int": device.index},
+    }
+    if device.model:
+        attributes["productName"] = {"string": device.model[:LONGEST_TEXT]}
+    if device.numa_node is not None:
+        attributes["resource.kubernetes.io/numaNode"] = {"int": device.numa_node}
+    if device.pci_address:
+        domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
+        attributes["resource.kubernetes.io/pciBusID"] = {"string": f"{int(domain, 16):04x}:{rest}"}
+    listed: dict[str, Any] = {"name": device_name(device.uuid), "attributes": attributes}
+    if device.memory_bytes:
+        listed["capacity"] = {"memory": {"value": str(device.memory_bytes)}}
+    if not device.healthy:
+        why = _taint_value(device.reason or ("quarantined" if device.quarantined else "not-clean"))
+        listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": why, "effect": "NoSchedule"}]
+    return listed
+
+
+def _taint_value(text: str) -> str:
+    """The text as the value of a label, which has letters, digits, and ``-`` between them."""
+    allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text)
+    return allowed[:LONGEST_VALUE].strip("-")

@@ -1,0 +1,77 @@
+"""``autoclave dra``: run the DRA driver of this node until a signal stops it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import scrubber.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
+
+# isort: split
+from plugin import config as plugin_config
+from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.dra import app, config
+from scrubber.cli import environment
+from scrubber.cli.verbs.plugin import FORMATS, LEVELS, PATH
+from scrubber.ground import log, paths
+
+
+@click.command(context_settings=environment.ENVIRONMENT)
+@click.option("--driver-name", default=config.DRIVER, metavar="DOMAIN", help="Name of the driver in ResourceClaims.")
+@click.option(
+    "--node-name",
+    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Name of this node in the cluster; NODE_NAME is read too.",
+)
+@click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
+@click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
+@click.option("--registry-dir", type=PATH, default=plugin_config.REGISTRY_DIR, help="The kubelet's plugin registry.")
+@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@click.option(
+    "--clean-within",
+    type=click.FloatRange(min=0, max=40),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long a claim keeps its devices at its end, until they are clean again.",
+)
+@click.option(
+    "--instance",
+    envvar=["AUTOCLAVE_INSTANCE", "POD_UID"],
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Part of the names of the sockets, so that two drivers can run during an update; POD_UID is read too.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    help="Format of log lines; auto is console on a terminal, json elsewhere.",
+)
+def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+    """Run the DRA driver of this node.
+
+    Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
+    its end until they are clean again. Needs Kubernetes 1.34, and credentials for the API server: a service account,
+    or a file that KUBECONFIG names. Do not run it beside `autoclave plugin` on one node. Logs go to stderr.
+    """
+    chosen = config.DraConfig(
+        driver=flags["driver_name"],
+        plugins_dir=Path(flags["plugins_dir"]).absolute(),
+        registry_dir=Path(flags["registry_dir"]).absolute(),
+        run_dir=Path(flags["run_dir"]).absolute(),
+        cluster=ReportChoice(Reports.ON, flags["node_name"]),
+        cdi_kind=flags["cdi_kind"],
+        clean_within=flags["clean_within"],
+        instance=flags["instance"],
+        log_level=flags["log_level"],
+        log_format=flags["log_format"],
+    )
+    log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
+    return app.run(chosen)

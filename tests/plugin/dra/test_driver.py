@@ -1,0 +1,211 @@
+"""The kubelet's calls for claims, with the real scrub service. The test speaks for the API server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster.credentials import ReportChoice
+from plugin.devices import Device, MigStrategy
+from plugin.dra import driver as dra
+from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.config import DRIVER, DraConfig
+from plugin.dra.driver import Driver
+from plugin.in_flight import InFlight
+from plugin.kubelet_api import dra_pb2 as wire
+from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc
+from plugin.listing import Listing
+from scrubber.api import client
+from scrubber.ground import paths
+from tests.patience import WITHIN
+
+SOON = dra.MARGIN + 0.2  # seconds of a call that has no time to wait
+
+
+class Cluster:
+    """The API server's claims, and the kubelet's calls."""
+
+    def __init__(self, listing: Listing, channel: grpc.aio.Channel) -> None:
+        self.listing = listing
+        self.channel = channel
+        self.stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
+        self.claims: dict[str, dict[str, Any]] = {}
+
+    async def claim(self, _namespace: str, name: str) -> dict[str, Any]:
+        if name not in self.claims:
+            raise Failure(FailureKind.MISSING, "cannot get resourceclaims, the object does not exist")
+        return self.claims[name]
+
+    def allocate(self, name: str, *indices: int, **more: object) -> None:
+        """The scheduler has given these devices to a claim."""
+        devices = self.gpus()
+        results = [
+            {"driver": DRIVER, "pool": "node-1", "request": "gpus", "device": devices[index].uuid.lower(), **more}
+            for index in indices
+        ]
+        allocation = {"devices": {"results": results}}
+        self.claims[name] = {"metadata": {"uid": f"uid-{name}"}, "status": {"allocation": allocation}}
+
+    async def prepare(self, name: str, within: float = WITHIN, uid: str = "") -> wire.NodePrepareResourceResponse:
+        claim = wire.Claim(namespace="default", name=name, uid=uid or f"uid-{name}")
+        request = wire.NodePrepareResourcesRequest(claims=[claim])
+        answer: wire.NodePrepareResourcesResponse = await self.stub.NodePrepareResources(request, timeout=within)
+        return answer.claims[claim.uid]
+
+    async def unprepare(self, name: str, within: float = WITHIN) -> str:
+        claim = wire.Claim(namespace="default", name=name, uid=f"uid-{name}")
+        request = wire.NodeUnprepareResourcesRequest(claims=[claim])
+        answer: wire.NodeUnprepareResourcesResponse = await self.stub.NodeUnprepareResources(request, timeout=within)
+        return answer.claims[claim.uid].error
+
+    async def owners(self, *wanted: str) -> None:
+        """Wait until the devices have these owners."""
+        async with asyncio.timeout(WITHIN):
+            while [device.owner for device in self.gpus()] != list(wanted):
+                await self.listing.until_differs(self.listing.current())
+
+    def gpus(self) -> list[Device]:
+        return sorted(self.listing.current() or (), key=lambda device: device.index)
+
+
+@asynccontextmanager
+async def serving(service, folder) -> AsyncIterator[Cluster]:
+    """A driver on a socket, and a channel to it."""
+    chosen = DraConfig(cluster=ReportChoice(node="node-1"))
+    async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber:
+        listing = Listing(scrubber, "nvidia.com", MigStrategy.MIXED)
+        following = asyncio.create_task(listing.follow())
+        await listing.until_known()
+        async with grpc.aio.insecure_channel(f"unix:{folder}/dra.sock") as channel:
+            cluster = Cluster(listing, channel)
+            server = grpc.aio.server()
+            driver = Driver(chosen, listing, ClaimGate(scrubber, listing), cluster, InFlight())
+            server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
+            server.add_insecure_port(f"unix:{folder}/dra.sock")
+            await server.start()
+            yield cluster
+            await server.stop(None)
+        following.cancel()
+
+
+@pytest.fixture
+async def cluster(service, short_tmp):
+    async with serving(service, short_tmp) as cluster:
+        yield cluster
+
+
+async def test_a_claim_gets_clean_devices_and_gives_them_back_clean(cluster):
+    cluster.allocate("a", 0, 1)
+    answer = await cluster.prepare("a")
+    assert answer.error == ""
+    gpus = cluster.gpus()
+    assert [list(device.cdi_device_ids) for device in answer.devices] == [[f"nvidia.com/gpu={it.uuid}"] for it in gpus]
+    assert {(device.pool_name, *device.request_names) for device in answer.devices} == {("node-1", "gpus")}
+    await cluster.owners("uid-a", "uid-a")
+    assert await cluster.prepare("a") == answer  # the kubelet asks again
+    assert await cluster.unprepare("a") == ""
+    assert all(device.clean for device in cluster.listing.current())
+    assert await cluster.unprepare("a") == ""
+
+
+async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
+    """The list of the service may not show it yet."""
+    cluster.allocate("a", 0, 1)
+    for _ in range(20):
+        assert (await cluster.prepare("a")).error == ""
+        assert await cluster.unprepare("a") == ""
+    await cluster.owners("", "")
+
+
+async def test_a_claim_that_never_got_a_device_takes_none_from_another(cluster):
+    cluster.allocate("a", 0)
+    cluster.allocate("b", 0)
+    await cluster.prepare("a")
+    assert (await cluster.prepare("b", SOON)).error
+    assert await cluster.unprepare("b") == ""
+    await cluster.owners("uid-a", "")
+
+
+async def test_a_claim_waits_until_the_claim_before_gives_the_device_back(cluster):
+    """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
+    cluster.allocate("a", 0)
+    cluster.allocate("b", 0)
+    await cluster.prepare("a")
+    next_claim = asyncio.create_task(cluster.prepare("b"))
+    refused = await cluster.prepare("b", SOON)
+    assert "still belongs to another claim" in refused.error
+    assert await cluster.unprepare("a") == ""
+    assert (await next_claim).error == ""
+    await cluster.owners("uid-b", "")
+    assert await cluster.unprepare("a") == ""  # a repeated call takes nothing from the next claim
+    await cluster.owners("uid-b", "")
+
+
+async def test_a_claim_waits_while_the_service_restarts(cluster, service):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    service.kill()
+    cluster.allocate("b", 1)
+    waiting = asyncio.create_task(cluster.prepare("b"))
+    await asyncio.to_thread(service.start)
+    assert (await waiting).error == ""
+    await cluster.owners("uid-a", "uid-b")  # the ledger has both
+
+
+async def test_without_the_service_no_claim_is_prepared_or_given_back(cluster, service):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    cluster.allocate("b", 1)
+    await asyncio.to_thread(service.stop)
+    cluster.listing.distrust()
+    assert "does not answer" in (await cluster.prepare("b", SOON)).error
+    assert "does not answer" in await cluster.unprepare("a", SOON)
+    await asyncio.to_thread(service.start)
+
+
+async def test_a_claim_of_the_same_name_is_another_claim(cluster):
+    cluster.allocate("a", 0)
+    assert "another UID" in (await cluster.prepare("a", uid="uid-of-an-older-claim")).error
+
+
+async def test_a_claim_that_does_not_exist_gets_nothing(cluster):
+    assert "does not exist" in (await cluster.prepare("missing")).error
+
+
+async def test_a_device_of_another_node_is_refused(cluster):
+    cluster.allocate("a", 0)
+    cluster.claims["a"]["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-elsewhere"
+    assert "not a device of this node" in (await cluster.prepare("a")).error
+
+
+async def test_admin_access_takes_no_device(cluster):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    cluster.allocate("admin", 0, adminAccess=True)
+    answer = await cluster.prepare("admin")
+    assert [list(device.cdi_device_ids) for device in answer.devices] == [[f"nvidia.com/gpu={cluster.gpus()[0].uuid}"]]
+    assert await cluster.unprepare("admin") == ""
+    await cluster.owners("uid-a", "")
+
+
+async def test_an_older_kubelet_is_answered(cluster):
+    call = cluster.channel.unary_unary(
+        "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
+        wire.NodePrepareResourcesRequest.SerializeToString,
+        wire.NodePrepareResourcesResponse.FromString,
+    )
+    assert await call(wire.NodePrepareResourcesRequest(), timeout=WITHIN) == wire.NodePrepareResourcesResponse()
+
+
+async def test_the_kubelet_learns_the_health_of_each_device(cluster):
+    health = drahealth_pb2_grpc.DRAResourceHealthStub(cluster.channel)
+    stream = health.NodeWatchResources(drahealth_pb2.NodeWatchResourcesRequest())
+    message = await stream.read()
+    healths = {(it.device.pool_name, it.device.device_name): it.health for it in message.devices}
+    names = {("node-1", device.uuid.lower()) for device in cluster.listing.current()}
+    assert healths == dict.fromkeys(names, drahealth_pb2.HEALTHY)
+    stream.cancel()
