@@ -116,6 +116,7 @@ async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, p
     await second.hear("devices known")
     assert await first.stop() == 0
     await second.hear("registered")
+    await kubelet.registered(GPU)  # the plugin says so when the stream opens, before its first list
     await kubelet.admit(pod := Pod.of("one", {GPU: 1}))
     assert pod.phase is not Phase.FAILED
     assert len(kubelet.registrations) == 2
