@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from plugin import preferred, response
+from plugin import for_tenants, preferred, response
 from plugin.devices import Device
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
@@ -40,11 +40,6 @@ SharedNodes: TypeAlias = Callable[[], Collection[str]]
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 FAULT = "a fault inside the device plugin"
 _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
-_PUBLIC_MESSAGES = {
-    Reason.UNREACHABLE: "the scrub service of this node does not answer",
-    Reason.INTERNAL: "the scrub service of this node failed",
-    Reason.LEDGER_UNAVAILABLE: "the scrub service of this node cannot record anything",
-}
 
 
 @dataclass(slots=True)
@@ -154,7 +149,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             yield operation
         except AutoclaveError as error:
             log.warning("request refused", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
-            await context.abort(_code(error, no), _for_tenants(error))
+            await context.abort(_code(error, no), for_tenants.message(error))
         except asyncio.CancelledError:
             log.warning("the kubelet gave up", **ended(HookOutcome.CANCELLED))
             raise
@@ -173,11 +168,6 @@ def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:
             return no
         case _:
             return grpc.StatusCode.UNAVAILABLE
-
-
-def _for_tenants(error: AutoclaveError) -> str:
-    """The message for the pod's events. The service writes its messages for tenants; gRPC does not."""
-    return _PUBLIC_MESSAGES.get(error.reason, error.message)
 
 
 def _since(begun: float) -> float:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import grpc
 import grpc.aio
 
+from plugin import for_tenants
 from plugin.cluster.base import Failure
 from plugin.devices import Device
 from plugin.dra import claims, slices
@@ -130,7 +131,7 @@ class Driver:
                     result = await work(claim, until, op)
         except (AutoclaveError, Failure) as error:
             log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
-            return None, f"autoclave: {error.message}"
+            return None, f"autoclave: {_public(error)}"
         except Exception:  # the kubelet gets a short message, the log has the traceback
             log.exception(FAULT)
             return None, f"autoclave: {FAULT}"
@@ -155,6 +156,11 @@ class Driver:
             last_updated_time=int(time.time()),
             message=device.reason if bad else "",
         )
+
+
+def _public(error: AutoclaveError | Failure) -> str:
+    """The text for the pod's events. What the API server says of its objects is not secret."""
+    return for_tenants.message(error) if isinstance(error, AutoclaveError) else error.message
 
 
 def _until(left: float | None) -> float:
