@@ -21,7 +21,7 @@ VERBS = {
     "demo": ("demo", "Show the whole story on simulated GPUs."),
     "scrubber": ("scrubber", "Run the scrub service of this node."),
     "plugin": ("plugin", "Run the device plugin of this node."),
-    "dra": ("dra", "Run the DRA driver of this node, for ResourceClaims."),
+    "dra": ("dra", "Run the DRA driver of this node."),
     "status": ("status", "Show the state of GPUs, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
     "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
