@@ -69,7 +69,32 @@ MATRIX: dict[str, dict[str, Any]] = {
         "directories": {"run": "/var/run/autoclave", "cdi": "/var/cdi/static"},
     },
     "selinux": {"plugin": {"seLinuxType": "spc_t"}},
+    "dra": {"dra": {"enabled": True}, "podMonitor": {"enabled": True}},
+    "dra with everything": {
+        "backend": "simulated",
+        "dra": {
+            "enabled": True,
+            "driverName": "gpu.site.example",
+            "deviceClass": {"extendedResourceName": "site.example/gpu"},
+            "demandGracePeriod": True,
+        },
+        "plugin": {
+            "extraArgs": ["--clean-within=20"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"team": "gpu"},
+            "seLinuxType": "spc_t",
+        },
+        "kubelet": {"pluginsDir": "/var/lib/k/plugins", "registryDir": "/var/lib/k/plugins_registry"},
+    },
+    "dra without extras": {
+        "dra": {"enabled": True, "ownNodeOnly": False, "deviceClass": {"create": False}},
+        "doctor": {"enabled": False},
+    },
 }
+DRA = [case for case, values in MATRIX.items() if "dra" in values]
 
 GROUPS = {  # those that the chart makes objects of, and where their types are
     "v1": "core_v1",
@@ -78,6 +103,7 @@ GROUPS = {  # those that the chart makes objects of, and where their types are
     "rbac.authorization.k8s.io/v1": "rbac_v1",
     "node.k8s.io/v1": "node_v1",
     "admissionregistration.k8s.io/v1": "admissionregistration_v1",
+    "resource.k8s.io/v1": "resource_v1",
 }
 
 

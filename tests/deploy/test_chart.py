@@ -22,7 +22,7 @@ from tests.deploy.manifests import MATRIX
 SCHEMA = json.loads((generate.CHART / "values.schema.json").read_text())
 FLAGS = {
     name: {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-    for name in ("scrubber", "plugin", "doctor")
+    for name in ("scrubber", "plugin", "dra", "doctor")
     if (verb := cli.cli.get_command(click.Context(cli.cli), name)) is not None
 }
 NAMES = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -129,7 +129,7 @@ def test_every_value_is_in_the_schema_and_in_the_table_and_no_others_are():
 
 
 def test_findings_of_the_schema_are_those_that_there_are():
-    for side in ("scrubber", "plugin"):
+    for side in ("scrubber", "plugin", "dra"):
         assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
 
 
@@ -167,7 +167,8 @@ def test_the_scrubber_writes_the_specification_by_which_a_trial_names_its_gpus()
 @pytest.mark.parametrize("case", MATRIX)
 def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_gpus_by_them(case):
     """On the node they may be elsewhere; the doctor sees them where he looks."""
-    by_cdi = "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
+    side = "dra" if case in manifests.DRA else "plugin"
+    by_cdi = side == "dra" or "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
     for called, pod, one in manifests.containers(case):
         places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
         seen = {
@@ -175,10 +176,10 @@ def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_
             for it in one["volumeMounts"]
             if it["name"] in {"cdi", "cdi-dynamic"}
         }
-        looks = by_cdi and called == "doctor (plugin)"
+        looks = by_cdi and called == f"doctor ({side})"
         static = MATRIX[case].get("directories", {}).get("cdi", "/etc/cdi")
         assert seen == ({"/host/etc/cdi": static, "/host/run/cdi": "/var/run/cdi"} if looks else {})
-        assert ("--cdi-kind" in manifests.flags(one)) == (looks or called == "plugin")
+        assert ("--cdi-kind" in manifests.flags(one)) == (looks or called == side)
         if looks:
             assert "--only=cdi" in one["args"]
             assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
@@ -198,13 +199,14 @@ def test_a_new_plugin_waits_on_standby_beside_the_old_one():
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_only_the_plugin_that_reports_has_a_token(case):
+def test_only_who_talks_to_the_api_server_has_a_token(case):
+    talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "taint"} else ""
     for called, pod, one in manifests.containers(case):
         assert pod["automountServiceAccountToken"] is False
         tokens = {volume["name"] for volume in pod["volumes"] if "projected" in volume or "secret" in volume}
         mounted = {it["name"] for it in one["volumeMounts"]} & tokens
-        assert bool(mounted) == (called == "plugin" and case in {"reports", "taint"})
-    assert bool([doc for doc in manifests.objects(case) if "Role" in doc["kind"]]) == (case in {"reports", "taint"})
+        assert bool(mounted) == (called == talks)
+    assert bool([doc for doc in manifests.objects(case) if "Role" in doc["kind"]]) == bool(talks)
 
 
 def rights(case):
@@ -369,7 +371,7 @@ def test_links_to_runbooks_follow_the_value():
         assert "https://wiki.example/gpus/${__data.fields.alertname}.md" in moved
 
 
-@pytest.mark.parametrize("page", ["docs/install.md", "docs/security.md", "docs/kubernetes.md"])
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/security.md", "docs/kubernetes.md", "docs/dra.md"])
 def test_every_value_that_a_page_names_is_one(page):
     known = {name for name, _, _ in generate.values()}
     words = re.findall(r"(?:`|--set(?:-file)? )([a-zA-Z]+[.][a-zA-Z.]+)", (generate.ROOT / page).read_text())

@@ -138,7 +138,51 @@ WRONG |= {
         ("two mounts of one path", mounted("/a", "/a"), "extraVolumeMounts: two have one path"),
     )
 }
+DRA = {"enabled": True}
 WRONG |= {
+    "a driver and reports": (
+        {"dra": DRA, "clusterReports": {"enabled": True}},
+        "clusterReports.enabled: dra.enabled repl",
+    ),
+    "a driver and another way": (
+        {"dra": DRA, "plugin": {"strategy": ["envvar"]}},
+        "plugin.strategy: claims get devices by",
+    ),
+    "a driver and a resource": (
+        {"dra": DRA, "plugin": {"resourcePrefix": "a.b"}},
+        "plugin.resourcePrefix: the DRA driver has",
+    ),
+    "a driver and device nodes": (
+        {"dra": DRA, "plugin": {"passDeviceSpecs": True}},
+        "plugin.passDeviceSpecs: the DRA driver",
+    ),
+    "a driver and its registration": (
+        {"dra": DRA, "plugin": {"registration": "plugins-registry"}},
+        "plugin.registration: the DRA driver has",
+    ),
+    "a flag of the driver twice": (
+        {"dra": DRA, "plugin": {"extraArgs": ["--driver-name=a"]}},
+        "plugin.extraArgs: --driver-name is set by a value",
+    ),
+    "a driver with capitals": ({"dra": {"driverName": "GPU.example"}}, "/dra/driverName.*does not match"),
+    "a driver with a long name": ({"dra": {**DRA, "driverName": "a" * 28}}, "dra.driverName: with kubelet.registryDir"),
+    "a driver in deep directories": (
+        {"dra": DRA, "kubelet": {"pluginsDir": "/" + "a" * 43}},
+        "dra.driverName: with kubelet.pluginsDir",
+    ),
+    "a grace period without a driver": ({"dra": {"demandGracePeriod": True}}, "set dra.enabled too"),
+    "a resource of no class": (
+        {"dra": {**DRA, "deviceClass": {"create": False, "extendedResourceName": "a.b/c"}}},
+        "set dra.deviceClass.create too",
+    ),
+    "a resource that is none": (
+        {"dra": {"deviceClass": {"extendedResourceName": "gpu"}}},
+        "/dra/deviceClass/extendedResourceName.*does not match",
+    ),
+    "plugins and their registry": (
+        {"kubelet": {"pluginsDir": "/var/lib/kubelet/plugins_registry"}},
+        "kubelet.[a-zA-Z]+: it is, or is inside",
+    ),
     "deny and warn": ({"admissionPolicy": {"kubeletDirectories": ["Deny", "Warn"]}}, "exclude each other"),
 }
 

@@ -62,3 +62,13 @@ $(POD_IP):{{ . | int }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
 {{- end -}}
+
+{{- define "autoclave.dra.args" -}}
+- --driver-name={{ .Values.dra.driverName }}
+- --run-dir={{ include "autoclave.doors" . }}
+- --plugins-dir={{ .Values.kubelet.pluginsDir }}
+- --registry-dir={{ .Values.kubelet.registryDir }}
+- --cdi-kind={{ .Values.plugin.cdiKind }}
+- --log-level={{ .Values.plugin.logLevel }}
+- --log-format={{ .Values.plugin.logFormat }}
+{{- end -}}

@@ -27,9 +27,32 @@
 {{- if and $v.runtimeClass.create (not $v.runtimeClass.name) -}}
 {{- fail "runtimeClass.create: it has no name; set runtimeClass.name" -}}
 {{- end -}}
+{{- if $v.dra.enabled -}}
+  {{- if $v.clusterReports.enabled -}}
+  {{- fail "clusterReports.enabled: dra.enabled replaces the plugin, which makes the reports; switch one off" -}}
+  {{- end -}}
+  {{- if ne (include "autoclave.strategy" .) "cdi-cri" -}}
+  {{- fail "plugin.strategy: claims get devices by CDI names only; with dra.enabled leave it empty" -}}
+  {{- end -}}
+  {{- range $name, $default := dict "resourcePrefix" "nvidia.com" "passDeviceSpecs" false "registration" "kubelet" -}}
+    {{- if ne (index $v.plugin $name) $default -}}
+    {{- fail (printf "plugin.%s: the DRA driver has no such choice; with dra.enabled leave it at %v" $name $default) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- range $name := list "pluginsDir" "registryDir" -}}
+    {{- if gt (add (len (index $v.kubelet $name)) (len $v.dra.driverName)) 60 -}}
+    {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 60 characters" $name) -}}
+    {{- end -}}
+  {{- end -}}
+{{- else if $v.dra.demandGracePeriod -}}
+{{- fail "dra.demandGracePeriod: without the driver it does nothing; set dra.enabled too" -}}
+{{- end -}}
+{{- if and $v.dra.deviceClass.extendedResourceName (not $v.dra.deviceClass.create) -}}
+{{- fail "dra.deviceClass.extendedResourceName: it is a part of the class; set dra.deviceClass.create too" -}}
+{{- end -}}
 {{- range $side := list "scrubber" "plugin" -}}
-  {{- $rest := omit (index $v $side) "extraArgs" -}}
-  {{- $set := splitList " " (include (printf "autoclave.%s.args" $side) $ | fromYamlArray | join " ") -}}
+  {{- $program := ternary (include "autoclave.kubelet-side" $) $side (eq $side "plugin") -}}
+  {{- $set := splitList " " (include (printf "autoclave.%s.args" $program) $ | fromYamlArray | join " ") -}}
   {{- range (index $v $side).extraArgs -}}
     {{- $flag := regexFind "^--[a-z-]+" . -}}
     {{- range $set -}}
@@ -71,7 +94,7 @@
 {{- define "autoclave.checks.places" -}}
 {{- $v := .Values -}}
 {{- $fixed := list "/etc/autoclave/policy" "/host" "/proc" "/sys" "/dev" -}}
-{{- $own := dict "directories.state" $v.directories.state "directories.run" $v.directories.run "kubelet.devicePluginsDir" $v.kubelet.devicePluginsDir "kubelet.registryDir" $v.kubelet.registryDir -}}
+{{- $own := dict "directories.state" $v.directories.state "directories.run" $v.directories.run "kubelet.devicePluginsDir" $v.kubelet.devicePluginsDir "kubelet.pluginsDir" $v.kubelet.pluginsDir "kubelet.registryDir" $v.kubelet.registryDir -}}
 {{- range $name, $path := $own -}}
   {{- $here := regexReplaceAll "^/var/run/" $path "/run/" -}}
   {{- if eq $here "/tmp" -}}

@@ -38,6 +38,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- last . | replace "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/" (printf "%s/" ((first .).Values.runbookUrl | trimSuffix "/")) -}}
 {{- end -}}
 
+{{- /* What hands GPUs out: one of the two, never both. */ -}}
+{{- define "autoclave.kubelet-side" -}}
+{{- ternary "dra" "plugin" .Values.dra.enabled -}}
+{{- end -}}
+
 {{- define "autoclave.real" -}}
 {{- if eq .Values.backend "nvidia" -}}yes{{- end -}}
 {{- end -}}

@@ -103,6 +103,16 @@ readinessProbe:
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 {{- end -}}
 
+{{- /* What a service account's token is mounted from, in the one container that needs it. */ -}}
+{{- define "autoclave.token" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end -}}
+
 {{- /* A look at the node: called with (list $ FINDINGS) and more flags. Mounts, and privileges, are the caller's. */ -}}
 {{- define "autoclave.doctor" -}}
 {{- $ := first . -}}

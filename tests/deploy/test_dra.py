@@ -1,0 +1,220 @@
+"""The chart with the DRA driver: it takes the place of the plugin, and has the rights that docs/dra.md lists."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import generate
+from plugin import config as plugin_config
+from plugin.dra import config, driver
+from plugin.dra.config import DraConfig
+from tests.deploy import manifests
+from tests.deploy.test_admission import refusals, value
+
+PAGE = (generate.ROOT / "docs/dra.md").read_text()
+UID = "0a1b2c3d-0000-4000-8000-000000000000"
+NODE_NAME = "authentication.kubernetes.io/node-name"
+SLICE: dict[str, Any] = {
+    "metadata": {"name": "a-gpu.autoclave.dev"},
+    "spec": {"driver": "gpu.autoclave.dev", "nodeName": "a", "pool": {"name": "a"}},
+}
+
+
+@pytest.mark.parametrize("case", manifests.MATRIX)
+def test_either_the_plugin_or_the_driver_is_installed(case):
+    sets = {doc["metadata"]["labels"]["app.kubernetes.io/component"] for doc in manifests.objects(case)
+            if doc["kind"] == "DaemonSet"}  # fmt: skip
+    assert sets == {"scrubber", "dra" if case in manifests.DRA else "plugin"}
+
+
+def test_the_driver_runs_where_the_plugin_runs():
+    values: dict[str, Any] = {key: manifests.MATRIX["places"][key] for key in ("nodeSelector", "affinity", "image")}
+    [plugin] = [pod for side, pod in manifests.pods(manifests.loaded(values)) if side == "plugin"]
+    [ours] = [
+        pod for side, pod in manifests.pods(manifests.loaded(values | {"dra": {"enabled": True}})) if side == "dra"
+    ]
+    for field in ("nodeSelector", "affinity", "tolerations", "priorityClassName", "automountServiceAccountToken"):
+        assert ours[field] == plugin[field]
+    for field in ("image", "securityContext", "resources"):
+        assert ours["containers"][0][field] == plugin["containers"][0][field]
+
+
+def test_the_driver_mounts_no_more_of_the_node_than_it_needs():
+    """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it."""
+    pod = dict(manifests.pods("dra"))["dra"]
+    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {
+        (places[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in mounts if it["name"] in places
+    } == {
+        ("/var/lib/kubelet/plugins/gpu.autoclave.dev", "/var/lib/kubelet/plugins/gpu.autoclave.dev", False),
+        ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins_registry", False),
+        ("/run/autoclave", "/run/autoclave", True),
+    }
+
+
+def chosen(flags):
+    """What the driver makes of its flags."""
+    return DraConfig(
+        driver=flags["--driver-name"],
+        plugins_dir=Path(flags["--plugins-dir"]),
+        registry_dir=Path(flags["--registry-dir"]),
+        instance=UID,
+    )
+
+
+@pytest.mark.parametrize("case", ["dra", "dra with everything"])
+def test_two_drivers_serve_beside_each_other_during_an_update(case):
+    spec = manifests.of(case, "DaemonSet", "-dra")["spec"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    one = manifests.container(case, "dra")
+    assert {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}} in one["env"]
+    assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in one["env"]
+    its = chosen(manifests.flags(one))
+    assert one["readinessProbe"]["exec"]["command"] == [
+        "sh",
+        "-c",
+        f"test -S {its.registry_socket}".replace(UID, "$POD_UID"),
+    ]
+    assert str(its.service_socket.parent) in {mount["mountPath"] for mount in one["volumeMounts"]}
+
+
+def test_a_stop_may_take_as_long_as_a_call_of_the_kubelet():
+    pod = dict(manifests.pods("dra"))["dra"]
+    assert pod["terminationGracePeriodSeconds"] > driver.CALL_WITHIN
+
+
+def test_the_longest_name_that_the_chart_takes_fits_into_the_sockets():
+    values = {
+        "dra": {"enabled": True, "driverName": "a" * 40},
+        "kubelet": {"pluginsDir": "/" + "p" * 19, "registryDir": "/" + "r" * 19},
+    }
+    its = chosen(manifests.flags(manifests.container(manifests.loaded(values), "dra")))
+    for path in (its.service_socket, its.registry_socket):
+        plugin_config.check_length(path, "--plugins-dir")
+        assert len(str(path)) == 107
+
+
+def test_the_rights_are_those_of_the_page():
+    [listed] = [doc for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for doc in manifests.documents(text)
+                if doc["kind"] == "ClusterRole"]  # fmt: skip
+    assert manifests.of("dra", "ClusterRole", "-dra")["rules"] == listed["rules"]
+    [subject] = manifests.of("dra", "ClusterRoleBinding", "-dra")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "autoclave-dra", "namespace": "autoclave"}
+
+
+def test_the_class_is_the_one_of_the_page_and_takes_an_extended_resource():
+    [listed] = [doc for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for doc in manifests.documents(text)
+                if doc["kind"] == "DeviceClass"]  # fmt: skip
+    made = manifests.of("dra", "DeviceClass")
+    assert (made["metadata"]["name"], made["spec"]) == (listed["metadata"]["name"], listed["spec"])
+    assert made["metadata"]["name"] == config.DRIVER
+    other = manifests.of("dra with everything", "DeviceClass")
+    assert other["metadata"]["name"] == "gpu.site.example"
+    assert other["spec"] == {
+        "selectors": [{"cel": {"expression": 'device.driver == "gpu.site.example"'}}],
+        "extendedResourceName": "site.example/gpu",
+    }
+    assert [doc for doc in manifests.objects("dra without extras") if doc["kind"] == "DeviceClass"] == []
+
+
+def test_the_driver_talks_to_the_api_server_and_nobody_to_the_driver():
+    spec = manifests.of("dra", "NetworkPolicy", "-dra")["spec"]
+    assert spec["ingress"] == []
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443]
+    assert [doc["metadata"]["name"] for doc in manifests.objects("dra") if doc["kind"] == "PodMonitor"] == [
+        "autoclave-scrubber"
+    ]
+
+
+def told(found=SLICE, node="a", operation="UPDATE", extra=None):
+    """The refusals of the policy for the slice that the driver of a node writes."""
+    user = {"username": "system:serviceaccount:autoclave:autoclave-dra", "extra": {NODE_NAME: [node]}}
+    if extra is not None:
+        user["extra"] = extra
+    request = {"userInfo": user, "operation": operation}
+    policy = manifests.of("dra", "ValidatingAdmissionPolicy", "-own-slice")
+    [condition] = policy["spec"]["matchConditions"]
+    assert value(condition["expression"], {"request": request}) is True
+    sides = {"object": None, "oldObject": found} if operation == "DELETE" else {"object": found, "oldObject": None}
+    return refusals(policy, request=request, **sides)
+
+
+def changed(**fields):
+    return {"metadata": SLICE["metadata"], "spec": SLICE["spec"] | fields}
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
+def test_a_driver_writes_the_slice_of_its_own_node_only(operation):
+    assert told(operation=operation) == []
+    of_others = told(node="b", operation=operation)
+    assert of_others == ["autoclave's DRA driver writes slices of its own node only"]
+
+
+@pytest.mark.parametrize("extra", [{}, {"other": ["a"]}, {NODE_NAME: []}])
+def test_a_token_without_a_node_writes_no_slice(extra):
+    assert told(extra=extra) == ["autoclave's DRA driver writes slices of its own node only"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        changed(driver="gpu.nvidia.com"),
+        changed(pool={"name": "b"}),
+        SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}},
+    ],
+)
+def test_a_driver_displaces_no_slice_of_another(found):
+    """Of another driver, or of another node: by the name of its slice, or by its pool."""
+    assert len(told(found)) == 1
+
+
+def test_a_slice_for_all_nodes_is_refused():
+    spec = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
+    assert "autoclave's DRA driver writes slices of its own node only" in told(SLICE | {"spec": spec})
+
+
+def test_the_slice_policy_concerns_the_driver_alone_and_denies():
+    policy = manifests.of("dra", "ValidatingAdmissionPolicy", "-own-slice")
+    [condition] = policy["spec"]["matchConditions"]
+    kubelet = {"request": {"userInfo": {"username": "system:node:a"}}}
+    assert value(condition["expression"], kubelet) is False
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    for which in ("own-slice", "grace-period"):
+        binding = manifests.of("dra with everything", "ValidatingAdmissionPolicyBinding", which)
+        assert binding["spec"]["validationActions"] == ["Deny"]
+    names = [doc["metadata"]["name"] for doc in manifests.objects("dra without extras")]
+    assert [name for name in names if "own-slice" in name or "grace-period" in name] == []
+
+
+CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
+
+
+@pytest.mark.parametrize("grace", [0, 1, 30])
+def test_a_pod_with_a_claim_needs_a_grace_period(grace):
+    policy = manifests.of("dra with everything", "ValidatingAdmissionPolicy", "-grace-period")
+    spec = {"containers": [{"name": "a"}], "terminationGracePeriodSeconds": grace}
+    assert len(refusals(policy, object={"spec": spec | {"resourceClaims": [CLAIM]}})) == (grace == 0)
+    assert refusals(policy, object={"spec": spec}) == []
+
+
+@pytest.mark.parametrize("resource", ["site.example/gpu", "deviceclass.resource.kubernetes.io/gpu.site.example"])
+def test_so_does_a_pod_that_gets_its_claim_by_a_resource(resource):
+    policy = manifests.of("dra with everything", "ValidatingAdmissionPolicy", "-grace-period")
+    asks = [{"name": "a", "resources": {"limits": {resource: "1"}}}]
+    rest = {"containers": [{"name": "b"}], "terminationGracePeriodSeconds": 0}
+    for spec in (rest | {"initContainers": asks}, rest | {"containers": asks}):
+        assert len(refusals(policy, object={"spec": spec})) == 1
+        assert refusals(policy, object={"spec": spec | {"terminationGracePeriodSeconds": 1}}) == []
+
+
+def test_notes_and_the_pod_of_helm_test_know_that_there_is_no_plugin():
+    notes = generate.chart().render({"dra": {"enabled": True}}, name="x", namespace="gpus")[
+        "autoclave/templates/NOTES.txt"
+    ]
+    assert "daemonset/x-autoclave-dra\n" in notes
+    assert "ResourceClaims of the class gpu.autoclave.dev:" in notes
+    assert "-plugin" not in notes
+    assert "--only=plugin" not in manifests.container("dra", "doctor (test)")["args"]
