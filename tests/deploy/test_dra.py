@@ -8,18 +8,16 @@ import pytest
 
 from deploy import generate
 from plugin import config as plugin_config
-from plugin.dra import config, driver
+from plugin.dra import config, driver, slices
 from plugin.dra.config import DraConfig
+from plugin.dra.slices import Pool
 from tests.deploy import manifests
 from tests.deploy.test_admission import refusals, value
 
 PAGE = (generate.ROOT / "docs/dra.md").read_text()
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 NODE_NAME = "authentication.kubernetes.io/node-name"
-SLICE: dict[str, Any] = {
-    "metadata": {"name": "a-gpu.autoclave.dev"},
-    "spec": {"driver": "gpu.autoclave.dev", "nodeName": "a", "pool": {"name": "a"}},
-}
+SLICE = slices.resource_slice(Pool(config.DRIVER, "a", "uid"), (), taints=True)
 
 
 @pytest.mark.parametrize("case", manifests.MATRIX)
