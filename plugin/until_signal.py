@@ -52,9 +52,9 @@ async def _finish(task: asyncio.Task[None]) -> None:
         raise
 
 
-async def drain(in_flight: InFlight) -> None:
-    """Wait until the calls of the kubelet that have begun are answered."""
-    if not await in_flight.none(DRAINED_WITHIN):
+async def drain(in_flight: InFlight, within: float = DRAINED_WITHIN) -> None:
+    """Wait until the calls of the kubelet that have begun are answered, at most ``within`` seconds."""
+    if not await in_flight.none(within):
         logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
 
 

@@ -76,7 +76,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
             try:
                 await asyncio.Event().wait()
             finally:  # the kubelet is still served: its calls are answered last
-                await asyncio.create_task(until_signal.drain(in_flight))
+                await asyncio.create_task(until_signal.drain(in_flight, driver.CALL_WITHIN))
 
 
 def _note(registered: asyncio.Event, event: events.Event) -> None:
