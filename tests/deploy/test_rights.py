@@ -1,5 +1,7 @@
 """With the rights that the chart gives them, and no others, the programs do what they are for."""
 
+import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -9,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from plugin.registration.watch import FileWatch
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, Phase, Pod
 from tests.deploy import manifests
+from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get
 
@@ -128,8 +132,8 @@ class Node:
         """The exit code of a container that ends."""
         return await (await self.start(name)).ended()
 
-    async def start(self, name):
-        program = Plugin(self.root)
+    async def start(self, name, **env):
+        program = Plugin(self.root, **env)
         program.command = self.command(name)
         await program.start()
         self._alive.push_async_callback(program.clear_away)
@@ -161,6 +165,47 @@ async def test_the_pods_of_the_chart_hand_out_a_device_with_the_rights_that_they
         assert (await scrubber.hear("policy loaded"))["policy"] == "second"
         assert await plugin.stop() == 0
         assert await node.once("doctor (test)") == 1
+        assert await scrubber.stop() == 0
+
+
+async def test_the_driver_serves_with_the_rights_that_it_has(short_tmp):
+    """Among the kubelet's plugins it may write to its own directory only. No API server answers."""
+    plugins, registry = short_tmp / "plugins", short_tmp / "registry"
+    (plugins / "gpu.autoclave.dev").mkdir(parents=True)
+    registry.mkdir()
+    plugins.chmod(0o555)
+    nowhere = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}, "user": {}}
+    context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    config = {
+        "clusters": [nowhere],
+        "users": [{"name": "a", "user": {}}],
+        "contexts": [context],
+        "current-context": "a",
+    }
+    (short_tmp / "kubeconfig").write_text(json.dumps(config))
+    env = {"NODE_NAME": "node-1", "POD_UID": "uid-1", "KUBECONFIG": str(short_tmp / "kubeconfig")}
+    directories = {
+        "devicePluginsDir": str(short_tmp / "kubelet"),
+        "podLogsDir": str(short_tmp / "pods"),
+        "pluginsDir": str(plugins),
+        "registryDir": str(registry),
+    }
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive, dra={"enabled": True}, kubelet=directories)
+        scrubber = await node.start("scrubber")
+        assert await node.once("doctor (dra)") == 0
+        driver = await node.start("dra", **env)
+        watch = FileWatch(registry)
+        watching = asyncio.create_task(watch.run())
+        async with asyncio.timeout(WITHIN):
+            await watch.until((registry / "gpu.autoclave.dev-uid-1-reg.sock").exists)
+        watching.cancel()
+        probe = manifests.container(node.objects, "dra")["readinessProbe"]["exec"]["command"]
+        for uid, ready in (("uid-1", 0), ("uid-2", 1)):
+            process = await asyncio.create_subprocess_exec(*probe, env=env | {"POD_UID": uid})
+            assert await process.wait() == ready
+        assert [it.name for it in (plugins / "gpu.autoclave.dev").iterdir()] == ["dra-uid-1.sock"]
+        assert await driver.stop() == 0
         assert await scrubber.stop() == 0
 
 
