@@ -13,6 +13,7 @@ from plugin.registration.events import Cause, Listener
 from plugin.registration.registration_state import RegistrationState
 from plugin.registration.registry import Registrar
 from plugin.registration.watch import FileWatch
+from scrubber.ground import unix_sockets
 
 KIND = "DRAPlugin"
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # the kubelet takes the first it knows
@@ -22,6 +23,8 @@ async def stay_registered(
     driver: str, add: endpoint.Add, service_socket: Path, registry_socket: Path, on_event: Listener
 ) -> None:
     """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
+    for socket in (service_socket, registry_socket):
+        _remove_stale(driver, socket)
     state = RegistrationState(driver, str(service_socket), on_event)
     registrar = Registrar(driver, service_socket, state, KIND, VERSIONS)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
@@ -36,3 +39,10 @@ async def stay_registered(
             ):
                 await watch.until(lambda: served.gone() or shown.gone())
             state.lost(Cause.SOCKET_GONE, "the file of a socket was removed")
+
+
+def _remove_stale(driver: str, ours: Path) -> None:
+    """Remove the sockets of killed drivers beside ours: the kubelet would call them for ever."""
+    for found in (*ours.parent.glob("dra*.sock"), *ours.parent.glob(f"{driver}*-reg.sock")):
+        if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
+            found.unlink(missing_ok=True)

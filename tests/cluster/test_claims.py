@@ -163,7 +163,7 @@ async def test_no_claim_gets_a_sick_gpu(claims, autoclave):
     await claims.sliced(lambda devices: not any(device.taints for device in devices))
 
 
-async def test_the_status_of_a_pod_shows_that_its_gpu_is_sick(claims, autoclave):
+async def test_the_status_of_a_pod_shows_that_the_gpu_of_its_claim_is_sick(claims, autoclave):
     cluster = claims.cluster
     await claims.hold("holder", 1)
     [gpu] = cluster.gpus("holder")

@@ -1,0 +1,66 @@
+"""The two sockets of the driver."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from plugin.dra import registration
+from plugin.kubelet_api import pluginregistration_pb2 as wire
+from plugin.kubelet_api import pluginregistration_pb2_grpc
+from plugin.registration import events
+from plugin.registration.watch import FileWatch
+from tests.patience import WITHIN
+
+DRIVER = "gpu.autoclave.dev"
+
+
+@pytest.fixture
+def places(short_tmp):
+    """Where the sockets are."""
+    for name in ("plugins", "registry"):
+        (short_tmp / name).mkdir()
+    return short_tmp / "plugins/dra-2.sock", short_tmp / f"registry/{DRIVER}-2-reg.sock"
+
+
+@asynccontextmanager
+async def registered(places):
+    """The driver serves, and a kubelet that knows its name asks."""
+    heard: asyncio.Queue[events.Event] = asyncio.Queue()
+    service, shown = places
+    watch = FileWatch(shown.parent)
+    work = registration.stay_registered(DRIVER, lambda _server: None, service, shown, heard.put_nowait)
+    tasks = [asyncio.create_task(work), asyncio.create_task(watch.run())]
+    async with asyncio.timeout(WITHIN):
+        await watch.until(shown.exists)
+    async with grpc.aio.insecure_channel(f"unix:{shown}") as channel:
+        yield pluginregistration_pb2_grpc.RegistrationStub(channel), heard
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_the_kubelet_gets_name_kind_and_socket(places):
+    async with registered(places) as (kubelet, heard):
+        info = await kubelet.GetInfo(wire.InfoRequest(), timeout=WITHIN)
+        assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(places[0]))
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+        await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True), timeout=WITHIN)
+        assert isinstance(await heard.get(), events.Registered)
+
+
+async def test_sockets_of_killed_drivers_are_removed(places, short_tmp):
+    """The driver of another pod that still serves keeps its sockets."""
+    names = ("plugins/dra-1.sock", f"registry/{DRIVER}-1-reg.sock", f"registry/{DRIVER}-0-reg.sock")
+    servers = [socket.socket(socket.AF_UNIX) for _ in names]
+    for server, name in zip(servers, names, strict=True):
+        server.bind(str(short_tmp / name))
+    servers[1].listen()
+    servers[0].close()
+    servers[2].close()
+    async with registered(places):
+        left = {file.name for folder in ("plugins", "registry") for file in (short_tmp / folder).glob("[!.]*")}
+    servers[1].close()
+    assert left == {"dra-2.sock", f"{DRIVER}-1-reg.sock", f"{DRIVER}-2-reg.sock"}
