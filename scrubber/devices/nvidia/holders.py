@@ -12,14 +12,22 @@ unseen; neither a scrub nor a pod can reach that memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.nvml import BufferTooSmallError, Handle, NotSupportedError, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import (
+    ArgumentError,
+    BufferTooSmallError,
+    Handle,
+    NotSupportedError,
+    ResetRequiredError,
+    Session,
+)
 
 IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 
@@ -30,10 +38,11 @@ NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and f
 TRIES = 3  # readings of a list that grows while it is read
 
 # Not the functions without a version number: for an old driver these raise other errors than NVML does.
+_MPS = pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3
 LISTS = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    _MPS,
 )
 
 
@@ -62,7 +71,8 @@ def pids(nvml: Session, handle: Handle) -> frozenset[int]:
     found: set[int] = set()
     try:
         for question in LISTS:
-            found |= {process.pid for process in nvml.ask_optional(question, handle) or ()}
+            with suppress(NotSupportedError):
+                found |= {process.pid for process in _listed(nvml, handle, question)}
     except ResetRequiredError:
         return frozenset()
     return frozenset(found)
@@ -109,10 +119,30 @@ def _any(lists: list[bool | None]) -> bool | None:
     return None if None in lists else False
 
 
+def _listed(nvml: Session, handle: Handle, question: Callable[..., Any]) -> Sequence[Any]:
+    """The processes on one list.
+
+    NVML may reject the handle of a slice where slices have no list of MPS processes. Only there is that no error.
+    """
+    try:
+        return nvml.ask(question, handle)  # type: ignore[no-any-return] # pynvml has no types
+    except ArgumentError as error:
+        if question is not _MPS or not _is_slice(nvml, handle):
+            raise
+        raise NotSupportedError(str(error)) from error
+
+
+def _is_slice(nvml: Session, handle: Handle) -> bool:
+    """Whether the handle is of a slice that still exists: only such a handle has a parent."""
+    with suppress(ArgumentError):
+        return nvml.ask_optional(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) is not None
+    return False
+
+
 def _lists_process(nvml: Session, handle: Handle, question: Callable[..., Any], is_running: IsRunning) -> bool | None:
     for _ in range(TRIES):
         try:
-            return any(is_running(process.pid) for process in nvml.ask(question, handle))
+            return any(is_running(process.pid) for process in _listed(nvml, handle, question))
         except NotSupportedError:
             return None
         except BufferTooSmallError:

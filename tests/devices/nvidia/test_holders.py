@@ -111,6 +111,26 @@ def test_a_list_that_the_driver_does_not_have_is_no_empty_one(rig, kind: str) ->
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
 
+def test_a_slice_may_reject_the_list_of_mps_processes(rig) -> None:
+    """NVML answers so where slices have no such list. From a whole GPU, and for another list, it is an error."""
+    backend = rig.backend()
+    (slice_,) = rig.cut(0, Slice())
+    whole = rig.gpu(1).uuid
+    rig.machine.fail(CALLS["mps"], pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    assert (backend.has_holders(slice_), backend.listed_holders(slice_)) == (None, frozenset())
+    assert backend.vitals(slice_).lost is False
+    rig.gpu(0).run(Process(4711, gi=int(rig.gpu(0)["mig.0.gi"]), ci=0))
+    assert (backend.has_holders(slice_), backend.listed_holders(slice_)) == (True, {4711})
+    for question in (backend.has_holders, backend.listed_holders):
+        with pytest.raises(DeviceError, match="MPSComputeRunningProcesses_v3 failed"):
+            question(whole)
+    rig.machine.fail(CALLS["mps"], None)
+    rig.machine.fail(CALLS["graphics"], pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for question in (backend.has_holders, backend.listed_holders):
+        with pytest.raises(DeviceError, match="GraphicsRunningProcesses_v3 failed"):
+            question(slice_)
+
+
 def test_a_list_that_names_somebody_speaks_for_one_that_cannot_be_told(rig) -> None:
     rig.gpu(0).set({"processes.mps": None})
     rig.gpu(0).run(Process(4711))
