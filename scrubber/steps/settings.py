@@ -7,6 +7,6 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
-    """Passes when the baseline is in force. A lock of clocks that the device does not support is only reported."""
+    """Passes when the baseline is in force. A named setting that the device does not support is only reported."""
     findings = bench.gpu.restore_settings()
     return Report(Outcome.PASSED, "; ".join(findings.unsupported), findings=findings)

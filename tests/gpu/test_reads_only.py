@@ -25,14 +25,14 @@ LOOKERS = [
     *(ROOT / "benchmarks").glob("nvml*.py"),
 ]
 CHANGES = re.compile(
-    r"Set[A-Z]|nvmlEvent|[Cc]lear|[Cc]reat|[Dd]estroy|[Mm]odify|[Rr]emove|[Dd]iscover|[Rr]eset|[Rr]estor|lock_clocks"
+    r"Set[A-Z]|nvmlEvent|[Cc]lear|[Cc]reat|[Dd]estroy|[Mm]odify|[Rr]emove|[Dd]iscover|[Rr]eset|[Rr]estor|allow_cuda"
     r"|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
 )
 
 
 CHANGES_MORE = re.compile(
     r"[sS]et[A-Z]|nvmlEvent|nvml\w*(?:Clear|Creat|Destroy|Modify|Remove|Discover)|[Rr]eset|RESET|[Rr]estor|SETTINGS|EVICT"
-    r"|lock_clocks|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
+    r"|allow_cuda|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
 )
 
 

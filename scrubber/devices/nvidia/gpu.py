@@ -97,7 +97,8 @@ class NvidiaGpu:
                 done = clearing.clear(memory, key, tuple(patterns), progress, census, confirm=confirm)
             # A mismatch is reported even if another process used memory meanwhile.
             allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
-        return replace(done, allocatable_bytes=allocatable, uncovered=uncovered)
+        restored = self._holding.restored
+        return replace(done, allocatable_bytes=allocatable, uncovered=uncovered, drift=restored)
 
     def verify(self, progress: Progress) -> Findings:
         """Read all of the memory, the cleared memory if this worker cleared it: every byte must be zero."""

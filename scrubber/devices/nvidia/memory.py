@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
+from scrubber.devices.nvidia.settings import restore
 
 T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
@@ -62,6 +63,7 @@ class HeldMemory:
         self._open_card = open_card
         self._counts = counts
         self._clock = clock
+        self.restored: tuple[str, ...] = ()  # the setting that was changed, so that CUDA could open the device
         self._opened: tuple[Card, Books] | None = None
         self._held: _Held | None = None
 
@@ -119,7 +121,24 @@ class HeldMemory:
             if lacking := [str(it) for it in uvm if not it.exists()]:
                 remedy = "load the module nvidia_uvm on the node (nvidia-modprobe -u -c 0)"
                 raise CardBusyError(f"{error}; {lacking[0]} is missing: {remedy}") from error
-            raise
+            self.restored = self._allow_cuda()
+            if not self.restored:
+                raise
+        return self._open_card(self._uuid, self._pci_address, self._parent)
+
+    def _allow_cuda(self) -> tuple[str, ...]:
+        """Change a compute mode that keeps CUDA out; returns the change. Asked only after CUDA failed: NVML is slow."""
+        gpu, forbidden = self._parent or self._uuid, False
+        try:
+            with suppress(DeviceError), self._library.session() as session:  # else the error of CUDA says why
+                forbidden = restore.forbids_cuda(session, gpu)
+            if not forbidden:
+                return ()
+            with self._library.session() as session:
+                return restore.allow_cuda(session, gpu)
+        finally:
+            with suppress(DeviceError):  # the error before is the better one
+                self._library.close()
 
     def _books(self) -> Books:
         """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""

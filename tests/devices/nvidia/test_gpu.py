@@ -192,6 +192,13 @@ def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu,
 
 
 @pytest.mark.usefixtures("root")
+def test_a_named_ecc_that_the_gpu_does_not_support_stops_no_reset(rig, gpu, baseline) -> None:
+    gpu.fail("nvmlDeviceSetEccMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    touch(rig, 0, baseline=baseline, settings={"ecc": False}).reset()
+    assert by_tool(rig)
+
+
+@pytest.mark.usefixtures("root")
 def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0})
     with pytest.raises(DeviceError, match='it is open in "train"'):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pynvml
 import pytest
 
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
@@ -24,7 +25,7 @@ from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
 from scrubber.steps import roster
 from scrubber.steps.base import Bench, Order
-from tests.devices.nvidia.bench import Skipping, touch, touch_for
+from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
 from tests.fakes.cuda.device import Device, claim
 from tests.fakes.cuda.fixtures import RESERVED, SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
@@ -290,6 +291,39 @@ def test_without_the_drivers_memory_module_no_device_is_at_fault(one, cuda, rig,
     (rig.host.dev / "nvidia-uvm").unlink()
     with pytest.raises(NotNowError, match="nvidia-uvm is missing: load the module nvidia_uvm"):
         one.clear(KEY, PASSES, nothing)
+
+
+@pytest.fixture
+def prohibited(rig, cells) -> NvidiaGpu:  # noqa: ARG001 - it is dirty
+    """A GPU whose compute mode is prohibited: CUDA answers as it does then, until the mode changes."""
+
+    def opened(*about) -> device.CupyCard:
+        if rig.gpu(0)["compute_mode"] == "2":
+            raise CardBusyError("cannot open it: CUDA says cudaErrorDevicesUnavailable")
+        return device.opened(*about)
+
+    rig.gpu(0).set({"compute_mode": 2})
+    address = place(rig, 0, settings={"compute_mode": "prohibited"})
+    return NvidiaGpu(address, no_holders, rig.library, open_card=opened, clock=Skipping().clock)
+
+
+def test_a_gpu_in_the_compute_mode_prohibited_is_cleared(rig, prohibited):
+    assert prohibited.clear(KEY, PASSES, nothing).drift == ("compute_mode: prohibited -> default",)
+    assert rig.machine.clients() == ()
+    prohibited.restore_settings()
+    assert rig.gpu(0)["compute_mode"] == "2"  # as the policy says
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(pynvml.NVML_ERROR_NO_PERMISSION, NotNowError), (pynvml.NVML_ERROR_UNKNOWN, DeviceError)]
+)
+def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, kind):
+    rig.gpu(0).fail("nvmlDeviceSetComputeMode", code)
+    why = f"its compute mode is prohibited and cannot be changed: .*: nvidia-smi -i {rig.gpu(0).uuid} -c DEFAULT"
+    with pytest.raises(kind, match=why) as told:
+        prohibited.clear(KEY, PASSES, nothing)
+    assert type(told.value) is kind
+    assert rig.machine.clients() == ()
 
 
 @pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", True), ("another", False)])

@@ -14,10 +14,11 @@ from scrubber.devices.nvidia.nvml import Handle, NotSupportedError, Session
 Clocks = tuple[int, int]  # memory and graphics, in MHz
 Value = bool | int | str | Clocks
 
+DEFAULT_MODE, PROHIBITED = "default", "prohibited"  # compute modes; no CUDA program can open a prohibited device
 _COMPUTE_MODES = {
-    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_DEFAULT: DEFAULT_MODE,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive-thread",
-    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: PROHIBITED,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive-process",
 }
 
@@ -114,26 +115,11 @@ class ClockLocks:
 NO_LOCKS = ClockLocks()
 
 
-def lock_clocks(session: Session, device: Handle, locks: ClockLocks) -> tuple[str, ...]:
-    """Lock or unlock the clocks, whatever they are; return the locks that the device does not support.
-
-    A device that does not support locks has none to remove.
-    """
-    unsupported = []
-    for name, locked, lock, unlock in (
-        ("graphics", locks.graphics, pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
-        ("memory", locks.memory, pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
-    ):
-        if locked is None:
-            session.ask_optional(unlock, device)
-            continue
-        try:
-            session.ask(lock, device, *locked)
-        except NotSupportedError:
-            unsupported.append(f"settings.locked_clocks.{name} of the policy is not supported by this GPU")
-    return tuple(unsupported)
-
-
+# For each domain of clocks: its name in ``ClockLocks``, how to lock it, how to unlock it.
+LOCKS = (
+    ("graphics", pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
+    ("memory", pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
+)
 MIG = Knob(
     "mig",
     _of_pair(pynvml.nvmlDeviceGetMigMode, 1),
@@ -141,6 +127,13 @@ MIG = Knob(
     _no_default,
     on_or_off,
     _of_pair(pynvml.nvmlDeviceGetMigMode, 0),
+)
+COMPUTE_MODE = Knob(
+    "compute_mode",
+    _read_compute_mode,
+    _set_compute_mode,
+    lambda _session, _device: DEFAULT_MODE,
+    str,
 )
 # Persistence first: without it the driver loses the other settings when the last process closes the device.
 KNOBS = (
@@ -166,13 +159,7 @@ KNOBS = (
         lambda _session, _device: False,
         on_or_off,
     ),
-    Knob(
-        "compute_mode",
-        _read_compute_mode,
-        _set_compute_mode,
-        lambda _session, _device: "default",
-        str,
-    ),
+    COMPUTE_MODE,
     Knob(
         "power_limit",
         lambda session, device: session.ask_optional(pynvml.nvmlDeviceGetPowerManagementLimit, device),

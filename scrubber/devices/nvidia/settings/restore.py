@@ -8,15 +8,17 @@ ECC and MIG mode change only at a reset. They are set before the reset, so that 
 force. A device fails if another ECC mode is in force than the one that is to be restored.
 
 Locked clocks cannot be read, so the drift is unknown: each time they are locked as the policy says, or unlocked, with
-no report. A lock that the device does not support is reported, and is no error. The MIG mode in force and the slice
-layout are never changed here, because that replaces devices, which is for operators. Only a change of MIG mode that
-waits for a reset is reverted. Everything else is reported and left. A setting that the device does not support cannot
-have drifted.
+no report. The MIG mode in force and the slice layout are never changed here, because that replaces devices, which is
+for operators. Only a change of MIG mode that waits for a reset is reverted. Everything else is reported and left.
+
+A setting that the device does not support cannot have drifted. A policy that names it is no fault of the device: the
+setting is reported and left out. A setting that is refused for another reason is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,8 +27,20 @@ import pynvml
 from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, ShortageError
 from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, NO_LOCKS, ClockLocks, Knob, lock_clocks, on_or_off
+from scrubber.devices.nvidia.nvml import Handle, NotSupportedError, ResetRequiredError, Session
+from scrubber.devices.nvidia.settings.knobs import (
+    COMPUTE_MODE,
+    DEFAULT_MODE,
+    KNOBS,
+    LOCKS,
+    MIG,
+    NO_LOCKS,
+    PROHIBITED,
+    ClockLocks,
+    Clocks,
+    Knob,
+    on_or_off,
+)
 from scrubber.devices.nvidia.settings.settings import StoredSettings
 
 
@@ -37,7 +51,8 @@ def before_reset(session: Session, uuid: str, first: StoredSettings, policy: Sto
         for knob in (knob for knob in KNOBS if knob.in_force is not None):
             now, value = knob.read(session, device), _target(session, device, knob, first, policy)
             if None not in (now, value) and now != value:
-                _write(session, device, knob, value)
+                with suppress(NotSupportedError):  # the step settings decides what that means
+                    _write(session, device, knob, value)
         in_force, pending = _in_force(MIG, session, device), MIG.read(session, device)
         if in_force is not None and in_force == first.mig != pending:
             _write(session, device, MIG, in_force)
@@ -45,34 +60,60 @@ def before_reset(session: Session, uuid: str, first: StoredSettings, policy: Sto
         return
 
 
+def forbids_cuda(session: Session, uuid: str) -> bool:
+    """Whether the compute mode is prohibited: then no CUDA program can open the device."""
+    return bool(COMPUTE_MODE.read(session, session.handle(uuid)) == PROHIBITED)
+
+
+def allow_cuda(session: Session, uuid: str) -> tuple[str, ...]:
+    """Change a prohibited compute mode to default, and return the change. DeviceError if it does not take.
+
+    ``restore`` runs after the steps on memory, and sets the mode that the policy names.
+    """
+    device = session.handle(uuid)
+    try:
+        _write(session, device, COMPUTE_MODE, DEFAULT_MODE)
+    except (DeviceLostError, ShortageError):
+        raise
+    except DeviceError as error:
+        kind = NotNowError if _is_forbidden(error) else DeviceError
+        remedy = f"set it on the node: nvidia-smi -i {uuid} -c DEFAULT"
+        raise kind(
+            f"cannot open {uuid}: its compute mode is prohibited and cannot be changed: {_why(error)}; {remedy}"
+        ) from error
+    return (f"{COMPUTE_MODE.name}: {PROHIBITED} -> {DEFAULT_MODE}",)
+
+
 def restore(
     session: Session, uuid: str, first: StoredSettings, policy: StoredSettings, locks: ClockLocks = NO_LOCKS
 ) -> Findings:
-    """Restore what has drifted, and return the changes, and the locks that the device does not support.
+    """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
 
     DeviceError if a setting does not take; NotNowError if only rights are missing, which is no fault of the device.
     """
     device = session.handle(uuid)
-    actions: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        (knob.name, partial(_restored, session, device, knob, first, policy)) for knob in KNOBS
+    actions: list[tuple[str, bool, Callable[[], Iterable[str]]]] = [  # the setting, whether the policy names it
+        (knob.name, getattr(policy, knob.name) is not None, partial(_restored, session, device, knob, first, policy))
+        for knob in KNOBS
     ]
-    unsupported: list[str] = []
-
-    def lock() -> Iterable[str]:
-        unsupported.extend(lock_clocks(session, device, locks))
-        return ()
-
-    actions.append(("locked clocks", lock))
-    actions.append((MIG.name, partial(_check_mig, session, uuid, first)))
+    for name, lock, unlock in LOCKS:
+        locked: Clocks | None = getattr(locks, name)
+        named, setting = locked is not None, f"locked_clocks.{name}"
+        actions.append((setting, named, partial(_lock, session, device, locked, lock, unlock)))
+    actions.append((MIG.name, False, partial(_check_mig, session, uuid, first)))
     changes: list[str] = []
+    unsupported: list[str] = []
     faults: list[str] = []
     forbidden = 0
-    for name, action in actions:
+    for name, named, action in actions:
         try:
             changes += action()
         except (DeviceLostError, ShortageError):
             raise
         except DeviceError as error:
+            if named and isinstance(error, NotSupportedError):
+                unsupported.append(f"settings.{name} of the policy is not supported by this GPU")
+                continue
             faults.append(f"{name}: {_why(error)}")
             forbidden += _is_forbidden(error)
     if faults:
@@ -114,13 +155,24 @@ def _restored(
     value = _target(session, device, knob, first, policy)
     now = knob.read(session, device)
     if now is None and getattr(policy, knob.name) is not None:
-        raise DeviceError(f"the policy names {knob.word(value)}, and this device does not support it")
+        raise NotSupportedError(f"the device has no {knob.name}")
     if now is None or value is None:
         return ()
     if now != value:
         _write(session, device, knob, value)
     _must_be_in_force(session, device, knob, value)
     return () if value == now else (f"{knob.name}: {knob.word(now)} -> {knob.word(value)}",)
+
+
+def _lock(
+    session: Session, device: Handle, locked: Clocks | None, lock: Callable[..., Any], unlock: Callable[..., Any]
+) -> Iterable[str]:
+    """Lock or unlock clocks, whatever they are. A device that does not support locks has none to remove."""
+    if locked is None:
+        session.ask_optional(unlock, device)
+    else:
+        session.ask(lock, device, *locked)
+    return ()
 
 
 def _in_force(knob: Knob, session: Session, device: Handle) -> Any | None:  # noqa: ANN401 - a knob's
