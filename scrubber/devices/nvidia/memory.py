@@ -134,6 +134,11 @@ class HeldMemory:
                 forbidden = restore.forbids_cuda(session, gpu)
             if not forbidden:
                 return ()
+            if self._parent is not None:  # other slices may be in use: their settings are not changed
+                raise NotNowError(
+                    f"cannot open {self._uuid}: the compute mode of its GPU is prohibited;"
+                    f" set it on the node: nvidia-smi -i {gpu} -c DEFAULT"
+                )
             with self._library.session() as session:
                 return restore.allow_cuda(session, gpu)
         finally:

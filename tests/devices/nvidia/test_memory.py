@@ -326,6 +326,16 @@ def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, k
     assert rig.machine.clients() == ()
 
 
+def test_for_a_slice_the_compute_mode_of_its_gpu_stays(rig, prohibited):
+    """Other slices may be in use."""
+    prohibited._holding._parent = rig.gpu(0).uuid
+    with pytest.raises(
+        NotNowError, match=f"its GPU is prohibited; set it on the node: nvidia-smi -i {rig.gpu(0).uuid}"
+    ):
+        prohibited.clear(KEY, PASSES, nothing)
+    assert rig.gpu(0)["compute_mode"] == "2"
+
+
 @pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", True), ("another", False)])
 def test_cuda_may_show_a_slice_by_the_uuid_of_its_gpu(cuda, rig, shown, opens):
     slice_, another = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
