@@ -11,7 +11,7 @@ from scrubber.core import views
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
-    "UNITS", "TESTS", "POD", "MODEL", "NOTE",
+    "UNITS", "TESTS", "OWNER", "MODEL", "NOTE",
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")

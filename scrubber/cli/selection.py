@@ -86,7 +86,7 @@ ORDERS: Mapping[str, Callable[[views.DeviceStatus], Any]] = {
     "for": lambda device: -device.since,
     "memory": lambda device: device.memory_bytes,
     "pci": lambda device: device.pci_address,
-    "pod": lambda device: device.pod or device.owner,
+    "owner": lambda device: device.pod or device.owner,
     "model": lambda device: device.model,
 }
 """What ``--sort-by`` can name. GPUs that are equal keep their order: the service sorts by index."""

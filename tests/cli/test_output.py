@@ -100,7 +100,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
         "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
         "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "UNITS": "132/132", "TESTS": "address,arithmetic",
-        "POD": "ns/train/a", "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a",
+        "OWNER": "ns/train/a", "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a",
     }  # fmt: skip
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
     table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
@@ -109,7 +109,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
 
 
 @pytest.mark.parametrize(
-    ("change", "pod"),
+    ("change", "owner"),
     [
         ({"owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "ns/train/a,ns/train/b"),
         ({"owner": "uid-7"}, "uid-7"),
@@ -118,9 +118,9 @@ def test_wide_has_these_columns_and_the_page_describes_each():
         ({}, ""),
     ],
 )
-def test_wide_names_the_pod_in_a_column_of_its_own_without_a_space(change, pod):
+def test_wide_names_the_owner_in_one_word(change, owner):
     [row] = cells.wide([replace(CLEAN, **change)], NOW)
-    assert row[cells.WIDE.index("POD")] == pod
+    assert row[cells.WIDE.index("OWNER")] == owner
 
 
 def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
