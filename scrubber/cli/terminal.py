@@ -23,7 +23,7 @@ from scrubber.cli import human, table
 from scrubber.core import views
 
 WIDEST = 10_000  # characters: wider than any table
-PHASES = ("not clean", "running", "waiting", "clean")  # of a scrub, the first ones before the others
+PHASES = ("not clean", "left alone", "running", "waiting", "clean")  # of a scrub, the first ones before the others
 RULE = "─"  # the line below the headers is made of it
 STYLES = {
     "clean": "green",
@@ -150,13 +150,16 @@ class Screenful(bars.Progress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """The bars and the totals."""
-        room = self._terminal.height - 1
+        if len(self.tasks) < self._terminal.height:
+            yield self.make_tasks_table(self.tasks)
+            return
+        count = Counter(task.fields["phase"] for task in self.tasks)
+        totals = ", ".join(f"{count[phase]} {phase}" for phase in PHASES if count[phase])
+        said = Text(f"{len(self.tasks)} GPUs: {totals}; not all fit on this screen")
+        room = self._terminal.height - len(said.wrap(self._terminal, self._terminal.width))
         most_telling = sorted(self.tasks, key=lambda task: PHASES.index(task.fields["phase"]))[:room]
         yield self.make_tasks_table(sorted(most_telling, key=lambda task: task.id))
-        if len(self.tasks) > room:
-            count = Counter(task.fields["phase"] for task in self.tasks)
-            totals = ", ".join(f"{count[phase]} {phase}" for phase in PHASES if count[phase])
-            yield Text(f"{len(self.tasks)} GPUs: {totals}; {len(self.tasks) - room} not on this screen")
+        yield said
 
 
 class Bars:
@@ -176,9 +179,10 @@ class Bars:
         task = self._tasks[message.device]
         if message.result is not None:
             end = 1 if message.result.clean else 0
-            phase = "clean" if message.result.clean else "running" if message.result.running else "not clean"
             said = self._said(message.device, message.result.state)
-            self._progress.update(task, description=said, completed=end, total=1, amount="", phase=phase)
+            self._progress.update(
+                task, description=said, completed=end, total=1, amount="", phase=_phase(message.result)
+            )
         elif message.step:
             if self._steps.get(message.device) != message.step:
                 self._steps[message.device] = message.step
@@ -190,3 +194,9 @@ class Bars:
 
     def _said(self, device: str, what: str) -> str:
         return escape(f"GPU {self._devices[device].name} {what:<11}")
+
+
+def _phase(result: views.ScrubResult) -> str:
+    if result.left_alone:
+        return "left alone"
+    return "clean" if result.clean else "running" if result.running else "not clean"

@@ -252,13 +252,17 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
         show(views.ScrubProgress("GPU-50", "j", "clear", 1, 2))
         show(views.ScrubProgress("GPU-3", "j", result=views.ScrubResult(clean=True, state="clean")))
         show(views.ScrubProgress("GPU-111", "j", result=views.ScrubResult(clean=False, state="quarantined")))
+        in_use = views.ScrubResult(clean=False, state="in_use", reason="in-use")
+        show(views.ScrubProgress("GPU-110", "", result=in_use))
     with console.capture() as seen:
         console.print(*shown.get_renderables(), sep="\n")
     lines = seen.get().splitlines()
     assert len(lines) == 24
-    assert lines[-1] == "112 GPUs: 1 not clean, 1 running, 109 waiting, 1 clean; 89 not on this screen"
-    bars = [" ".join(line.split()[:3]) for line in lines[:-1]]
-    assert bars == [*(f"GPU {it} waiting" for it in range(22) if it != 3), "GPU 50 clear", "GPU 111 quarantined"]
+    said = "112 GPUs: 1 not clean, 1 left alone, 1 running, 108 waiting, 1 clean; not all fit on this screen"
+    assert " ".join(" ".join(lines[-2:]).split()) == said
+    bars = [" ".join(line.split()[:3]) for line in lines[:-2]]
+    told = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
+    assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *told]
 
 
 def test_bars_that_fit_are_all_shown():
