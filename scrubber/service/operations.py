@@ -35,7 +35,7 @@ class Operations:
             context.require_clearable(device, "scrub")
             record = await self._current_record(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
-                why = f"it is {record.state.value}; run `autoclave release` first"
+                why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             await self._require_free(record)
             device_policy = context.active_policy.device_policy(record.device)

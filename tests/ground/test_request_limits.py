@@ -74,6 +74,6 @@ def test_an_owner_may_be_any_short_line():
 
 
 def test_words_are_asked_for_where_they_are_needed():
-    with pytest.raises(InvalidRequest, match="the reason is missing"):
+    with pytest.raises(InvalidRequest, match="the reason is empty"):
         request_limits.one_line("   ", "the reason", needed=True)
     assert request_limits.one_line("   ", "the reason") == ""

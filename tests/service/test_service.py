@@ -90,7 +90,7 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
 async def test_no_request_scrubs_a_device_in_use(world):
     device = world.uuids[0]
     await world.tenancy(device)
-    with pytest.raises(Refused, match="run `autoclave release` first") as refused:
+    with pytest.raises(Refused, match="end its pod, or run `autoclave release` after its job") as refused:
         await world.operations.scrub(device, Path.FAST)
     assert refused.value.reason is Reason.IN_USE
 
