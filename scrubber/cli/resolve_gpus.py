@@ -35,10 +35,15 @@ def owner(about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def call_with_uuids(
-    run_dir: Path, names: tuple[str, ...], call: Callable[[client.ScrubberClient, Devices], Awaitable[T]]
+    run_dir: Path,
+    names: tuple[str, ...],
+    call: Callable[[client.ScrubberClient, Devices], Awaitable[T]],
+    *,
+    owned_by: str | None = None,
 ) -> tuple[Devices, T]:
-    """Run ``call`` on the GPUs with these names. Returns the GPUs and the result."""
-    devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
+    """Run ``call`` on the GPUs with these names, or on those of ``owned_by``. Returns the GPUs and the result."""
+    found = service_call.ask(run_dir, lambda admin: admin.status(names)).devices
+    devices = job_progress.named([device for device in found if owned_by is None or device.owner == owned_by])
     return devices, asyncio.run(_call(paths.scrubber_socket(run_dir), devices, call))
 
 

@@ -11,9 +11,9 @@ from scrubber import cli
 from tests.cli.ward import examine, kubelet, started
 from tests.live import Service
 
-__all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started"]
+__all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started", "two_more"]
 
-GPUS = 32  # at least as many as tests that ask for one
+GPUS = 34  # at least as many as tests that ask for one
 
 
 @pytest.fixture
@@ -48,6 +48,15 @@ def gpu(service, _unused):
     index = next(_unused)
     service.settled(index, "clean")
     return index
+
+
+@pytest.fixture
+def two_more(service, _unused):
+    """Two clean GPUs beside ``gpu``."""
+    more = (next(_unused), next(_unused))
+    for index in more:
+        service.settled(index, "clean")
+    return more
 
 
 @pytest.fixture

@@ -140,6 +140,20 @@ def test_the_owner_of_a_job_is_shown_checked_and_named_in_the_next_receipt(autoc
     assert "the last owner was job 4711" in story
 
 
+def test_an_owner_gives_back_all_its_gpus_and_no_others(autoclave, service, gpu, two_more):
+    ours, theirs = two_more, gpu
+    told(autoclave("acquire", *ours, "--owner", "job 51"))
+    told(autoclave("acquire", theirs, "--owner", "job 52"))
+    said = told(autoclave("release", "--owner", "job 51")).splitlines()
+    assert [re.sub(r"\(.*\) ", "", line) for line in said] == [f"GPU {it} is given back" for it in ours]
+    assert service.settled(theirs, "granted").owner == "job 52"
+    again = autoclave("release", "--owner", "job 51")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr == "autoclave: no GPU was acquired for job 51, so nothing was given back\n"
+    told(autoclave("release", "--owner", "job 52"))
+    assert autoclave("release").exit_code == 2
+
+
 def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu):
     for verb in ("acquire", "release"):
         for owner in ("two\nlines", "\x1b[2J", "x" * 129):
@@ -431,7 +445,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
         (["history", "--kind", "xid"], "no event is of kind xid; the kinds are discovered, described"),
         (["status", "0", "0"], "a device was named twice"),
         (["scrub", "0" * 64], "longer than 63 characters"),
-        (["quarantine", "0", "--reason", " "], "the reason is missing: the ledger records it"),
+        (["quarantine", "0", "--reason", " "], "the reason is empty; the ledger stores it, so give one"),
         (["quarantine", "0", "--reason", "two\nlines"], "the reason holds a control character"),
         (["quarantine", "0", "--reason", "\x1b[2J"], "the reason holds a control character"),
         (["quarantine", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),

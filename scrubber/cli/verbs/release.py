@@ -11,8 +11,8 @@ from scrubber.cli import document, human, options, resolve_gpus
 
 
 @click.command(context_settings=options.ENVIRONMENT)
-@resolve_gpus.gpus
-@resolve_gpus.owner("Refuse GPUs that were acquired for another owner.")
+@options.gpus
+@resolve_gpus.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
@@ -22,11 +22,15 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
     neither granted nor in use stays as it is, and is no failure.
     """
+    if not gpus and owner is None:
+        raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")
 
     async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> frozenset[str]:
-        return await scrubber.release(list(devices), owner=owner or "")
+        return await scrubber.release(list(devices), owner=owner or "") if devices else frozenset()
 
-    devices, released = resolve_gpus.call_with_uuids(run_dir, gpus, release)
+    devices, released = resolve_gpus.call_with_uuids(run_dir, gpus, release, owned_by=None if gpus else owner)
+    if not devices:
+        click.echo(human.printable(f"autoclave: no GPU was acquired for {owner}, so nothing was given back"), err=True)
     if output != "text":
         items = (
             {"device": uuid, "index": it.index, "slice": it.slice, "released": uuid in released}
