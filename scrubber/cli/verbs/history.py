@@ -48,7 +48,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
 )  # fmt: skip
 @click.option("--warnings", is_flag=True, help="Only faults, failed scrubs, unauthorised use, lost and missing proofs.")
-@click.option("--follow", is_flag=True, help="Keep running and print each new event.")
+@click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event.")
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 def command(
