@@ -839,11 +839,14 @@ class ScrubProgress(_message.Message):
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    QUEUE_PLACE_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     job: _builtins.str
     step: _builtins.str
     done_bytes: _builtins.int
     total_bytes: _builtins.int
+    queue_place: _builtins.int
+    """As in JobStatus."""
     @_builtins.property
     def result(self) -> Global___ScrubResult:
         """Set only in the last message of each device."""
@@ -857,12 +860,15 @@ class ScrubProgress(_message.Message):
         done_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         result: Global___ScrubResult | None = ...,
+        queue_place: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "queue_place", b"queue_place", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "done_bytes", b"done_bytes", "job", b"job", "result", b"result", "step", b"step", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "device", b"device", "done_bytes", b"done_bytes", "job", b"job", "queue_place", b"queue_place", "result", b"result", "step", b"step", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__queue_place: _TypeAlias = _typing.Literal["queue_place"]  # noqa: Y015
+    _WhichOneofArgType__queue_place: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_place) -> _WhichOneofReturnType__queue_place | None: ...
 
 Global___ScrubProgress: _TypeAlias = ScrubProgress  # noqa: Y015
 

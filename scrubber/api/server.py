@@ -192,6 +192,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             yield views.ScrubProgress(uuid, "", result=result)
             return
         if not no_wait:
+            yield self._progress(running)  # it may already wait for a slot
             async for _ in running.updates():
                 yield self._progress(running)
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
@@ -199,7 +200,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
         job = self._service.context.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
-        return views.ScrubProgress(running.device, running.id, step, running.bytes_done, running.bytes_total)
+        place = self._service.context.jobs.slots.place(running.device)
+        done, total = running.bytes_done, running.bytes_total
+        return views.ScrubProgress(running.device, running.id, step, done, total, queue_place=place)
 
     def _result(self, running: ScrubJob) -> views.ScrubResult:
         record = self._service.context.ledger.records[running.device]

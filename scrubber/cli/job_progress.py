@@ -100,6 +100,9 @@ class _Lines:
         self._steps: dict[str, str] = {}
 
     def __call__(self, message: views.ScrubProgress) -> None:
-        if message.step and self._steps.get(message.device) != message.step:
-            self._steps[message.device] = message.step
-            click.echo(f"GPU {self._devices[message.device].name}: {message.step} (job {message.job})", err=True)
+        step = message.step
+        if message.queue_place is not None and not step:
+            step = "waiting for a slot"  # said once: the place changes often
+        if step and self._steps.get(message.device) != step:
+            self._steps[message.device] = step
+            click.echo(f"GPU {self._devices[message.device].name}: {step} (job {message.job})", err=True)

@@ -183,6 +183,9 @@ class Bars:
             self._progress.update(
                 task, description=said, completed=end, total=1, amount="", phase=_phase(message.result)
             )
+        elif message.queue_place is not None:
+            place = f"for a slot, {human.ordinal(message.queue_place)}"
+            self._progress.update(task, description=self._said(message.device, "waiting"), amount=place)
         elif message.step:
             if self._steps.get(message.device) != message.step:
                 self._steps[message.device] = message.step

@@ -171,6 +171,7 @@ class ScrubProgress:
     done_bytes: int = 0
     total_bytes: int = 0
     result: ScrubResult | None = None
+    queue_place: int | None = None  # as in JobStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class ScrubJob:
                 return
             self.path = record.job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
-            async with self._context.slots.at_device(record, record.job):
+            async with self._context.slots.at_device(record, record.job, self._changed):
                 await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
             if await self._conclude():
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from scrubber.core.model import Job, Path, Record, Step
@@ -25,7 +25,8 @@ class Slots:
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
-        self._queued: list[str] = []  # the devices whose jobs wait for a worker, in the order of their arrival
+        # The devices whose jobs wait for a worker, in the order of their arrival; called when their places change.
+        self._queued: dict[str, Callable[[], None]] = {}
         self._for_driver: list[str] = []  # those whose jobs wait for the driver
 
     def waits(self, device: str) -> bool:
@@ -34,19 +35,20 @@ class Slots:
 
     def place(self, device: str) -> int | None:
         """The place of the device's job in its queue, from 1. None if the job does not wait."""
-        queues = (self._queued, self._for_driver)
+        queues = (list(self._queued), self._for_driver)
         return next((queue.index(device) + 1 for queue in queues if device in queue), None)
 
     @asynccontextmanager
-    async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
+    async def at_device(self, record: Record, job: Job, moved: Callable[[], None]) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
         In a reset domain, only one job with a reset runs at a time: the worker of a second one would hold a sibling
         and so prevent the reset. The other jobs of the domain wait for it. The node has a limited number of workers.
+        ``moved`` is called when the job's place in the queue changes.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
-            with _waiting(self._queued, device):
+            with self._queueing(device, moved):
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
@@ -54,6 +56,17 @@ class Slots:
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             yield
+
+    @contextmanager
+    def _queueing(self, device: str, moved: Callable[[], None]) -> Iterator[None]:
+        self._queued[device] = moved
+        moved()
+        try:
+            yield
+        finally:
+            del self._queued[device]
+            for behind in self._queued.values():
+                behind()
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""

@@ -169,6 +169,19 @@ async def test_leaving_a_scrub_stops_nothing_and_others_see_its_end(house):
     assert (last.job, last.result.clean) == (first.job, True)
 
 
+async def test_a_scrub_that_waits_for_a_slot_is_told_its_place(house):
+    workers = house.built.service.context.jobs.slots.workers = asyncio.Semaphore(0)
+    async with house.admin() as admin:
+        stream = admin.scrub([], every=True)
+        places: set[int | None] = set()
+        while not places >= {1, 2}:
+            places.add((await asyncio.wait_for(anext(stream), WITHIN)).queue_place)
+        workers.release()
+        last = {it.device: it async for it in stream if it.result}
+    assert [it.result.clean for it in last.values()] == [True, True]
+    assert [it.queue_place for it in last.values()] == [None, None]
+
+
 async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house):
     bad, good = house.uuids
     async with house.admin() as admin:

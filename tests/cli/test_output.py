@@ -338,6 +338,7 @@ BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(capsys):
     messages = (
+        progress(CLEAN, queue_place=2), progress(CLEAN, queue_place=1),
         progress(CLEAN, step="evict"), progress(CLEAN, step="clear", done_bytes=1, total_bytes=9),
         progress(CLEAN, step="clear", done_bytes=5, total_bytes=9), progress(SICK, step="evict"),
         progress(CLEAN, result=PASSED), progress(SICK, result=FAILED),
@@ -345,7 +346,7 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
     results = await job_progress.follow(stream(*messages), BOTH)
     told = capsys.readouterr()
     assert told.err.splitlines() == [
-        "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
+        "GPU 0: waiting for a slot (job j1)", "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
     ]  # fmt: skip
     assert told.out == ""
     assert {device: it.result for device, it in results.items()} == {CLEAN.device: PASSED, SICK.device: FAILED}

@@ -254,12 +254,14 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
         show(views.ScrubProgress("GPU-111", "j", result=views.ScrubResult(clean=False, state="quarantined")))
         in_use = views.ScrubResult(clean=False, state="in_use", reason="in-use")
         show(views.ScrubProgress("GPU-110", "", result=in_use))
+        show(views.ScrubProgress("GPU-7", "j", queue_place=12))
     with console.capture() as seen:
         console.print(*shown.get_renderables(), sep="\n")
     lines = seen.get().splitlines()
     assert len(lines) == 24
     said = "112 GPUs: 1 not clean, 1 left alone, 1 running, 108 waiting, 1 clean; not all fit on this screen"
     assert " ".join(" ".join(lines[-2:]).split()) == said
+    assert "for a slot, 12th" in lines[6]  # GPU 3 is clean, and not shown
     bars = [" ".join(line.split()[:3]) for line in lines[:-2]]
     told = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
     assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *told]

@@ -365,8 +365,12 @@ async def test_a_job_that_waits_for_a_slot_shows_its_place(build):
     jobs = [await world.operations.scrub(device, Path.FAST) for device in world.uuids]
     while places() != [None, 1, 2, 3]:
         await anext(jobs[0].updates())
+    moved = asyncio.create_task(anext(jobs[3].updates()))
+    await asyncio.sleep(0)  # it listens
     await world.context.jobs.cancel(world.uuids[1])
     assert places() == [None, None, 1, 2]
+    await moved
+    assert places()[3] == 2  # told before its turn came
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert places() == [None] * 4
 
