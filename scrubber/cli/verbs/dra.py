@@ -14,20 +14,13 @@ from plugin import config as plugin_config
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber.cli import environment
-from scrubber.cli.verbs.plugin import FORMATS, LEVELS, PATH
+from scrubber.cli.verbs.plugin import PATH, log_format, log_level, node_name
 from scrubber.ground import log, paths
 
 
 @click.command(context_settings=environment.ENVIRONMENT)
 @click.option("--driver-name", default=config.DRIVER, metavar="DOMAIN", help="Name of the driver in ResourceClaims.")
-@click.option(
-    "--node-name",
-    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
-    default="",
-    show_default=False,
-    metavar="NAME",
-    help="Name of this node in the cluster; NODE_NAME is read too.",
-)
+@node_name
 @click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
 @click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
 @click.option("--registry-dir", type=PATH, default=plugin_config.REGISTRY_DIR, help="The kubelet's plugin registry.")
@@ -47,13 +40,8 @@ from scrubber.ground import log, paths
     metavar="NAME",
     help="Part of the names of the sockets, so that two drivers can run during an update; POD_UID is read too.",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="auto",
-    help="Format of log lines; auto is console on a terminal, json elsewhere.",
-)
+@log_level
+@log_format
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the DRA driver of this node.
 

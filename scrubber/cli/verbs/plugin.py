@@ -63,6 +63,24 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
     return click.Choice([word.value for word in words])
 
 
+# Options that the DRA driver has too.
+node_name = click.option(
+    "--node-name",
+    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Name of this node in the cluster; NODE_NAME is read too.",
+)
+log_level = click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
+log_format = click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    help="Format of log lines; auto is console on a terminal, json elsewhere.",
+)
+
+
 @click.command(context_settings=environment.ENVIRONMENT)
 @click.option("--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
 @click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
@@ -92,14 +110,7 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
     default="auto",
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
-@click.option(
-    "--node-name",
-    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
-    default="",
-    show_default=False,
-    metavar="NAME",
-    help="Name of this node in the cluster; NODE_NAME is read too.",
-)
+@node_name
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @click.option(
     "--standby",
@@ -113,13 +124,8 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
     metavar="HOST:PORT",
     help="Address for /metrics, /healthz and /readyz  [default: none].",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="auto",
-    help="Format of log lines; auto is console on a terminal, json elsewhere.",
-)
+@log_level
+@log_format
 @click.option(
     "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PATH, is_eager=True, expose_value=False,
     callback=_read_settings, help="A YAML file with any of these flags as keys; the environment and flags override it.",
