@@ -13,7 +13,7 @@ from tests.live import Service
 
 __all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started", "two_more"]
 
-GPUS = 34  # at least as many as tests that ask for one
+GPUS = 40  # at least as many as tests that ask for one
 
 
 @pytest.fixture
