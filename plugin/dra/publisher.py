@@ -100,7 +100,7 @@ class SlicePublisher:
         warned = ""
         while True:
             try:
-                async for found in self._server.slices(f"{self._node}-{self._driver}"):
+                async for found in self._server.slices(slices.slice_name(self._driver, self._node)):
                     self._found, self._read, warned = found, True, ""
                     self._changed.notify()
             except Failure as failure:

@@ -27,10 +27,10 @@ class Pool:
     node: str
     node_uid: str
 
-    @property
-    def slice_name(self) -> str:
-        """The name of the slice."""
-        return f"{self.node}-{self.driver}"
+
+def slice_name(driver: str, node: str) -> str:
+    """The name of the slice of a node."""
+    return f"{node}-{driver}"
 
 
 def device_name(uuid: str) -> str:
@@ -55,7 +55,7 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
-            "name": pool.slice_name,
+            "name": slice_name(pool.driver, pool.node),
             # With the node, its slice is deleted.
             "ownerReferences": [
                 {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
