@@ -20,19 +20,24 @@ class Operations:
         self._context = context
 
     async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
-        """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due."""
+        """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due.
+
+        A running job that is less thorough than ``path`` is cancelled: it would not do what was asked for.
+        """
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             record = context.record(device)
             running = context.jobs.of(device)
-            if running is not None:
+            if running is not None and most_thorough(running.path, path) is running.path:
                 return running
-            if record.state is State.QUARANTINED:
+            if record.quarantine is not None:
                 why = "it is quarantined; run `autoclave reinstate`"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
+            if not await context.jobs.cancel_unless_resetting(device):
+                raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
             record = await self._current_record(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"

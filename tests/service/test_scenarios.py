@@ -81,6 +81,20 @@ async def test_w11_a_retry_joins_the_running_job(world):
     assert jobs(world, device)[-1].id == job.id
 
 
+async def test_a_person_who_asks_for_more_than_the_running_job_does_gets_it(world):
+    """The job that runs is cancelled; a pod that waits for it waits for the new one."""
+    device = world.uuids[0]
+    world.node.end_container(await exposed(world, device))
+    pod = world.spawn(world.acquire("pod", device))
+    await world.reach(device, State.SCRUBBING)
+    less = world.life.jobs.of(device)
+    assert await world.operations.scrub(device, Path.FAST) is less
+    more = await world.operations.scrub(device, Path.SLOW)
+    assert (less.path, less.finished.is_set(), more.path) == (Path.FAST, True, Path.SLOW)
+    await pod
+    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is Path.SLOW
+
+
 async def test_w14_a_lost_ledger_leaves_devices_in_use_alone(world):
     used, idle = world.uuids
     tenant = await exposed(world, used)

@@ -27,7 +27,8 @@ class How(TypedDict):
 @click.option(
     "--path",
     type=click.Choice(["fast", "slow", "reset"]),
-    help="Which path; the default is the policy's. A due path is never replaced by a less thorough one.",
+    help="Which path; the default is the policy's. A due path is never replaced by a less thorough one."
+    " A scrub that runs on a less thorough path is cancelled and begun anew.",
 )
 @click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
 @click.option(
