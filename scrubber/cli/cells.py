@@ -133,7 +133,7 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"not covered: {', '.join(parts)}"
     if receipt.residue_bytes:
         first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
-        yield f"{human.size(receipt.residue_bytes)} left by the last user{first}"
+        yield f"{human.size(receipt.residue_bytes)} were not zero before{first}"
     if receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:

@@ -105,7 +105,7 @@ def _measured(findings: Findings) -> list[str]:
     notes: list[str] = []
     if findings.residue_bytes:
         first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
-        notes.append(f"{findings.residue_bytes} bytes of the last owner were found{first}")
+        notes.append(f"{findings.residue_bytes} bytes were not zero before{first}")
     if findings.uncovered:
         notes.append(f"not covered: {_parts(findings.uncovered)}")
     if findings.units_reached is not None:

@@ -371,6 +371,7 @@ class Record:
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
+    half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
 
 
 @dataclass(frozen=True, slots=True)

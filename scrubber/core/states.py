@@ -189,11 +189,11 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             handouts = record.handouts + (event.grant.announced and not event.grant.at_start)
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
-                handouts=handouts,
+                handouts=handouts, half_cleared=False,
             )  # fmt: skip
         case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
-            return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
+            return replace(record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False)
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
             ended, last = _ended(record, at), record.last_owner if event.restart else _last_owner(record)
@@ -214,13 +214,15 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             job = _job(record)
             return replace(record, job=replace(job, step=None, results=(*job.results, event.result)))
         case ev.Escalated():
-            return replace(record, job=replace(_job(record), path=event.path), due_path=event.path)
+            half = _half_cleared(record)
+            return replace(record, job=replace(_job(record), path=event.path), due_path=event.path, half_cleared=half)
         case ev.ScrubPassed():
             return _pass(record, event, at)
         case ev.ScrubFailed():
-            return replace(record, job=None, setback=pauses.setback(record, event.why, at))
+            setback = pauses.setback(record, event.why, at)
+            return replace(record, job=None, setback=setback, half_cleared=_half_cleared(record))
         case ev.ScrubInterrupted():
-            return replace(record, job=None)
+            return replace(record, job=None, half_cleared=_half_cleared(record))
         case ev.ErrorsNoted():
             due = Path.RESET if event.grave else record.due_path
             return replace(
@@ -237,8 +239,15 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             due = most_thorough(record.due_path, remedy.path(quarantine.ailment))
             return replace(
                 record, job=None, receipt=None, ailment=None, quarantine=quarantine, baseline=quarantine.baseline,
-                due_path=due,
+                due_path=due, half_cleared=_half_cleared(record),
             )  # fmt: skip
+
+
+def _half_cleared(record: Record) -> bool:
+    """Whether a clear has begun since the last tenancy, at a moment at which nothing proves its end."""
+    job = record.job
+    begun = () if job is None else (job.step, *(result.step for result in job.results))
+    return record.half_cleared or Step.CLEAR in begun
 
 
 def _ended(record: Record, at: Moment) -> float | None:
@@ -327,6 +336,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         tenancy_ended=None,
         quarantine=None,
         setback=None,
+        half_cleared=False,
         due_path=None if most_thorough(record.due_path, event.receipt.path) is event.receipt.path else record.due_path,
         returns=returns,
         fast_seconds=took,

@@ -176,7 +176,8 @@ SCRUBBED = Row(
 )
 RESIDUE = Row(
     "autoclave_residue_found_total", Kind.COUNTER,
-    "Scrubs that found data of an earlier user. The driver had not cleared it; the scrub did.", ONE,
+    "Scrubs that found data of an earlier user. The driver had not cleared it; the scrub did. Not counted after a scrub"
+    " that ended in the middle: its own patterns are in memory.", ONE,
 )  # fmt: skip
 RESIDUE_BYTES = Row(
     "autoclave_residue_bytes_total", Kind.COUNTER,

@@ -62,7 +62,7 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     told(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
     texts = [entry["text"] for entry in json.loads(told(autoclave("history", gpu, "-o", "json")))["items"]]
-    assert any("12 bytes of the last owner were found" in text for text in texts)
+    assert any("12 bytes were not zero before" in text for text in texts)
 
 
 def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(autoclave, gpu):

@@ -276,7 +276,7 @@ def test_an_explanation_shows_the_figures_of_the_proof():
     assert lines == [
         "995B of 1000B (99.50%) random and zero written and read back",
         "not covered: 3B own context, 2B unexplained",
-        "1MiB left by the last user, the first at 0x1000",
+        "1MiB were not zero before, the first at 0x1000",
         "memory on the chip overwritten on 132/132 units",
         "tested: address, arithmetic",
     ]
@@ -284,7 +284,7 @@ def test_an_explanation_shows_the_figures_of_the_proof():
 
 def test_an_explanation_does_not_tell_what_the_path_did_not_do():
     lines = [line.strip() for line in story(CLEAN) if line.startswith(" " * 10)]
-    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB left by the last user"]
+    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB were not zero before"]
 
 
 def test_wide_shows_coverage_units_and_tests_a_word_each():

@@ -88,9 +88,9 @@ LIFE = [
     (ev.StepFinished("job-1", result(Step.EVICT, holders=(lives.LEFTOVER,), terminated=(43, 44))),
      'evict passed in 0.250 s: found "orphan" (pid 43, no container); ended pid 43, 44'),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12)),
-     "clear passed in 0.250 s: 12 bytes of the last owner were found"),
+     "clear passed in 0.250 s: 12 bytes were not zero before"),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12, residue_at=(4096, 8192), uncovered=REST)),
-     ("clear passed in 0.250 s: 12 bytes of the last owner were found, the first at 0x1000; "
+     ("clear passed in 0.250 s: 12 bytes were not zero before, the first at 0x1000; "
       "not covered: 300MiB own context, 7B fragments")),
     (ev.StepFinished("job-1", result(Step.SCRATCH)), "scratch passed in 0.250 s: 132 of 132 units"),
     (ev.StepFinished("job-1", result(Step.SCRATCH, outcome=Outcome.FAILED, units_reached=0)),

@@ -435,3 +435,20 @@ def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
     assert live(flapped, lives.passed(flapped)).returns == (1.0, 2.0, NOW.wall)
     reinstated = replace(lives.REINSTATED, returns=(1.0, 2.0))
     assert live(reinstated, lives.passed(reinstated)).returns == ()
+
+
+def test_a_clear_without_a_proof_is_remembered_until_the_next_tenant_or_proof():
+    """What a scrub then finds in memory may be the pattern of the one before."""
+    clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    assert not clearing.half_cleared
+    assert live(clearing, ev.Escalated("job-1", "it failed", Path.RESET)).half_cleared
+    half = live(clearing, ev.ScrubInterrupted("job-1", "the service was stopped"))
+    assert half.half_cleared
+    again = live(half, ev.ScrubStarted(lives.job(name="job-2")))
+    assert live(again, ev.ScrubInterrupted("job-2", "the service was stopped")).half_cleared
+    assert not live(again, lives.passed(again)).half_cleared
+    unknown = live(half, ev.Distrusted("the driver was reloaded", lives.RELOADED))
+    assert not live(unknown, ev.PutInUse(Owner("pod", NOW))).half_cleared
+    assert not live(half, ev.GrantedUnproven(lives.grant(half, proven=False), "observe")).half_cleared
+    untouched = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.ScrubInterrupted("job-1", "it was cancelled"))
+    assert not untouched.half_cleared

@@ -87,6 +87,16 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     assert book.of(table.GRANTS, proof="none") == 0
 
 
+def test_the_patterns_of_a_scrub_that_ended_in_the_middle_are_no_residue(book):
+    running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
+    running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
+    running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
+    found = lives.result(Step.CLEAR, residue_bytes=7)
+    book.tell(running, ev.StepStarted("job-2", Step.CLEAR, Path.FAST), ev.StepFinished("job-2", found))
+    assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
+
+
 def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
     book.tell(None, ev.Discovered(DEVICE, lives.HERE))
     assert [book.of(row, **DEVICE_LABELS) for row in (table.RESIDUE, table.UNAUTHORISED)] == [0, 0]
