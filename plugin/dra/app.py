@@ -18,6 +18,7 @@ from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import Driver
+from plugin.dra.own_devices import OwnDevices
 from plugin.dra.publisher import SlicePublisher
 from plugin.in_flight import InFlight
 from plugin.listing import Listing
@@ -63,7 +64,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         registered = asyncio.Event()
         publisher = SlicePublisher(server, listing, chosen.driver, node)
         tasks.create_task(_publish_once(registered, publisher), name="slice")
-        answers = Driver(chosen, listing, ClaimGate(scrubber, listing), server, in_flight)
+        answers = Driver(chosen, listing, ClaimGate(scrubber, listing), server, in_flight, OwnDevices(chosen))
 
         def add(grpc_server: grpc.aio.Server) -> None:
             grpc_server.add_generic_rpc_handlers(tuple(driver.handlers(answers)))

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plugin.devices import Device
+
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
@@ -15,6 +17,15 @@ class AllocatedDevice:
     pool: str
     name: str
     admin: bool  # admin access: for observation of a device that may belong to another claim
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDevice:
+    """A device under its name in the cluster."""
+
+    pool: str
+    name: str
+    device: Device
 
 
 def allocated(claim: Mapping[str, Any], driver: str) -> Iterator[AllocatedDevice]:

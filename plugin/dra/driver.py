@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -21,9 +21,9 @@ import grpc.aio
 from plugin import for_tenants
 from plugin.cluster.base import Failure
 from plugin.devices import Device
-from plugin.dra import claims, slices
+from plugin.dra import claims
 from plugin.dra.claim_gate import ClaimGate
-from plugin.dra.claims import AllocatedDevice
+from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
 from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
@@ -35,7 +35,7 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest
 logger = log.get("dra")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-A = TypeVar("A")
+A = TypeVar("A", wire.NodePrepareResourceResponse, wire.NodeUnprepareResourceResponse)
 
 CALL_WITHIN = 45.0  # seconds that the kubelet waits
 MARGIN = 2.0  # seconds for the answer itself
@@ -50,14 +50,41 @@ class ClaimSource(Protocol):
         """A ResourceClaim as it is now, or a Failure."""
 
 
+class Devices(Protocol):
+    """What differs between a driver of our own and a gate in front of another vendor's driver."""
+
+    seconds: float  # that ``prepare`` must have after the devices are taken
+
+    async def uuids(self, allocated: Collection[AllocatedDevice], until: float) -> Mapping[AllocatedDevice, str]:
+        """The UUID, in lower case, of each device that the cluster has allocated to a claim."""
+
+    async def prepare(
+        self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
+    ) -> wire.NodePrepareResourceResponse:
+        """The answer for a claim that has these devices."""
+
+    async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:
+        """Undo ``prepare``. An error in the answer keeps the devices for the claim."""
+
+    async def named(self, shown: Sequence[Device]) -> Iterable[NamedDevice]:
+        """The devices under the names that the cluster has for them."""
+
+
 class Driver:
     """Prepares the devices of claims, and takes them back."""
 
     def __init__(
-        self, chosen: DraConfig, listing: Listing, gate: ClaimGate, source: ClaimSource, in_flight: InFlight
+        self,
+        chosen: DraConfig,
+        listing: Listing,
+        gate: ClaimGate,
+        source: ClaimSource,
+        in_flight: InFlight,
+        devices: Devices,
     ) -> None:
         """``in_flight`` counts the calls that are being answered."""
         self._chosen = chosen
+        self._devices = devices
         self._listing = listing
         self._gate = gate
         self._source = source
@@ -85,34 +112,38 @@ class Driver:
         while True:
             shown = self._listing.current()
             if shown is not None:
-                await context.write(health_wire.NodeWatchResourcesResponse(devices=map(self._health, shown)))
+                named = await self._devices.named(shown)
+                await context.write(health_wire.NodeWatchResourcesResponse(devices=map(_health, named)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEALTH_EVERY):
                     await self._listing.until_differs(shown)
 
     async def _prepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodePrepareResourceResponse]:
-        devices, error = await self._answer("prepare", claim, until, self._prepare)
-        return claim.uid, wire.NodePrepareResourceResponse(devices=devices or (), error=error)
+        return claim.uid, await self._answer("prepare", claim, until, self._prepare, _prepare_failed)
 
     async def _unprepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodeUnprepareResourceResponse]:
-        _, error = await self._answer("unprepare", claim, until, self._unprepare)
-        return claim.uid, wire.NodeUnprepareResourceResponse(error=error)
+        return claim.uid, await self._answer("unprepare", claim, until, self._unprepare, _unprepare_failed)
 
-    async def _prepare(self, claim: wire.Claim, until: float, op: str) -> Sequence[wire.Device]:
+    async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         found = await self._source.claim(claim.namespace, claim.name)
         if claims.uid(found) != claim.uid:
             raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
-        allocated = list(claims.allocated(found, self._chosen.driver))
+        uuids = await self._devices.uuids(list(claims.allocated(found, self._chosen.driver)), until)
         # Admin access takes nothing: the device may belong to another claim.
-        devices = await self._gate.take(claim.uid, {it.name for it in allocated if not it.admin}, until, op)
-        devices |= self._gate.known({it.name for it in allocated if it.admin})
-        return [self._device(it, devices[it.name].uuid) for it in allocated]
+        wanted = {uuid for it, uuid in uuids.items() if not it.admin}
+        devices = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
+        devices |= self._gate.known({uuid for it, uuid in uuids.items() if it.admin})
+        return await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
 
-    async def _unprepare(self, claim: wire.Claim, until: float, op: str) -> None:
+    async def _unprepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodeUnprepareResourceResponse:
+        answer = await self._devices.unprepare(claim, until)
+        if answer.error:
+            return answer
         uuids = await self._gate.give_back(claim.uid, until, op)
         left = max(until - asyncio.get_running_loop().time(), 0)
         if not await self._gate.until_clean(claim.uid, uuids, min(self._chosen.clean_within, left)):
             logger.warning("not clean yet: the next claim waits for it", op=op, claim=claim.uid, devices=sorted(uuids))
+        return answer
 
     async def _answer(
         self,
@@ -120,8 +151,9 @@ class Driver:
         claim: wire.Claim,
         until: float,
         work: Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]],
-    ) -> tuple[A | None, str]:
-        """The result of one call for one claim, or the text of its error. Calls for one claim follow each other."""
+        failed: Callable[[str], A],
+    ) -> A:
+        """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
         log = logger.bind(op=op, call=call, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
         try:
@@ -131,31 +163,34 @@ class Driver:
                     result = await work(claim, until, op)
         except (AutoclaveError, Failure) as error:
             log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
-            return None, f"autoclave: {_public(error)}"
+            return failed(f"autoclave: {_public(error)}")
         except Exception:  # the kubelet gets a short message, the log has the traceback
             log.exception(FAULT)
-            return None, f"autoclave: {FAULT}"
-        log.info("claim done", seconds=round(time.monotonic() - begun, 4))
-        return result, ""
+            return failed(f"autoclave: {FAULT}")
+        if result.error:
+            log.warning("claim refused", error=result.error, seconds=round(time.monotonic() - begun, 4))
+        else:
+            log.info("claim done", seconds=round(time.monotonic() - begun, 4))
+        return result
 
-    def _device(self, device: AllocatedDevice, uuid: str) -> wire.Device:
-        return wire.Device(
-            request_names=[device.request],
-            pool_name=device.pool,
-            device_name=device.name,
-            cdi_device_ids=[f"{self._chosen.cdi_kind}={uuid}"],
-        )
 
-    def _health(self, device: Device) -> health_wire.DeviceHealth:
-        bad = device.sick or device.quarantined or device.gone or device.replaced
-        return health_wire.DeviceHealth(
-            device=health_wire.DeviceIdentifier(
-                pool_name=self._chosen.cluster.node, device_name=slices.device_name(device.uuid)
-            ),
-            health=health_wire.UNHEALTHY if bad else health_wire.HEALTHY,
-            last_updated_time=int(time.time()),
-            message=device.reason if bad else "",
-        )
+def _prepare_failed(error: str) -> wire.NodePrepareResourceResponse:
+    return wire.NodePrepareResourceResponse(error=error)
+
+
+def _unprepare_failed(error: str) -> wire.NodeUnprepareResourceResponse:
+    return wire.NodeUnprepareResourceResponse(error=error)
+
+
+def _health(named: NamedDevice) -> health_wire.DeviceHealth:
+    device = named.device
+    bad = device.sick or device.quarantined or device.gone or device.replaced
+    return health_wire.DeviceHealth(
+        device=health_wire.DeviceIdentifier(pool_name=named.pool, device_name=named.name),
+        health=health_wire.UNHEALTHY if bad else health_wire.HEALTHY,
+        last_updated_time=int(time.time()),
+        message=device.reason if bad else "",
+    )
 
 
 def _public(error: AutoclaveError | Failure) -> str:

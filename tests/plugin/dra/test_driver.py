@@ -15,6 +15,7 @@ from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DRIVER, DraConfig
 from plugin.dra.driver import Driver
+from plugin.dra.own_devices import OwnDevices
 from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc
@@ -83,7 +84,7 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
         async with grpc.aio.insecure_channel(f"unix:{folder}/dra.sock") as channel:
             cluster = Cluster(listing, channel)
             server = grpc.aio.server()
-            driver = Driver(chosen, listing, ClaimGate(scrubber, listing), cluster, InFlight())
+            driver = Driver(chosen, listing, ClaimGate(scrubber, listing), cluster, InFlight(), OwnDevices(chosen))
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()
