@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.cluster import Cluster
 from tests.cluster.installed import Installed
+from tests.deploy import kubernetes_versions
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build/cluster"  # of the last run, journals of the pods included
@@ -25,6 +26,9 @@ LOGS = ROOT / "build/cluster"  # of the last run, journals of the pods included
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", default="build/node", help="directory with the programs of a node")
+    parser.addoption(
+        "--kubernetes", default=kubernetes_versions.NEWEST, help="the version that the control plane emulates"
+    )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
 
 
@@ -37,14 +41,31 @@ def node(pytestconfig: pytest.Config) -> Iterator[programs.Node]:
     folder = (ROOT / pytestconfig.getoption("--programs")).resolve()
     if reason := programs.missing(folder):
         pytest.skip(reason)
+    version = pytestconfig.getoption("--kubernetes")
+    if version not in kubernetes_versions.VERSIONS:
+        pytest.fail(f"--kubernetes {version}: docs/dra.md has {', '.join(kubernetes_versions.VERSIONS)}")
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir(parents=True)
-    node = programs.Node(folder, LOGS)
+    node = programs.Node(folder, LOGS, version)
     try:
         node.up()
         yield node
     finally:
         node.down()
+
+
+@pytest.fixture(scope="session")
+def gate(pytestconfig: pytest.Config) -> Callable[[str], bool]:
+    """Whether the version of this run has a feature gate on."""
+    return lambda name: kubernetes_versions.GATES[name][pytestconfig.getoption("--kubernetes")]
+
+
+@pytest.fixture(autouse=True)
+def _demand_gate(request: pytest.FixtureRequest, gate: Callable[[str], bool]) -> None:
+    """Skip a test of what the version of this run does not have."""
+    for marker in request.node.iter_markers("gate"):
+        if not gate(marker.args[0]):
+            pytest.skip(f"{marker.args[0]} is off in this version")
 
 
 @pytest.fixture(scope="session")

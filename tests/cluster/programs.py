@@ -21,6 +21,7 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 
 from tests.cluster.isolated import ADDRESS, SERVICE, STATE
+from tests.deploy import kubernetes_versions
 from tests.patience import WITHIN
 
 NODE = "node"
@@ -102,9 +103,10 @@ def busy(loops: int) -> Iterator[None]:
 class Node:
     """etcd, the control plane, containerd and the kubelet."""
 
-    def __init__(self, folder: Path, logs: Path) -> None:
-        """Nothing is started. ``folder``: the programs; ``logs``: what they write."""
+    def __init__(self, folder: Path, logs: Path, version: str = kubernetes_versions.NEWEST) -> None:
+        """Nothing is started. ``folder``: the programs; ``logs``: what they write; ``version``: what they behave as."""
         self._folder, self._logs = folder, logs
+        self._version = version
         self._started: list[Program] = []
         self.kubelet = Program("kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs)
 
@@ -112,12 +114,13 @@ class Node:
         """Return when the API server, the runtime and the kubelet's process run."""
         self._start("etcd", "etcd", "--data-dir", STATE / "etcd", "--unsafe-no-fsync")
         _credentials()
-        self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER)
+        emulated = f"--emulated-version={self._version}"
+        self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER, emulated)
         until_ready(self._started[-1], _api_ready)
         _kubeconfig()
         for name in ("kube-controller-manager", "kube-scheduler"):
             more = _CONTROLLERS if name == "kube-controller-manager" else ()
-            self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", *more)
+            self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", emulated, *more)
         _runtime_files()
         self._start("containerd", self._folder / "containerd", "--config", STATE / "containerd.toml")
         until_ready(self._started[-1], lambda: connects(CONTAINERD))
@@ -245,7 +248,6 @@ _KUBELET_CONFIGURATION = {
     "staticPodPath": str(MANIFESTS),
     "evictionHard": {"memory.available": "100Mi"},
     "localStorageCapacityIsolation": False,
-    "featureGates": {"ResourceHealthStatus": True},
 }
 
 

@@ -1,5 +1,6 @@
 """A sick GPU: what the scheduler, the pod's status and the next pod get to know."""
 
+import pytest
 from lightkube.resources.core_v1 import Pod
 
 from scrubber.devices.simulated import drills
@@ -22,6 +23,7 @@ async def test_no_pod_gets_a_sick_idle_gpu(cluster, autoclave):
     await cluster.offered(4)
 
 
+@pytest.mark.gate("ResourceHealthStatus")
 async def test_the_status_of_a_pod_shows_that_its_gpu_is_sick(cluster, autoclave):
     """The pod goes on; the next pod does not get the GPU."""
     await cluster.hold("holder")

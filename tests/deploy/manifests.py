@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib
+import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import msgspec
 import yaml
 
@@ -120,6 +124,24 @@ def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(doc for text in generate.render(values).values() for doc in documents(text))
 
 
+def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:
+    """The chart's templates for a cluster of this version, as ``helm template --kube-version``; ValueError if refused.
+
+    The Python interface of the library has no such option, the C interface below it has.
+    """
+    library = ctypes.CDLL(str(helm_python.library_path))
+    chart, out, error = ctypes.c_uint64(), ctypes.c_char_p(), ctypes.c_char_p()
+    path = os.fsencode(generate.CHART)
+    assert library.helm_chart_load(path, ctypes.byref(chart), ctypes.byref(error)) == 0, error.value
+    options = {"name": generate.NAME, "namespace": generate.NAMESPACE, "kube_version": f"v{version}.0"}
+    given = (json.dumps(values).encode(), json.dumps(options).encode())
+    refused = library.helm_render(chart, *given, ctypes.byref(out), ctypes.byref(error))
+    if refused:
+        raise ValueError((error.value or b"").decode())
+    made: dict[str, str] = json.loads(out.value or b"")
+    return made
+
+
 @cache
 def objects(case: str) -> tuple[dict[str, Any], ...]:
     """All objects of one line of the matrix."""
@@ -150,6 +172,11 @@ def composed(folder: Path) -> list[dict[str, Any]]:
     docs = [doc for part in parts for doc in (composed(part) if part.is_dir() else documents(part.read_text()))]
     found = {generate.key(doc): doc for doc in docs}
     for patch in about.get("patches", ()):
+        if "patch" in patch:
+            (gone,) = documents(patch["patch"])
+            assert gone.pop("$patch") == "delete"
+            assert gone["apiVersion"] == found.pop(generate.key(gone))["apiVersion"]
+            continue
         ((key, doc),) = (
             (key, doc) for key, doc in found.items() if (key[0], key[2]) == tuple(patch["target"].values())
         )

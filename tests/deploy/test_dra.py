@@ -11,7 +11,7 @@ from plugin import config as plugin_config
 from plugin.dra import config, driver, slices
 from plugin.dra.config import DraConfig
 from plugin.dra.slices import Pool
-from tests.deploy import manifests
+from tests.deploy import kubernetes_versions, manifests
 from tests.deploy.test_admission import refusals, value
 
 PAGE = (generate.ROOT / "docs/dra.md").read_text()
@@ -25,6 +25,22 @@ def test_either_the_plugin_or_the_driver_is_installed(case):
     sets = {doc["metadata"]["labels"]["app.kubernetes.io/component"] for doc in manifests.objects(case)
             if doc["kind"] == "DaemonSet"}  # fmt: skip
     assert sets == {"scrubber", "dra" if case in manifests.DRA else "plugin"}
+
+
+@pytest.mark.parametrize("case", ["default", *manifests.DRA])
+def test_each_version_of_the_page_gets_the_same_objects(case):
+    first, *others = [manifests.render_for(it, manifests.MATRIX[case]) for it in kubernetes_versions.VERSIONS]
+    assert others == [first] * len(others)
+
+
+def test_a_cluster_without_resourceclaims_gets_the_plugin_only():
+    """In the version before the first one of the page."""
+    major, minor = kubernetes_versions.FIRST.split(".")
+    before = f"{major}.{int(minor) - 1}"
+    assert manifests.render_for(before, {})
+    for case in manifests.DRA:
+        with pytest.raises(ValueError, match=r"dra.enabled: the DRA driver needs Kubernetes 1.34 .* has v1.33.0;"):
+            manifests.render_for(before, manifests.MATRIX[case])
 
 
 def test_the_driver_runs_where_the_plugin_runs():

@@ -28,6 +28,9 @@
 {{- fail "runtimeClass.create: it has no name; set runtimeClass.name" -}}
 {{- end -}}
 {{- if $v.dra.enabled -}}
+  {{- if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version -}}
+  {{- fail (printf "dra.enabled: the DRA driver needs Kubernetes 1.34 or newer, and this cluster has %s; leave it off to install the device plugin" .Capabilities.KubeVersion.Version) -}}
+  {{- end -}}
   {{- if $v.clusterReports.enabled -}}
   {{- fail "clusterReports.enabled: dra.enabled replaces the plugin, which makes the reports; switch one off" -}}
   {{- end -}}
