@@ -28,8 +28,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "nvidia": {},
     "observe-only": {"policy": {"shipped": "observe"}},
     "simulated": {"backend": "simulated"},
+    "dra": {"dra": {"enabled": True}},
+    "dra-simulated": {"dra": {"enabled": True}, "backend": "simulated"},
 }
 HELMS_OWN = ("helm.sh/chart", "app.kubernetes.io/managed-by")
+MORE = "more.yaml"  # of an overlay: the objects that the base does not have
 HEAD = "# Made by `make deploy` of the chart in deploy/helm/autoclave; change that, not this.\n"
 PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}  # directories of the node are mounted
 
@@ -106,19 +109,26 @@ def kustomize() -> Iterator[tuple[str, str]]:
     yield from (((f"base/{name}", _text(docs)) for name, docs in files.items()))
     yield "base/kustomization.yaml", _text([_kustomization(resources=sorted(files))])
     for name, values in OVERLAYS.items():
-        patches = dict(_patches(base, objects(values)))
-        targets = [{"target": target, "path": path} for path, (target, _) in patches.items()]
-        yield f"overlays/{name}/kustomization.yaml", _text([_kustomization(resources=["../../base"], patches=targets)])
-        yield from ((f"overlays/{name}/{path}", _text([patch])) for path, (_, patch) in patches.items())
+        yield from ((f"overlays/{name}/{path}", text) for path, text in _overlay(base, objects(values)))
 
 
-def _patches(old: dict[str, list[Object]], new: dict[str, list[Object]]) -> Iterator[tuple[str, tuple[Object, object]]]:
+def _overlay(old: dict[str, list[Object]], new: dict[str, list[Object]]) -> Iterator[tuple[str, str]]:
+    """The files of an overlay: objects that the base does not have, and the patches that change and remove others."""
     before, after = ({key(doc): doc for docs in made.values() for doc in docs} for made in (old, new))
-    if before.keys() != after.keys():
-        raise ValueError(f"an overlay can change objects only: {before.keys() ^ after.keys()}")
-    for (kind, _, name), doc in before.items():
-        if patch := list(difference(_plain(doc), _plain(after[key(doc)]))):
-            yield f"{kind.lower()}-{name}.yaml", ({"kind": kind, "name": name}, patch)
+    resources, patches = ["../../base"], list[Object]()
+    if more := [doc for it, doc in after.items() if it not in before]:
+        resources.append(MORE)
+        yield MORE, _text(more)
+    for it, doc in before.items():
+        if it not in after:
+            about = {field: doc["metadata"][field] for field in ("name", "namespace") if field in doc["metadata"]}
+            gone = {"$patch": "delete", "apiVersion": doc["apiVersion"], "kind": doc["kind"], "metadata": about}
+            patches.append({"patch": json.dumps(gone)})
+        elif patch := list(difference(_plain(doc), _plain(after[it]))):
+            path = f"{it[0].lower()}-{it[2]}.yaml"
+            patches.append({"target": {"kind": it[0], "name": it[2]}, "path": path})
+            yield path, _text([patch])
+    yield "kustomization.yaml", _text([_kustomization(resources=resources, patches=patches)])
 
 
 def _kustomization(**fields: object) -> Object:
