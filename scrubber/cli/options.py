@@ -21,6 +21,12 @@ ENVIRONMENT = environment.ENVIRONMENT
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 
+class IntRange(click.IntRange):
+    """An integer. Click's own type calls itself "integer range" in help texts and errors."""
+
+    name = "integer"
+
+
 class Parsed(click.ParamType[Any]):
     """A value that a function parses. Its ValueError says what is expected."""
 

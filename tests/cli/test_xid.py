@@ -146,7 +146,7 @@ def test_the_list_is_a_document_too(offline):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["many"], "'many' is not a valid integer"),
+        (["many"], "'many' is not a valid integer;"),
         (["7.5"], "'7.5' is not a valid integer"),
         (["0"], "0 is not in the range x>=1"),
         (["-5"], "no such option '-5'"),

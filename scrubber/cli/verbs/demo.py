@@ -10,7 +10,7 @@ from scrubber.demo import story
 
 @click.command(context_settings=options.ENVIRONMENT)
 @click.option(
-    "--gpus", type=click.IntRange(story.LEAST_GPUS, story.MOST_GPUS), default=story.LEAST_GPUS, help="How many GPUs."
+    "--gpus", type=options.IntRange(story.LEAST_GPUS, story.MOST_GPUS), default=story.LEAST_GPUS, help="How many GPUs."
 )
 @click.option("--json", "as_json", is_flag=True, envvar="AUTOCLAVE_JSON", help="Print the checks as JSON.")
 @click.option("--keep", is_flag=True, help="Leave the directory with the ledger and the log behind.")

@@ -42,7 +42,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     show_default=False,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
-@click.option("--limit", type=click.IntRange(1), default=1000, help="How many of the newest events.")
+@click.option("--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
 @click.option(
     "--kind", "kinds", multiple=True, envvar="AUTOCLAVE_KIND", shell_complete=complete_kinds,
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",

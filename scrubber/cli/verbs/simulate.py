@@ -89,8 +89,8 @@ def leak(target: drill_targets.DrillTarget, size: int) -> str:
 
 
 @drill
-@click.argument("code", type=click.IntRange(1, 1000))
-@click.option("--count", type=click.IntRange(1), default=1, help="How many at once.")
+@click.argument("code", type=options.IntRange(1, 1000))
+@click.option("--count", type=options.IntRange(1), default=1, help="How many at once.")
 def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
     """Report a driver error event."""
     drills.xid(target.root, target.uuid, code, count)
@@ -98,7 +98,7 @@ def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
 
 
 @drill
-@click.option("--count", type=click.IntRange(1), default=1, help="How many errors.")
+@click.option("--count", type=options.IntRange(1), default=1, help="How many errors.")
 def ecc(target: drill_targets.DrillTarget, count: int) -> str:
     """Report uncorrectable memory errors."""
     drills.ecc(target.root, target.uuid, count)
@@ -140,7 +140,7 @@ def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) ->
 
 @drill
 @click.option("--offset", type=SIZE, default="0B", help="Which byte, as in 1MiB.")
-@click.option("--bit", type=click.IntRange(0, 7), default=0, help="Which bit of it.")
+@click.option("--bit", type=options.IntRange(0, 7), default=0, help="Which bit of it.")
 def bad_memory(target: drill_targets.DrillTarget, offset: int, bit: int) -> str:
     """Make one bit of the memory stick at one."""
     drills.bad_memory(target.root, target.uuid, offset, bit)
@@ -169,7 +169,7 @@ def skip_scratch(target: drill_targets.DrillTarget) -> str:
 
 
 @drill
-@click.option("--unit", type=click.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
+@click.option("--unit", type=options.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
 def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
     """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)
@@ -189,7 +189,7 @@ def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
 
 
 @drill
-@click.option("--watts", type=click.IntRange(1), default=200, help="The power limit to leave behind.")
+@click.option("--watts", type=options.IntRange(1), default=200, help="The power limit to leave behind.")
 def drift(target: drill_targets.DrillTarget, watts: int) -> str:
     """Leave a changed setting behind, as a container could."""
     drills.drift(target.root, target.uuid, watts)
@@ -197,7 +197,7 @@ def drift(target: drill_targets.DrillTarget, watts: int) -> str:
 
 
 @drill
-@click.option("--celsius", type=click.IntRange(1, 150), default=95, help="The temperature.")
+@click.option("--celsius", type=options.IntRange(1, 150), default=95, help="The temperature.")
 def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
     """Report a high temperature.
 

@@ -43,7 +43,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 @click.command(context_settings=options.ENVIRONMENT)
-@click.argument("code", required=False, type=click.IntRange(1), shell_complete=complete)
+@click.argument("code", required=False, type=options.IntRange(1), shell_complete=complete)
 @click.option(
     "--policy",
     metavar="NAME|FILE",
