@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dashboards.claims import CLAIMS
 from dashboards.fleet import FLEET
 from dashboards.gpu import GPU
 from dashboards.hooks import HOOKS
@@ -11,7 +12,7 @@ from dashboards.node import NODE
 from dashboards.scrubs import SCRUBS
 from dashboards.security import SECURITY
 
-PAGES = (FLEET, NODE, GPU, SCRUBS, HOOKS, SECURITY)
+PAGES = (FLEET, NODE, GPU, SCRUBS, HOOKS, CLAIMS, SECURITY)
 
 
 def write(folder: Path) -> None:

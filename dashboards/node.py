@@ -58,15 +58,17 @@ def _status() -> Section:
     return Section("Can it hand out GPUs?", 4, (
         (3, _verdict("Service", "The worst of the selected scrub services. If it is not ready, /readyz says why.",
                      smallest(SCOPE.of(service.READY)), yes_or_no("ready", "not ready"))),
-        (3, _verdict("Plugin", "The worst of the selected device plugins. A plugin is ready when the scrub service "
-                     "answers and every resource is registered.", smallest(SCOPE.of(plugin.READY)),
+        (3, _verdict("Plugin", "The worst of the selected device plugins and DRA drivers. A plugin is ready when the "
+                     "scrub service answers and every resource is registered; a driver also needs its ResourceSlice.",
+                     smallest(f"{SCOPE.of(plugin.READY)} or {SCOPE.of(plugin.DRA_READY)}"),
                      yes_or_no("ready", "not ready"), NO_PLUGIN)),
         (3, _verdict("Service connection",
-                     "Whether the plugin gets an answer from the scrub service. If not, no GPU is "
+                     "Whether the plugin or driver gets an answer from the scrub service. If not, no GPU is "
                      "offered.", smallest(SCOPE.of(plugin.SCRUBBER)), yes_or_no("connected", "no answer"),
                      NO_PLUGIN)),
-        (3, _verdict("Kubelet", "Whether the kubelet reads the device list of every resource.",
-                     smallest(SCOPE.of(plugin.CONNECTED)), yes_or_no("connected", "not connected"),
+        (3, _verdict("Kubelet", "Whether the kubelet reads the device list of every resource, or has accepted the DRA "
+                     "driver.", smallest(f"{SCOPE.of(plugin.CONNECTED)} or {SCOPE.of(plugin.DRA_REGISTERED)}"),
+                     yes_or_no("connected", "not connected"),
                      "No device plugin is scraped, or it has no resource")),
         (3, _verdict("Ledger", "Whether the ledger can be written. If not, no GPU is handed out.",
                      largest(SCOPE.of(service.LEDGER_FAULT)), no_or_yes("writable", "not writable"))),

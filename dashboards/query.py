@@ -67,7 +67,8 @@ ALERTS = ForeignSeries(
 UP = ForeignSeries("up", Kind.GAUGE, (*TARGET, "job"))
 FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS)
 
-SERVICE_JOB, PLUGIN_JOB = "autoclave-scrubber", "autoclave-plugin"  # the job labels
+SERVICE_JOB, PLUGIN_JOB, DRA_JOB = "autoclave-scrubber", "autoclave-plugin", "autoclave-dra"  # the job labels
+JOBS = {BUILD.name: SERVICE_JOB, plugin.BUILD.name: PLUGIN_JOB, plugin.DRA_BUILD.name: DRA_JOB}
 
 Series = Row | RecordedSeries | ForeignSeries
 
@@ -112,9 +113,11 @@ class QueryScope:
         Prometheus scraped them before, or they started since. After a gap in scraping, and for a new Prometheus, every
         counter looks new.
         """
-        build, job = (plugin.BUILD, PLUGIN_JOB) if row in plugin.TABLE else (BUILD, SERVICE_JOB)
+        tables = ((plugin.TABLE, plugin.BUILD), (plugin.DRA_TABLE, plugin.DRA_BUILD))
+        build = next((build for table, build in tables if row in table), BUILD)
         before = f"last_over_time({self.of(build)}[{within}] offset {within})"
-        began = f"min_over_time({self.of(STARTED, job=job)}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
+        started = self.of(STARTED, job=JOBS[build.name])
+        began = f"min_over_time({started}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
         return largest(f"{before} or {began}", *TARGET)
 
     def quantile(self, part: float, row: Row, *by: str, **labels: str) -> str:
@@ -165,18 +168,19 @@ class QueryScope:
     def silent(self, alive: Row = BUILD) -> str:
         """The nodes that were scraped lately and are not now, and the nodes that Prometheus cannot reach."""
         then = largest(f"last_over_time({self.of(alive)}[{SILENT_WITHIN}])", *PLACE)
-        looked_for = largest(self.of(UP, job=PLUGIN_JOB if alive is plugin.BUILD else SERVICE_JOB), *PLACE)
+        looked_for = largest(self.of(UP, job=JOBS[alive.name]), *PLACE)
         return f"{then} unless {largest(self.of(alive), *PLACE)} or {looked_for} == 0"
 
     def silent_nodes(self) -> str:
-        """The silent nodes, with 1 if the service is silent, 2 if the plugin is, and 3 if both are."""
-        parts = ((1, "service", BUILD), (2, "plugin", plugin.BUILD))
+        """The silent nodes, with 1 if the service is silent, 2 if the plugin or DRA driver is, and 3 if both are."""
+        parts = ((1, "service", BUILD), (2, "plugin", plugin.BUILD), (2, "plugin", plugin.DRA_BUILD))
         arms = (f'label_replace(0 * ({self.silent(alive)}) + {n}, "part", "{it}", "", "")' for n, it, alive in parts)
         return sum_of(" or ".join(arms), *PLACE)
 
     def not_ready(self) -> str:
-        """The nodes whose service or plugin reports that it is not ready."""
-        return " or ".join(f"{largest(self.of(row), *PLACE)} == 0" for row in (READY, plugin.READY))
+        """The nodes whose service, plugin or DRA driver reports that it is not ready."""
+        rows = (READY, plugin.READY, plugin.DRA_READY)
+        return " or ".join(f"{largest(self.of(row), *PLACE)} == 0" for row in rows)
 
     def or_missing(self, expression: str) -> str:
         """The expression, or -1 for a device without a value. Without any value, Grafana would drop the column."""

@@ -1,4 +1,4 @@
-"""``docs/metrics.md``, generated from both tables of metrics.
+"""``docs/metrics.md``, generated from the tables of metrics.
 
 ``python -m dashboards.reference > docs/metrics.md`` writes it; a test compares the two.
 """
@@ -20,8 +20,8 @@ stable contract.
 
 ## How to get them
 
-The scrub service and the device plugin serve their metrics at the address of `--metrics-address HOST:PORT`, for
-example `$(POD_IP):9475` and `$(POD_IP):9476`. Without the flag they serve none. Both programs read the same
+The scrub service, the device plugin and the DRA driver serve their metrics at the address of `--metrics-address
+HOST:PORT`, for example `$(POD_IP):9475` and `$(POD_IP):9476`. Without the flag they serve none. They read the same
 environment variable, `AUTOCLAVE_METRICS_ADDRESS`: set it for each container or unit separately. A second program at
 the same address ends with an error. The server speaks plain HTTP without authentication. Bind it to the address of
 the pod or to the loopback, never to a public address. It answers:
@@ -52,7 +52,10 @@ export` has the row of the receipt.
 def text() -> str:
     """The whole page."""
     service = _section("The scrub service", of_the_service.TABLE)
-    return "\n".join([HEAD, *service, *_section("The device plugin", of_the_plugin.TABLE)])
+    own = tuple(row for row in of_the_plugin.DRA_TABLE if row not in of_the_plugin.TABLE)
+    shared = ", ".join(f"`{row.name}`" for row in of_the_plugin.DRA_TABLE if row in of_the_plugin.TABLE)
+    driver = (*_section("The DRA driver", own), f"The driver also has {shared} of the plugin.\n")
+    return "\n".join([HEAD, *service, *_section("The device plugin", of_the_plugin.TABLE), *driver])
 
 
 def _section(title: str, table: Iterable[Row]) -> Iterator[str]:

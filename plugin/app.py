@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from plugin import config, response, until_signal
 from plugin.cluster import starting, threads
@@ -28,7 +28,6 @@ from plugin.metrics.counters import PluginCounters
 from plugin.registration import kubelet, registry, sockets
 from scrubber.api import client
 from scrubber.ground import log
-from scrubber.ground.http_server import HttpServer
 
 logger = log.get("app")
 
@@ -99,13 +98,7 @@ async def _metrics_served(chosen: Config, listing: Listing) -> AsyncIterator[Plu
     """Counters that are served under ``--metrics-address``, if that is set."""
     metrics = CollectorRegistry()
     counters = PluginCounters(metrics)
-    if not chosen.metrics_address:
-        yield counters
-        return
-    collector = PluginCollector(listing, counters, chosen.version)
-    metrics.register(collector)
-    ProcessCollector(registry=metrics)
-    async with HttpServer(metrics, collector.obstacles).serve(chosen.metrics_address):
+    async with PluginCollector(listing, counters, chosen.version).served(metrics, chosen.metrics_address):
         yield counters
 
 

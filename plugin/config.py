@@ -67,7 +67,7 @@ def check(config: Config) -> None:
     if config.registration is RegistrationMethod.REGISTRY:
         check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     _check_cluster(config.cluster)
-    _check_address(config.metrics_address)
+    check_address(config.metrics_address)
     check_length(config.scrubber_socket, "--run-dir")
     # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
     check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
@@ -99,7 +99,8 @@ def _check_cluster(choice: ReportChoice) -> None:
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
+    """Raise a FatalError for an address that the server of metrics cannot have."""
     if not address:
         return
     try:

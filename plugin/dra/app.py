@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+from contextlib import AsyncExitStack
 from functools import partial
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from plugin import until_signal
 from plugin.cluster import threads
@@ -18,6 +20,7 @@ from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import Driver
+from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.own_devices import OwnDevices
 from plugin.dra.publisher import SlicePublisher
 from plugin.in_flight import InFlight
@@ -58,13 +61,21 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         raise FatalError(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
     except Unusable as error:
         raise FatalError(f"cannot read claims: {error}") from error
-    async with client.ScrubberClient(paths.scrubber_socket(chosen.run_dir)) as scrubber, asyncio.TaskGroup() as tasks:
+    metrics = CollectorRegistry()
+    counters = DraCounters(metrics)
+    counters.expect(chosen.driver)
+    async with AsyncExitStack() as stack:
+        scrubber = await stack.enter_async_context(client.ScrubberClient(paths.scrubber_socket(chosen.run_dir)))
         listing = Listing(scrubber, chosen.cdi_kind.partition("/")[0], MigStrategy.MIXED)
+        collector = DraCollector(listing, counters, chosen.driver, chosen.version)
+        await stack.enter_async_context(collector.served(metrics, chosen.metrics_address))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(listing.follow(), name="listing")
         registered = asyncio.Event()
-        publisher = SlicePublisher(server, listing, chosen.driver, node)
+        publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
         tasks.create_task(_publish_once(registered, publisher), name="slice")
-        answers = Driver(chosen, listing, ClaimGate(scrubber, listing), server, in_flight, OwnDevices(chosen))
+        gate = ClaimGate(scrubber, listing)
+        answers = Driver(chosen, listing, gate, server, in_flight, OwnDevices(chosen), counters)
 
         def add(grpc_server: grpc.aio.Server) -> None:
             grpc_server.add_generic_rpc_handlers(tuple(driver.handlers(answers)))
@@ -72,7 +83,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         await listing.until_known()
         async with asyncio.TaskGroup() as registrations:
             sockets = chosen.service_socket, chosen.registry_socket
-            work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered))
+            work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered, counters))
             registrations.create_task(work, name="registration")
             try:
                 await asyncio.Event().wait()
@@ -80,7 +91,8 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
                 await asyncio.create_task(until_signal.drain(in_flight, driver.CALL_WITHIN))
 
 
-def _note(registered: asyncio.Event, event: events.Event) -> None:
+def _note(registered: asyncio.Event, counters: DraCounters, event: events.Event) -> None:
+    counters.record(event)
     if isinstance(event, events.Registered):
         registered.set()
 

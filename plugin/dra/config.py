@@ -29,6 +29,8 @@ class DraConfig:
     cluster: ReportChoice = field(default_factory=ReportChoice)
     cdi_kind: str = "nvidia.com/gpu"
     clean_within: float = 30.0
+    metrics_address: str = ""
+    version: str = ""  # no flag: the version of the release
     instance: str = ""  # in the names of the sockets, so that two drivers can run during an update
     log_level: str = "info"
     log_format: str = "auto"
@@ -63,6 +65,7 @@ def check(config: DraConfig) -> Credentials:
         raise FatalError(f"{error}; give another --cdi-kind") from error
     plugin_config.check_directory(config.plugins_dir, "the kubelet's plugin directory", "--plugins-dir")
     plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
+    plugin_config.check_address(config.metrics_address)
     plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
     plugin_config.check_length(config.service_socket, "--plugins-dir")
     plugin_config.check_length(config.registry_socket, "--registry-dir")

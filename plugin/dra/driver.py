@@ -25,6 +25,7 @@ from plugin.dra import claims
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
+from plugin.dra.metrics import Call, DraCounters
 from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
@@ -81,6 +82,7 @@ class Driver:
         source: ClaimSource,
         in_flight: InFlight,
         devices: Devices,
+        counters: DraCounters,
     ) -> None:
         """``in_flight`` counts the calls that are being answered."""
         self._chosen = chosen
@@ -89,6 +91,7 @@ class Driver:
         self._gate = gate
         self._source = source
         self._in_flight = in_flight
+        self._counters = counters
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def NodePrepareResources(
@@ -119,10 +122,10 @@ class Driver:
                     await self._listing.until_differs(shown)
 
     async def _prepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodePrepareResourceResponse]:
-        return claim.uid, await self._answer("prepare", claim, until, self._prepare, _prepare_failed)
+        return claim.uid, await self._answer(Call.PREPARE, claim, until, self._prepare, _prepare_failed)
 
     async def _unprepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodeUnprepareResourceResponse]:
-        return claim.uid, await self._answer("unprepare", claim, until, self._unprepare, _unprepare_failed)
+        return claim.uid, await self._answer(Call.UNPREPARE, claim, until, self._unprepare, _unprepare_failed)
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         found = await self._source.claim(claim.namespace, claim.name)
@@ -147,7 +150,7 @@ class Driver:
 
     async def _answer(
         self,
-        call: str,
+        call: Call,
         claim: wire.Claim,
         until: float,
         work: Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]],
@@ -155,12 +158,13 @@ class Driver:
     ) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
-        log = logger.bind(op=op, call=call, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
+        log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
         try:
             lock = self._locks.setdefault(claim.uid, asyncio.Lock())
-            with self._in_flight.one():
+            with self._in_flight.one(), self._counters.call(call) as counted:
                 async with lock:
                     result = await work(claim, until, op)
+                counted.answered(result.error)
         except (AutoclaveError, Failure) as error:
             log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
             return failed(f"autoclave: {_public(error)}")

@@ -7,7 +7,7 @@ client, and after the kubelet has deleted it, which the kubelet does at its star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
 from plugin.cluster.base import Failure
@@ -41,12 +41,22 @@ class SliceServer(Protocol):
 class SlicePublisher:
     """Publishes the devices of one node."""
 
-    def __init__(self, server: SliceServer, listing: Listing, driver: str, node: str, pace: Pace = PACE) -> None:
+    def __init__(
+        self,
+        server: SliceServer,
+        listing: Listing,
+        driver: str,
+        node: str,
+        pace: Pace = PACE,
+        on_write: Callable[[Failure | None], None] = lambda _: None,
+    ) -> None:
+        """``on_write`` gets the result of each attempt to write the slice; None is a success."""
         self._server = server
         self._listing = listing
         self._driver = driver
         self._node = node
         self._pace = pace
+        self._on_write = on_write
         self._changed = Changed()
         self._pool: Pool | None = None
         self._devices: tuple[Device, ...] | None = None
@@ -73,6 +83,14 @@ class SlicePublisher:
         return slices.resource_slice(pool, self._devices or (), taints=self._taints)
 
     async def _write(self) -> None:
+        try:
+            await self._apply()
+        except Failure as failure:
+            self._on_write(failure)
+            raise
+        self._on_write(None)
+
+    async def _apply(self) -> None:
         if self._pool is None:
             self._pool = Pool(self._driver, self._node, await self._server.node_uid())
         wanted = self._wanted(self._pool)

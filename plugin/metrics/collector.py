@@ -1,27 +1,26 @@
-"""Gauges of the plugin's present state, read at each scrape."""
+"""Gauges of a program's present state, read at each scrape, and the server that shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from plugin.listing import Listing
 from plugin.metrics import table
 from plugin.metrics.counters import PluginCounters
+from scrubber.ground.http_server import HttpServer
 from scrubber.ground.metric_table import Sample, families
 
 LONGEST = 300  # characters of a reason, which may quote an error of another program
 
 
-class PluginCollector(Collector):
-    """The lists of devices, and the connections to the scrub service and the kubelet."""
-
-    def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
-        self._listing = listing
-        self._counters = counters
-        self._version = version
+class StateCollector(Collector):
+    """Makes the gauges of a program, and says why the program is not ready."""
 
     def describe(self) -> Iterable[Metric]:
         """No metric: each scrape makes them."""
@@ -29,11 +28,37 @@ class PluginCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All metrics at this moment."""
-        return families([*self._plugin_samples(), *self._list_samples()])
+        return families(self._samples())
 
     def obstacles(self) -> tuple[str, ...]:
-        """Why the plugin is not ready, one line each."""
+        """Why the program is not ready, one line each."""
         return tuple(" ".join(why.split())[:LONGEST] for why in self._obstacles())
+
+    @asynccontextmanager
+    async def served(self, registry: CollectorRegistry, address: str) -> AsyncIterator[None]:
+        """Serve the metrics of the registry, of this collector and of the process, if there is an address."""
+        if not address:
+            yield
+            return
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        async with HttpServer(registry, self.obstacles).serve(address):
+            yield
+
+    @abstractmethod
+    def _samples(self) -> Iterator[Sample]: ...
+
+    @abstractmethod
+    def _obstacles(self) -> Iterator[str]: ...
+
+
+class PluginCollector(StateCollector):
+    """The lists of devices, and the connections to the scrub service and the kubelet."""
+
+    def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
+        self._listing = listing
+        self._counters = counters
+        self._version = version
 
     def _obstacles(self) -> Iterator[str]:
         if reason := self._listing.silence_reason():
@@ -44,12 +69,10 @@ class PluginCollector(Collector):
             if why := self._counters.obstacle(resource):
                 yield f"{resource} is not registered: {why}"
 
-    def _plugin_samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[Sample]:
         yield table.BUILD, (self._version,), 1.0
         yield table.READY, (), float(not self.obstacles())
         yield table.SCRUBBER, (), float(not self._listing.silence_reason())
-
-    def _list_samples(self) -> Iterator[Sample]:
         for resource in sorted(self._listing.resources()):
             shown = self._listing.shown(resource)
             healthy = sum(device.healthy for device in shown)

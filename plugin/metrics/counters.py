@@ -1,6 +1,7 @@
-"""The counters and histograms of the plugin, and why a resource is not registered.
+"""Counters and histograms, and why a resource is not registered.
 
-Every label is a fixed word or a resource that the scrub service offers: no request can add a series.
+Every label is a fixed word, a resource that the scrub service offers, or the name of the DRA driver: no request can add
+a series.
 """
 
 from __future__ import annotations
@@ -40,13 +41,37 @@ GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
 _NO = {HookOutcome.REFUSED, HookOutcome.FAULT}
 
 
-class PluginCounters:
+class RegistrationCounters:
+    """Counts registrations, of the plugin or of the DRA driver."""
+
+    def __init__(self, instruments: Instruments, not_yet: str) -> None:
+        """``not_yet``: why a resource without any event is not registered."""
+        self._instruments = instruments
+        self._not_yet = not_yet
+        self._obstacles: dict[str, str] = {}
+
+    def expect(self, resource: str) -> None:
+        """This resource is about to be registered. Export its counters as 0."""
+        for outcome in (REGISTERED, *(cause.value for cause in Cause)):
+            self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
+
+    def record(self, event: Event) -> None:
+        """Count the event of a registration."""
+        outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
+        self._obstacles[event.resource] = why
+        self._instruments.count(table.REGISTRATIONS, event.resource, outcome)
+
+    def obstacle(self, resource: str) -> str:
+        """Why a resource is not registered; empty if it is."""
+        return self._obstacles.get(resource, self._not_yet)
+
+
+class PluginCounters(RegistrationCounters):
     """Counters and histograms of the plugin."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
-        self._instruments = Instruments(table.TABLE, registry)
-        self._obstacles: dict[str, str] = {}
+        super().__init__(Instruments(table.TABLE, registry), NOT_YET)
         self.standby = False  # another plugin of this node is registered, and this one waits for its end
         for hook in GATES:
             for reason in Reason:
@@ -54,7 +79,7 @@ class PluginCounters:
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
-        return "" if self.standby else self._obstacles.get(resource, NOT_YET)
+        return "" if self.standby else super().obstacle(resource)
 
     def answer(
         self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
@@ -71,12 +96,5 @@ class PluginCounters:
 
     def expect(self, resource: str) -> None:
         """The plugin is about to register this resource."""
+        super().expect(resource)
         self._instruments.export_zero(table.LISTS, resource)
-        for outcome in (REGISTERED, *(cause.value for cause in Cause)):
-            self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
-
-    def record(self, event: Event) -> None:
-        """Count the event of a registration."""
-        outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
-        self._obstacles[event.resource] = why
-        self._instruments.count(table.REGISTRATIONS, event.resource, outcome)

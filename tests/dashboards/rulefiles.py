@@ -27,7 +27,10 @@ FOREIGN = {
     "process_start_time_seconds": frozenset({"instance"}),
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", "reason", "sign", "xid"}),
 }
-TABLE = {row.name: row for row in (*scrubber.metrics.table.TABLE, *plugin.metrics.table.TABLE)}
+TABLE = {
+    row.name: row
+    for row in (*scrubber.metrics.table.TABLE, *plugin.metrics.table.TABLE, *plugin.metrics.table.DRA_TABLE)
+}
 SERIES = {series: row for row in TABLE.values() for series in row.series}
 
 

@@ -35,6 +35,10 @@ def bad_day() -> dict[str, float]:
             f'autoclave_plugin_ready{{node="{node}"}}': node == "n1",
             f'autoclave_scrubber_connected{{node="{node}"}}': 1,
             f'autoclave_kubelet_connected{{node="{node}", resource="nvidia.com/gpu"}}': node == "n1",
+            f'autoclave_dra_build_info{{node="{node}"}}': 1,
+            f'autoclave_dra_ready{{node="{node}"}}': node == "n1",
+            f'autoclave_dra_registered{{node="{node}"}}': 1,
+            f'autoclave_slice_written{{node="{node}"}}': node == "n1",
             f'autoclave_ledger_fault{{node="{node}"}}': node == "n2",
         }
         for group in Availability:
@@ -76,6 +80,10 @@ FIRST_ROWS: list[tuple[str, dict[str, str], dict[str, float | None]]] = [
     ("autoclave-hooks", {}, {
         "Plugins": 2, "Silent plugins": 0, "Plugins not ready": 1, "No scrub service": 0, "No kubelet": 1,
         "Refusals": 0,
+    }),
+    ("autoclave-claims", {}, {
+        "Drivers": 2, "Silent drivers": 0, "Drivers not ready": 1, "Not registered": 0, "Slices not written": 1,
+        "Refused claims": 0,
     }),
     ("autoclave-security", {}, {"Residue found": 0, "Unauthorised use": 0, "Ledger faults": 1}),
 ]  # fmt: skip

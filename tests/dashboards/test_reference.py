@@ -16,7 +16,10 @@ def test_the_committed_page_is_the_one_that_is_made_now():
     assert PAGE.read_text() == made, "write it anew: python -m dashboards.reference > docs/metrics.md"
 
 
-@pytest.mark.parametrize("row", [*of_the_service.TABLE, *of_the_plugin.TABLE], ids=lambda row: row.name)
+ROWS = dict.fromkeys([*of_the_service.TABLE, *of_the_plugin.TABLE, *of_the_plugin.DRA_TABLE])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_each_metric_is_one_line_with_all_there_is_to_say(row):
     (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{row.name}` |")]
     assert line.count("|") == 6

@@ -265,7 +265,7 @@ def test_jobs_and_nodes_are_called_as_the_alerts_call_them(case, kind, where):
         assert given["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
         assert given["job"]["replacement"] == f"autoclave-{side}"
     assert 'job="autoclave-scrubber"' in alerts
-    assert 'job=~"autoclave-(scrubber|plugin)"' in alerts
+    assert 'job=~"autoclave-(scrubber|plugin|dra)"' in alerts
 
 
 def test_all_rules_are_shipped_but_those_that_were_left_out():

@@ -87,11 +87,7 @@ def test_two_drivers_serve_beside_each_other_during_an_update(case):
     assert {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}} in one["env"]
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in one["env"]
     its = chosen(manifests.flags(one))
-    assert one["readinessProbe"]["exec"]["command"] == [
-        "sh",
-        "-c",
-        f"test -S {its.registry_socket}".replace(UID, "$POD_UID"),
-    ]
+    assert one["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}  # the kubelet knows the driver
     assert str(its.service_socket.parent) in {mount["mountPath"] for mount in one["volumeMounts"]}
 
 
@@ -134,13 +130,17 @@ def test_the_class_is_the_one_of_the_page_and_takes_an_extended_resource():
     assert [doc for doc in manifests.objects("dra without extras") if doc["kind"] == "DeviceClass"] == []
 
 
-def test_the_driver_talks_to_the_api_server_and_nobody_to_the_driver():
+def test_the_driver_talks_to_the_api_server_and_shows_its_metrics():
     spec = manifests.of("dra", "NetworkPolicy", "-dra")["spec"]
-    assert spec["ingress"] == []
+    assert spec["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
     assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443]
-    assert [doc["metadata"]["name"] for doc in manifests.objects("dra") if doc["kind"] == "PodMonitor"] == [
-        "autoclave-scrubber"
-    ]
+    one = manifests.container("dra", "dra")
+    assert manifests.flags(one)["--metrics-address"] == "$(POD_IP):9476"
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in one["env"]
+    assert one["ports"] == [{"name": "metrics", "containerPort": 9476, "protocol": "TCP"}]
+    jobs = {it["replacement"] for doc in manifests.objects("dra") if doc["kind"] == "PodMonitor"
+            for it in doc["spec"]["podMetricsEndpoints"][0]["relabelings"] if it["targetLabel"] == "job"}  # fmt: skip
+    assert jobs == {"autoclave-scrubber", "autoclave-dra"}
 
 
 def told(found=SLICE, node="a", operation="UPDATE", extra=None):

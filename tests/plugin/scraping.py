@@ -8,8 +8,9 @@ from plugin.metrics import table
 from scrubber.ground.metric_table import Row
 from tests.fetching import fetch, figures
 
-LABELS = {name: set(row.all_labels) for row in table.TABLE for name in row.series}
-BARE = {name: set(row.labels) for row in table.TABLE for name in row.series}  # a count and a sum have no "le"
+TABLE = (*table.TABLE, *table.DRA_TABLE)
+LABELS = {name: set(row.all_labels) for row in TABLE for name in row.series}
+BARE = {name: set(row.labels) for row in TABLE for name in row.series}  # a count and a sum have no "le"
 
 
 class Scraped:

@@ -13,8 +13,9 @@ import scrubber.cli.log_without_rich  # noqa: F401 - must be loaded before any m
 from plugin import config as plugin_config
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
+from scrubber import __version__
 from scrubber.cli import environment
-from scrubber.cli.verbs.plugin import PATH, log_format, log_level, node_name
+from scrubber.cli.verbs.plugin import PATH, log_format, log_level, metrics_address, node_name
 from scrubber.ground import log, paths
 
 
@@ -40,6 +41,7 @@ from scrubber.ground import log, paths
     metavar="NAME",
     help="Part of the names of the sockets, so that two drivers can run during an update; POD_UID is read too.",
 )
+@metrics_address
 @log_level
 @log_format
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
@@ -57,6 +59,8 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         cluster=ReportChoice(Reports.ON, flags["node_name"]),
         cdi_kind=flags["cdi_kind"],
         clean_within=flags["clean_within"],
+        metrics_address=flags["metrics_address"],
+        version=__version__,
         instance=flags["instance"],
         log_level=flags["log_level"],
         log_format=flags["log_format"],

@@ -72,6 +72,13 @@ node_name = click.option(
     metavar="NAME",
     help="Name of this node in the cluster; NODE_NAME is read too.",
 )
+metrics_address = click.option(
+    "--metrics-address",
+    default="",
+    show_default=False,
+    metavar="HOST:PORT",
+    help="Address for /metrics, /healthz and /readyz  [default: none].",
+)
 log_level = click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
 log_format = click.option(
     "--log-format",
@@ -117,13 +124,7 @@ log_format = click.option(
     is_flag=True,
     help="If another plugin runs on this node, wait until it stops, and then register at once.",
 )
-@click.option(
-    "--metrics-address",
-    default="",
-    show_default=False,
-    metavar="HOST:PORT",
-    help="Address for /metrics, /healthz and /readyz  [default: none].",
-)
+@metrics_address
 @log_level
 @log_format
 @click.option(

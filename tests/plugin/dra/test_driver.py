@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
@@ -15,6 +16,7 @@ from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DRIVER, DraConfig
 from plugin.dra.driver import Driver
+from plugin.dra.metrics import DraCounters
 from plugin.dra.own_devices import OwnDevices
 from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
@@ -84,7 +86,9 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
         async with grpc.aio.insecure_channel(f"unix:{folder}/dra.sock") as channel:
             cluster = Cluster(listing, channel)
             server = grpc.aio.server()
-            driver = Driver(chosen, listing, ClaimGate(scrubber, listing), cluster, InFlight(), OwnDevices(chosen))
+            counters = DraCounters(CollectorRegistry())
+            gate = ClaimGate(scrubber, listing)
+            driver = Driver(chosen, listing, gate, cluster, InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()

@@ -1,0 +1,123 @@
+"""The metrics of the DRA driver, and why it is not ready.
+
+Every label is a fixed word or the name of the driver: no claim can add a series.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import CollectorRegistry
+
+from plugin.cluster.base import Failure, FailureKind
+from plugin.listing import Listing
+from plugin.metrics import table
+from plugin.metrics.collector import StateCollector
+from plugin.metrics.counters import HookOutcome, RegistrationCounters
+from scrubber.ground.errors import AutoclaveError, Reason
+from scrubber.ground.metric_table import Instruments, Sample
+
+API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
+VENDOR = "vendor"  # the driver behind ours has refused
+WRITTEN = "written"
+NOT_FOUND_YET = "the kubelet has not called it yet"
+NOT_WRITTEN_YET = "it has not been written yet"
+
+
+class Call(Enum):
+    """The calls of the kubelet for claims."""
+
+    PREPARE = "prepare"
+    UNPREPARE = "unprepare"
+
+
+@dataclass(slots=True)
+class CountedCall:
+    """How a call ended. Without an answer and without an error, the kubelet has cancelled it."""
+
+    outcome: HookOutcome = HookOutcome.CANCELLED
+    reason: str = ""  # of a refusal
+
+    def answered(self, error: str) -> None:
+        """There is an answer. An error in it is the vendor's: our own errors are raised."""
+        self.outcome, self.reason = (HookOutcome.REFUSED, VENDOR) if error else (HookOutcome.OK, "")
+
+
+class DraCounters(RegistrationCounters):
+    """Counters and histograms of the DRA driver, and the claims that wait."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
+        super().__init__(Instruments(table.DRA_TABLE, registry), NOT_FOUND_YET)
+        self.waiting = dict.fromkeys(Call, 0)
+        self.slice_obstacle = NOT_WRITTEN_YET  # empty: the last attempt to write the slice succeeded
+        for call in Call:
+            for reason in (API_SERVER, VENDOR, *(reason.value for reason in Reason)):
+                self._instruments.export_zero(table.CLAIM_REFUSALS, call.value, reason)
+        for outcome in (WRITTEN, *(kind.value for kind in FailureKind)):
+            self._instruments.export_zero(table.SLICE_WRITES, outcome)
+
+    @contextmanager
+    def call(self, call: Call) -> Iterator[CountedCall]:
+        """Count the call of the kubelet for one claim, which runs within the context."""
+        begun, counted = time.monotonic(), CountedCall()
+        self.waiting[call] += 1
+        try:
+            yield counted
+        except AutoclaveError as error:
+            counted.outcome, counted.reason = HookOutcome.REFUSED, error.reason.value
+            raise
+        except Failure:
+            counted.outcome, counted.reason = HookOutcome.REFUSED, API_SERVER
+            raise
+        except Exception:
+            counted.outcome, counted.reason = HookOutcome.FAULT, Reason.INTERNAL.value
+            raise
+        finally:
+            self.waiting[call] -= 1
+            seconds = time.monotonic() - begun
+            self._instruments.observe(table.CLAIM_TIME, call.value, counted.outcome.value, value=seconds)
+            if counted.reason:
+                self._instruments.count(table.CLAIM_REFUSALS, call.value, counted.reason)
+
+    def slice_written(self, failure: Failure | None) -> None:
+        """An attempt to write the slice has ended."""
+        self._instruments.count(table.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)
+        self.slice_obstacle = "" if failure is None else failure.message
+
+
+class DraCollector(StateCollector):
+    """The devices, the claims that wait, and the connections to scrub service, kubelet and API server."""
+
+    def __init__(self, listing: Listing, counters: DraCounters, driver: str, version: str) -> None:
+        self._listing = listing
+        self._counters = counters
+        self._driver = driver
+        self._version = version
+
+    def _obstacles(self) -> Iterator[str]:
+        if reason := self._listing.silence_reason():
+            yield f"the scrub service does not answer: {reason}"
+        elif not self._listing.resources():
+            yield "there is no device to offer"
+        if why := self._counters.obstacle(self._driver):
+            yield f"the driver {self._driver} is not registered with the kubelet: {why}"
+        if why := self._counters.slice_obstacle:
+            yield f"the ResourceSlice of the node is not up to date: {why}"
+
+    def _samples(self) -> Iterator[Sample]:
+        yield table.DRA_BUILD, (self._version,), 1.0
+        yield table.DRA_READY, (), float(not self.obstacles())
+        yield table.SCRUBBER, (), float(not self._listing.silence_reason())
+        yield table.DRA_REGISTERED, (), float(not self._counters.obstacle(self._driver))
+        for call, waiting in self._counters.waiting.items():
+            yield table.CLAIMS_WAITING, (call.value,), float(waiting)
+        yield table.SLICE_WRITTEN, (), float(not self._counters.slice_obstacle)
+        shown = self._listing.current() or ()
+        healthy = sum(device.healthy for device in shown)
+        yield table.SLICE_DEVICES, ("healthy",), float(healthy)
+        yield table.SLICE_DEVICES, ("unhealthy",), float(len(shown) - healthy)

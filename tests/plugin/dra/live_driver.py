@@ -1,0 +1,57 @@
+"""The real DRA driver as a process of its own. The test speaks for the kubelet and the API server."""
+
+import sys
+from typing import Any
+
+import grpc.aio
+
+from plugin.dra.config import DRIVER
+from plugin.kubelet_api import dra_pb2 as wire
+from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from tests.patience import WITHIN
+from tests.plugin.cluster.api_server import NODE
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scraping import get, scrape
+
+
+class LiveDriver(Plugin):
+    """``autoclave dra`` on the directories of a test."""
+
+    def __init__(self, root, kubeconfig, *flags: object) -> None:
+        super().__init__(root, KUBECONFIG=str(kubeconfig), NODE_NAME=NODE)
+        self.root = root
+        for name in ("plugins", "registry"):
+            (root / name).mkdir(exist_ok=True)
+        self.command = [
+            sys.executable, "-m", "scrubber", "dra", "--log-format", "json", "--metrics-address", "127.0.0.1:0",
+            "--plugins-dir", f"{root}/plugins", "--registry-dir", f"{root}/registry", "--run-dir", f"{root}/run",
+            *map(str, flags),
+        ]  # fmt: skip
+
+    async def address(self):
+        return (await self.hear("showing metrics"))["address"]
+
+    async def scrape(self):
+        return await scrape(await self.address())
+
+    async def ready(self):
+        return await get(await self.address(), "/readyz")
+
+    async def register(self):
+        """As the kubelet does when it has found the socket."""
+        async with grpc.aio.insecure_channel(f"unix:{self.root}/registry/{DRIVER}-reg.sock") as channel:
+            stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
+            await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=WITHIN, wait_for_ready=True)
+            done = pluginregistration_pb2.RegistrationStatus(plugin_registered=True)
+            await stub.NotifyRegistrationStatus(done, timeout=WITHIN)
+        await self.hear("registered")
+
+    async def call(self, call, name, within=WITHIN):
+        """Prepare or unprepare one claim; the text of the error."""
+        claim = wire.Claim(namespace="default", name=name, uid=f"uid-{name}")
+        async with grpc.aio.insecure_channel(f"unix:{self.root}/plugins/{DRIVER}/dra.sock") as channel:
+            stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
+            kind = {"prepare": "NodePrepareResources", "unprepare": "NodeUnprepareResources"}[call]
+            request = getattr(wire, f"{kind}Request")(claims=[claim])
+            answer = await getattr(stub, kind)(request, timeout=within)
+        return answer.claims[claim.uid].error
