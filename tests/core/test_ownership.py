@@ -40,3 +40,10 @@ def test_a_holder_or_leaked_memory_ends_the_proof():
     assert proof.ended_by_use(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
     leaking = facts(vitals=Vitals(leaked_bytes=7))
     assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are in use, but no visible process holds them")
+
+
+def test_pods_on_a_device_that_is_kept_until_its_release_are_expected():
+    """A ResourceClaim may have several pods, and no pod of a claim announces its start."""
+    first = ownership.unannounced_use(lives.KEPT, facts((OF_A,)), NOW)
+    assert first == ev.PutInUse(Owner(A, NOW, seen=True))
+    assert ownership.shared_use(live(lives.KEPT, first), facts((OF_A, OF_B))) is None

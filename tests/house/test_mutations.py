@@ -114,6 +114,7 @@ ROSTER = "tests/steps/test_roster.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
 )
+IN_OWNERSHIP = "tests/core/test_ownership.py"
 CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
@@ -147,6 +148,7 @@ PLANTED = [
     Mutant("scrubber/core/release.py", "record.grant.owner != owner", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
+    Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
     Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
     Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
