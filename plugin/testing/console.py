@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 
 from plugin.testing.allocation import KubeletPanic
 from plugin.testing.kubelet import Kubelet, NotRunning, PodEnded
@@ -73,7 +74,11 @@ class Console:
 
     async def _change(self, verb: str, pod: Pod, rest: list[str]) -> None:
         kubelet = self._kubelet
-        changes = {"sync": kubelet.sync, "finish": kubelet.finish, "delete": kubelet.delete}
+        changes: dict[str, Callable[[Pod], Awaitable[object]]] = {
+            "sync": kubelet.sync,
+            "finish": kubelet.finish,
+            "delete": kubelet.delete,
+        }
         changes["force-delete"] = kubelet.force_delete
         if verb == "restart":
             await kubelet.restart_container(pod, rest[0] if rest else pod.containers[-1].name)

@@ -56,7 +56,7 @@ class Endpoint:
             raise PluginError("failed to dial device plugin: context deadline exceeded") from None
         call = Call("GetDevicePluginOptions", self.resource, deadline=deadline)
         ask = self._stub().GetDevicePluginOptions
-        self.options = await self._call(call, lambda: ask(deviceplugin_pb2.Empty(), timeout=deadline))
+        self.options = await recorded(self._journal, call, lambda: ask(deviceplugin_pb2.Empty(), timeout=deadline))
 
     async def listen(self, replace: Callable[[Sequence[deviceplugin_pb2.Device]], None]) -> None:
         """Read lists until the stream ends."""
@@ -80,7 +80,7 @@ class Endpoint:
         request = deviceplugin_pb2.PreferredAllocationRequest()
         request.container_requests.add(available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size)
         call = Call("GetPreferredAllocation", self.resource, tuple(available), tuple(must), size)
-        response = await self._call(call, lambda: self._stub().GetPreferredAllocation(request))
+        response = await recorded(self._journal, call, lambda: self._stub().GetPreferredAllocation(request))
         return response.container_responses[0].deviceIDs if response.container_responses else ()
 
     async def allocate(self, ids: Sequence[str]) -> deviceplugin_pb2.AllocateResponse:
@@ -90,7 +90,7 @@ class Endpoint:
         request.container_requests.add(devices_ids=ids)
         call = Call("Allocate", self.resource, tuple(ids), size=len(ids))
         response: deviceplugin_pb2.AllocateResponse
-        response = await self._call(call, lambda: self._stub().Allocate(request))
+        response = await recorded(self._journal, call, lambda: self._stub().Allocate(request))
         return response
 
     async def prestart(self, ids: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class Endpoint:
         request = deviceplugin_pb2.PreStartContainerRequest(devices_ids=ids)
         limit = self._timing.prestart
         call = Call("PreStartContainer", self.resource, tuple(ids), size=len(ids), deadline=limit)
-        await self._call(call, lambda: self._stub().PreStartContainer(request, timeout=limit))
+        await recorded(self._journal, call, lambda: self._stub().PreStartContainer(request, timeout=limit))
 
     async def close(self) -> None:
         """Cancel every call and close the connection."""
@@ -119,19 +119,21 @@ class Endpoint:
         assert self._channel is not None, "a stopped endpoint is not called"  # noqa: S101 - narrows the type
         return deviceplugin_pb2_grpc.DevicePluginStub(self._channel)
 
-    async def _call(self, call: Call, send: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the generated stubs' answers
-        self._journal.begin(call)
-        try:
-            response = await send()
-        except grpc.aio.AioRpcError as error:
-            self._journal.end(call, error.code().name, error.details() or "")
-            raise PluginError(_go_text(error)) from error
-        except asyncio.CancelledError:
-            self._journal.end(call, "CANCELLED")
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # this task was not cancelled: the call was, because its connection was closed
-            raise PluginError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
-        self._journal.end(call, "OK")
-        return response
+
+async def recorded(journal: Journal, call: Call, send: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the generated stubs' answers
+    """Send a call, and record it from its start to its end. A PluginError has the text of gRPC for Go."""
+    journal.begin(call)
+    try:
+        response = await send()
+    except grpc.aio.AioRpcError as error:
+        journal.end(call, error.code().name, error.details() or "")
+        raise PluginError(_go_text(error)) from error
+    except asyncio.CancelledError:
+        journal.end(call, "CANCELLED")
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # this task was not cancelled: the call was, because its connection was closed
+        raise PluginError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
+    journal.end(call, "OK")
+    return response

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from plugin.testing.changes import Changes
 from plugin.testing.runtime import Devices
 
 
@@ -53,16 +54,16 @@ class RegistrationCall:
     error: str = ""
 
 
-class Journal:
+class Journal(Changes):
     """The record of a test: it survives the end of a kubelet process."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[Call] = []
         self.starts: list[Start] = []
         self.registrations: list[RegistrationCall] = []
         self.warnings: list[str] = []  # messages that the kubelet only logs
         self.faults: list[BaseException] = []
-        self._waiters: set[asyncio.Event] = set()
 
     def begin(self, call: Call) -> Call:
         """Record the start of a call."""
@@ -91,30 +92,10 @@ class Journal:
         self.warnings.append(text)
         self.changed()
 
-    def changed(self) -> None:
-        """Wake every waiting task."""
-        for waiter in self._waiters:
-            waiter.set()
-
     def check(self) -> None:
         """Raise the first fault of a background task."""
         if self.faults:
             raise StandInFault(f"the kubelet stand-in failed: {self.faults[0]!r}") from self.faults[0]
-
-    async def until(self, predicate: Callable[[], object], within: float | None) -> None:
-        """Return when the predicate is true; it is checked after each change."""
-        waiter = asyncio.Event()
-        self._waiters.add(waiter)
-        try:
-            async with asyncio.timeout(within):
-                while True:
-                    waiter.clear()
-                    self.check()
-                    if predicate():
-                        return
-                    await waiter.wait()
-        finally:
-            self._waiters.discard(waiter)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a task in the background; its failure is a fault of the stand-in."""

@@ -20,13 +20,16 @@ from typing import Any, Self, TypeVar
 
 from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
+from plugin.testing.claims import ClaimError
+from plugin.testing.cluster import Cluster
+from plugin.testing.dra_plugins import Health
 from plugin.testing.journal import Journal, StandInFault
 from plugin.testing.life import Life
 from plugin.testing.logs import Logs
 from plugin.testing.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
 from plugin.testing.quirks import Quirks, Timing
 from plugin.testing.runtime import Runtime
-from plugin.testing.starting import Starting
+from plugin.testing.starting import NOT_PREPARED, Starting
 
 R = TypeVar("R")
 
@@ -50,14 +53,19 @@ class Kubelet:
         registry: Path | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
         logs: Path | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """``directory`` is for kubelet.sock, ``registry`` is the plugins_registry directory, ``logs`` for pod logs."""
+        """``directory`` is for kubelet.sock, ``registry`` is the plugins_registry directory, ``logs`` for pod logs.
+
+        ``cluster`` has the claims of pods; without it no DRA driver can register.
+        """
         self.directory = directory
         self.pods: dict[str, Pod] = {}  # by UID: the pods that the kubelet knows, oldest first
         self.panics: list[KubeletPanic] = []
         self._runtime = runtime if runtime is not None else Runtime()
         self._quirks, self._timing, self._registry = quirks, timing, registry
         self._logs = Logs(logs)
+        self._cluster = cluster
         self._journal = Journal()
         self.calls = self._journal.calls  # every call to a plugin, also those that have not ended
         self.starts = self._journal.starts  # every start of a container
@@ -65,6 +73,7 @@ class Kubelet:
         self.warnings = self._journal.warnings  # messages that a real kubelet only logs
         self._life: Life | None = None
         self._workers: dict[str, asyncio.Lock] = {}  # each pod starts one container at a time
+        self._sandboxes: set[str] = set()  # UIDs of pods with a sandbox, which outlives the kubelet
         self._orphans: dict[str, Pod] = {}  # force-deleted pods whose containers still run
 
     # -- the process
@@ -84,7 +93,11 @@ class Kubelet:
         running = self._running(ContainerState.RUNNING)
         if not self._quirks.ended_init_is_asked:
             running |= self._running(ContainerState.TERMINATED)
-        life = Life(self.directory, self._journal, self._active, running, quirks=self._quirks, timing=self._timing)
+        life = Life(
+            *(self.directory, self._journal, self._active, running, self._cluster),
+            quirks=self._quirks,
+            timing=self._timing,
+        )
         await life.begin(self._registry)
         self._life = life
         for pod in list(self.pods.values()):
@@ -154,6 +167,25 @@ class Kubelet:
 
         await self.until(is_registered, within)
 
+    async def driver_registered(self, driver: str, within: float = 10.0) -> None:
+        """Return as soon as an instance of this DRA driver is registered and connected."""
+
+        def is_registered() -> bool:
+            known = self._life.claims if self._life is not None else None
+            return known is not None and known.plugins.usable(driver)
+
+        await self.until(is_registered, within)
+
+    def claims(self) -> dict[str, str]:
+        """The UIDs of the claims that the kubelet knows, by ``NAMESPACE/NAME``: those that it must give back."""
+        known = self._alive().claims
+        return known.uids() if known is not None else {}
+
+    def device_health(self, pod: Pod) -> dict[str, Health]:
+        """The health of the devices of the pod's claims by CDI device id, as in ``allocatedResourcesStatus``."""
+        known = self._alive().claims
+        return known.health(pod) if known is not None else {}
+
     def list_pod_resources(self) -> podresources_pb2.ListPodResourcesResponse:
         """``List`` of PodResources, with its side effect: it frees the devices of deleted pods (R8)."""
         life = self._alive()
@@ -210,35 +242,52 @@ class Kubelet:
         await self._runtime.stop(pod, container)
         self._set(pod, container, ContainerState.TERMINATED)
 
-    async def finish(self, pod: Pod) -> None:
-        """End all containers by themselves: the pod succeeds and its devices are free."""
-        async with self._worker(pod):
-            await self._stop_containers(pod)
-            pod.status = PodStatus(Phase.SUCCEEDED)
-        self._journal.changed()
+    async def finish(self, pod: Pod) -> bool:
+        """End all containers by themselves: the pod succeeds and its devices are free.
 
-    async def delete(self, pod: Pod) -> None:
+        False: a claim could not be given back. ``pod.message`` says why; call again, as the kubelet does every 10 to
+        15 s. The same holds for ``delete`` and ``end_orphan``.
+        """
+        async with self._worker(pod):
+            if not await self._end_pod(pod):
+                return False
+            pod.status = PodStatus(Phase.SUCCEEDED)
+        self._free_claims(pod)
+        self._journal.changed()
+        return True
+
+    async def delete(self, pod: Pod) -> bool:
         """Stop the containers, then forget the pod. Waits for any Allocate, and for a start of this pod."""
         async with self._alive().sync_loop:
             pass
         async with self._worker(pod):
-            await self._stop_containers(pod)
+            if not await self._end_pod(pod):
+                return False
             self.pods.pop(pod.uid, None)
+        self._free_claims(pod)
         self._logs.remove(pod)
         self._journal.changed()
+        return True
 
     async def force_delete(self, pod: Pod) -> None:
-        """Forget the pod at once while its containers still run (R4), until ``end_orphan``."""
+        """Forget the pod at once while its containers still run (R4), until ``end_orphan``. Its claims are free."""
         async with self._alive().sync_loop:
             self._orphans[pod.uid] = self.pods.pop(pod.uid)
+        self._free_claims(pod)
         self._journal.changed()
 
-    async def end_orphan(self, pod: Pod) -> None:
+    async def end_orphan(self, pod: Pod) -> bool:
         """End the grace period of a force-deleted pod: its containers stop."""
-        await self._stop_containers(pod)
+        if not await self._end_pod(pod):
+            return False
         self._orphans.pop(pod.uid, None)
         self._logs.remove(pod)
         self._journal.changed()
+        return True
+
+    async def reconcile(self) -> list[str]:
+        """Give back the claims of pods that are gone, as the kubelet does every 60 s. Returns the errors."""
+        return await self._act(self._reconcile())
 
     # -- internal
 
@@ -312,7 +361,9 @@ class Kubelet:
             active = pod.uid in self._active()
             self._logs.make(pod)
             starting = Starting(life, self._journal, self._runtime, self._quirks)
-            status = await starting.start(pod, container, active=active)
+            status = await starting.start(pod, container, active=active, sandbox=pod.uid in self._sandboxes)
+            if status.reason != NOT_PREPARED:
+                self._sandboxes.add(pod.uid)
             if container.kind is ContainerKind.APP and status.state is ContainerState.RUNNING:
                 pod.status = PodStatus(Phase.RUNNING)
         self._journal.changed()
@@ -329,6 +380,32 @@ class Kubelet:
     def _worker(self, pod: Pod) -> asyncio.Lock:
         return self._workers.setdefault(pod.uid, asyncio.Lock())
 
+    async def _end_pod(self, pod: Pod) -> bool:
+        """Stop the containers, then give back the claims. After an error the pod has not ended."""
+        await self._stop_containers(pod)
+        if pod.claims:
+            try:
+                await self._act(self._unprepare(pod))
+            except ClaimError as error:
+                pod.status = replace(pod.status, message=f"unprepare dynamic resources: {error}")
+                self._journal.changed()
+                return False
+        return True
+
+    async def _unprepare(self, pod: Pod) -> None:
+        known = self._alive().claims
+        if known is not None:
+            await known.unprepare(pod)
+
+    async def _reconcile(self) -> list[str]:
+        known = self._alive().claims
+        return await known.reconcile({*self._active(), *self._orphans}) if known is not None else []
+
+    def _free_claims(self, pod: Pod) -> None:
+        """The claim controller's work, which does not ask the kubelet."""
+        if self._cluster is not None:
+            self._cluster.pod_ended(pod)
+
     async def _stop_containers(self, pod: Pod) -> None:
         """Stop the containers in reverse order, then the sandbox."""
         for container in reversed(pod.containers):
@@ -336,6 +413,7 @@ class Kubelet:
                 await self._runtime.stop(pod, container)
                 self._set(pod, container, ContainerState.TERMINATED)
         await self._runtime.close_sandbox(pod)
+        self._sandboxes.discard(pod.uid)
 
     def _set(self, pod: Pod, container: Container, state: ContainerState) -> None:
         pod.statuses[container.name] = replace(pod.statuses[container.name], state=state, reason="", message="")

@@ -14,7 +14,9 @@ import grpc
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.testing import checkpoint
 from plugin.testing.allocation import Allocation
+from plugin.testing.claims import Claims
 from plugin.testing.clients import Clients
+from plugin.testing.cluster import Cluster
 from plugin.testing.holdings import Holdings
 from plugin.testing.inventory import ShownDevices
 from plugin.testing.journal import Journal
@@ -35,11 +37,12 @@ class Life:
         journal: Journal,
         active: Callable[[], set[str]],
         ran_before: set[tuple[str, str]],
+        cluster: Cluster | None,
         *,
         quirks: Quirks,
         timing: Timing,
     ) -> None:
-        """Read the checkpoint. An invalid one is only logged: then all devices are free."""
+        """Read the checkpoints. An invalid one of devices is only logged: then all devices are free."""
         self._directory, self._journal = directory, journal
         try:
             held, resources = checkpoint.read(directory)
@@ -58,6 +61,7 @@ class Life:
             ran_before=ran_before,
             quirks=quirks,
         )
+        self.claims = Claims(directory, cluster, journal, quirks, timing) if cluster is not None else None
         self.sync_loop = asyncio.Lock()  # the node admits one pod at a time
         self.actions: set[asyncio.Task[object]] = set()
         self._server: grpc.aio.Server | None = None
@@ -86,8 +90,11 @@ class Life:
         deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(self._registration, self._server)
         self._bind(self._server)
         await self._server.start()
+        drivers = self.claims.plugins if self.claims is not None else None
+        if drivers is not None:
+            drivers.begin()
         if registry is not None:
-            self._registry = Registry(registry, self.clients, self._journal, self._timing)
+            self._registry = Registry(registry, self.clients, drivers, self._journal, self._timing)
             self._registry.open()
 
     def _bind(self, server: grpc.aio.Server) -> None:
@@ -106,5 +113,7 @@ class Life:
             await self._registry.close()
         await self._registration.close()
         await self.clients.close()
+        if self.claims is not None:
+            await self.claims.plugins.close()
         if self._server is not None:
             await self._server.stop(None)

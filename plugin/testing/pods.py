@@ -41,6 +41,7 @@ class Container:
     name: str
     resources: Mapping[str, int] = field(default_factory=dict)
     kind: ContainerKind = ContainerKind.APP
+    claims: tuple[str, ...] = ()  # names of ResourceClaims of its pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,14 @@ class Pod:
             raise ValueError(f"cannot make pod {self.name}: two containers have the same name")
 
     @classmethod
-    def of(cls, name: str, resources: Mapping[str, int]) -> Self:
+    def of(cls, name: str, resources: Mapping[str, int] | None = None, *claims: str) -> Self:
         """A pod with one app container, named main."""
-        return cls(name, (Container("main", resources),))
+        return cls(name, (Container("main", resources or {}, claims=claims),))
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The names of the pod's ResourceClaims, each once."""
+        return tuple(dict.fromkeys(name for container in self.containers for name in container.claims))
 
     @property
     def phase(self) -> Phase:

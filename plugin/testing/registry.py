@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -16,20 +18,25 @@ from asyncinotify import Inotify, Mask
 
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.testing.clients import Clients
+from plugin.testing.dra_plugins import DraPlugins
 from plugin.testing.endpoint import OPTIONS, PluginError
 from plugin.testing.journal import Call, Journal, RegistrationCall
 from plugin.testing.quirks import Timing
 
-TYPE = "DevicePlugin"
+TYPE, DRA_TYPE = "DevicePlugin", "DRAPlugin"
 
 
 class Registry:
     """Watches the directory for one kubelet process."""
 
-    def __init__(self, directory: Path, clients: Clients, journal: Journal, timing: Timing) -> None:
+    def __init__(
+        self, directory: Path, clients: Clients, dra: DraPlugins | None, journal: Journal, timing: Timing
+    ) -> None:
+        """Without ``dra``, DRA drivers are refused."""
+        self._dra = dra
         self._directory, self._clients, self._journal, self._timing = directory, clients, journal, timing
         self._work: dict[str, asyncio.Task[None]] = {}  # by name of the socket
-        self._resources: dict[str, str] = {}  # name of the socket to the resource
+        self._removals: dict[str, Callable[[], Awaitable[None]]] = {}  # name of the socket to the end of its plugin
         self._inotify: Inotify | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -74,9 +81,9 @@ class Registry:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        resource = self._resources.pop(name, None)
-        if resource is not None:
-            await self._clients.disconnect(resource)
+        remove = self._removals.pop(name, None)
+        if remove is not None:
+            await remove()
 
     async def _register(self, path: Path) -> None:
         """Register with growing pauses between attempts, as long as the socket exists."""
@@ -94,12 +101,14 @@ class Registry:
             except (TimeoutError, PluginError) as error:
                 self._journal.add_registration(RegistrationCall("", str(path), f"cannot ask the plugin: {error!r}"))
                 return False
-            refusal = await self._connect(info)
+            refusal = await self._connect(path, info)
             if not refusal:
-                self._resources[path.name] = info.name
                 await asyncio.sleep(0)  # lets the list open before the plugin is notified
             self._journal.add_registration(RegistrationCall(info.name, info.endpoint, refusal))
-            return await self._notify(stub, info.name, refusal) and not refusal
+            notified = await self._notify(stub, info.name, refusal)
+            if not notified and info.type == DRA_TYPE and path.name in self._removals:
+                await self._removals.pop(path.name)()
+            return notified and not refusal
 
     async def _get_info(
         self, stub: pluginregistration_pb2_grpc.RegistrationAsyncStub
@@ -115,10 +124,15 @@ class Registry:
         self._journal.end(call, "OK")
         return info
 
-    async def _connect(self, info: pluginregistration_pb2.PluginInfo) -> str:
+    async def _connect(self, path: Path, info: pluginregistration_pb2.PluginInfo) -> str:
         """Connect the plugin; returns why that failed, or an empty string."""
-        if info.type != TYPE:
-            return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
+        if info.type == TYPE:
+            return await self._connect_plugin(path, info)
+        if info.type == DRA_TYPE and self._dra is not None:
+            return self._connect_driver(self._dra, path, info)
+        return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
+
+    async def _connect_plugin(self, path: Path, info: pluginregistration_pb2.PluginInfo) -> str:
         refusal = self._clients.refusal(info.name, info.supported_versions)
         if refusal:
             return f"RegisterPlugin error -- plugin validation failed with err: {refusal}"
@@ -126,6 +140,19 @@ class Registry:
             await self._clients.connect(info.name, Path(info.endpoint), None)
         except PluginError as error:
             return f"RegisterPlugin error -- plugin registration failed with err: {error}"
+        self._removals[path.name] = partial(self._clients.disconnect, info.name)
+        return ""
+
+    def _connect_driver(self, dra: DraPlugins, path: Path, info: pluginregistration_pb2.PluginInfo) -> str:
+        endpoint = info.endpoint or str(path)
+        refusal = dra.refusal(info.supported_versions)
+        if refusal:
+            about = f"invalid supported gRPC versions of DRA driver plugin {info.name} at endpoint {endpoint}"
+            return f"RegisterPlugin error -- plugin validation failed with err: {about}: {refusal}"
+        refusal = dra.register(info.name, endpoint, info.supported_versions)
+        if refusal:
+            return f"RegisterPlugin error -- plugin registration failed with err: {refusal}"
+        self._removals[path.name] = partial(dra.deregister, info.name, endpoint)
         return ""
 
     async def _notify(

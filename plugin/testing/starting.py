@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.allocation import AllocationFailed
+from plugin.testing.claims import ClaimError, Claims
 from plugin.testing.endpoint import PluginError
 from plugin.testing.holdings import DeviceHolding
 from plugin.testing.journal import Journal, Start
@@ -19,6 +20,8 @@ from plugin.testing.pods import Container, ContainerKind, ContainerState, Contai
 from plugin.testing.quirks import Quirks
 from plugin.testing.runtime import CannotCreate, Runtime
 
+NOT_PREPARED = "FailedPrepareDynamicResources"
+
 
 class Starting:
     """Starts containers for one kubelet process."""
@@ -26,14 +29,27 @@ class Starting:
     def __init__(self, life: Life, journal: Journal, runtime: Runtime, quirks: Quirks) -> None:
         self._life, self._journal, self._runtime, self._quirks = life, journal, runtime, quirks
 
-    async def start(self, pod: Pod, container: Container, *, active: bool) -> ContainerStatus:
-        """Start a container; after a failure it waits, and the pod keeps its devices."""
+    async def start(self, pod: Pod, container: Container, *, active: bool, sandbox: bool) -> ContainerStatus:
+        """Start a container; after a failure it waits, and the pod keeps its devices.
+
+        ``sandbox``: the pod has one already, so its claims were prepared.
+        """
         before = pod.statuses[container.name]
+        if not sandbox:
+            try:
+                if pod.claims:
+                    await self._claims().prepare(pod)
+            except ClaimError as error:
+                message = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
+                waiting = replace(before, state=ContainerState.WAITING, reason=NOT_PREPARED, message=message)
+                return self._set(pod, container, waiting)
         await self._runtime.open_sandbox(pod)
         try:
             prestarted = await self._prepare(pod, container, active=active)
             held = self._life.holdings.of_container(pod.uid, container.name)
             devices = {resource: holding.ids for resource, holding in held.items()}
+            if container.claims:
+                devices |= self._claims().cdi_devices(pod, container)
             self._set(pod, container, ContainerStatus(ContainerState.RUNNING, starts=before.starts + 1))
             await self._runtime.start(pod, container, devices, merge(held.values()))
         except (PluginError, AllocationFailed) as error:
@@ -49,6 +65,11 @@ class Starting:
             ended = replace(pod.statuses[container.name], state=ContainerState.TERMINATED, reason="Completed")
             self._set(pod, container, ended)
         return pod.statuses[container.name]
+
+    def _claims(self) -> Claims:
+        if self._life.claims is None:
+            raise ValueError("cannot run a pod with claims: the kubelet has no cluster")
+        return self._life.claims
 
     async def _prepare(self, pod: Pod, container: Container, *, active: bool) -> bool:
         """Call PreStartContainer if the plugin asks for it; whether it was called."""

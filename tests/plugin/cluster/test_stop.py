@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from plugin.cluster import api_objects, apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
+from plugin.testing.http_api import Fault
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
@@ -69,7 +70,7 @@ async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypat
     assert [line["error"] for line in lines(logs, "cannot close the connection to the API server")] == ["no time left"]
 
 
-NO_EVENTS = {"hang": silence, "are forbidden": lambda _request: status(403, "Forbidden")}
+NO_EVENTS: dict[str, Fault] = {"hang": silence, "are forbidden": lambda _request: status(403, "Forbidden")}
 
 
 @pytest.mark.parametrize("events", NO_EVENTS)
