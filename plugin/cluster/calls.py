@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 import httpx2
-from lightkube import AsyncClient, KubeConfig
+from lightkube import ApiError, AsyncClient, KubeConfig
 
 from plugin.cluster.base import Failure, FailureKind, Unusable
 from plugin.cluster.credentials import Credentials, File, InCluster
@@ -55,7 +55,7 @@ async def call(verb: str, what: str, within: float | None, stale: Collection[int
 
 
 def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) -> Failure:
-    code, said = error.response.status_code, _one_line(error)
+    code, said = _code(error), _one_line(error)
     match code:
         case HTTPStatus.UNAUTHORIZED:
             return Failure(FailureKind.FORBIDDEN, f"the API server does not accept the credentials: {said}")
@@ -68,6 +68,8 @@ def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) 
         case HTTPStatus.UNPROCESSABLE_ENTITY if code in stale:
             why = f"another client changed the object before {right}, or an admission policy refused it: {said}"
             return Failure(FailureKind.STALE, why)
+        case HTTPStatus.GONE:
+            return Failure(FailureKind.STALE, f"the API server has forgotten the state before {right}: {said}")
         case _ if code in stale:
             return Failure(FailureKind.STALE, f"another client changed the object before {right}: {said}")
         case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -76,9 +78,21 @@ def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) 
             return Failure(FailureKind.AWAY, f"the API server failed with status {code}", _retry_after(error))
 
 
+def _code(error: httpx2.HTTPStatusError) -> int:
+    """The status of the answer, or of an error that came as an event of a watch."""
+    if _is_event(error):
+        return (isinstance(error, ApiError) and error.status.code) or HTTPStatus.INTERNAL_SERVER_ERROR
+    return error.response.status_code
+
+
+def _is_event(error: httpx2.HTTPStatusError) -> bool:
+    """Whether the error has no answer of its own; the types do not know that."""
+    return getattr(error, "response", None) is None
+
+
 def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
     """In seconds; the API server never sends a date."""
-    seconds = error.response.headers.get("Retry-After", "")
+    seconds = "" if _is_event(error) else error.response.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdecimal() else None
 
 

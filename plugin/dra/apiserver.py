@@ -10,6 +10,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.resources import core_v1
 
 from plugin.cluster import calls
+from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import Credentials
 
 GROUP, VERSION = "resource.k8s.io", "v1"
@@ -59,11 +60,15 @@ class ResourceApi:
         yield found[0] if found else None
         watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
         while True:
-            async with calls.call("watch", "resourceslices", None):
-                try:
+            try:
+                async with calls.call("watch", "resourceslices", None):
                     change, it = await anext(watch)
-                except StopAsyncIteration:
+            except StopAsyncIteration:
+                return
+            except Failure as failure:
+                if failure.kind is FailureKind.STALE:  # normal after some hours without a change
                     return
+                raise
             yield None if change == "DELETED" else _plain(it)
 
     async def close(self) -> None:

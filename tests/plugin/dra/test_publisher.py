@@ -1,10 +1,8 @@
 """The slice in the API server, over real HTTP. The test speaks for the API server and the scrub service."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -13,47 +11,32 @@ from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, publisher
 from plugin.dra.publisher import SlicePublisher
-from tests.plugin.cluster.api_server import NODE, Answer, ApiServer, Request, status
+from plugin.testing.api_server import ApiServer, watch_error
+from plugin.testing.http_api import Answer, Request, on, status
+from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 
-DRIVER = "gpu.autoclave.dev"
+NODE, DRIVER = "node-1", "gpu.autoclave.dev"
 NAME = f"{NODE}-{DRIVER}"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 QUICK = Pace(spacing=0, first=0.001, longest=0.02, slow=0.05)
 
 
-class SliceServer(ApiServer):
-    """Keeps one slice. Each watch ends at the next change of the slice."""
+class Server(ApiServer):
+    """The API server of a node with one slice."""
 
-    def __init__(self, folder) -> None:
-        super().__init__(folder)
-        self.slice: dict[str, Any] = {}
-        self.keeps_taints = True
-        self.fault = self._answer_slices
+    async def until(self, predicate, within=WITHIN):
+        await super().until(predicate, within)
 
     def devices(self):
         """The names of the devices in the slice, in order; a ``!`` stands for a taint."""
-        listed = self.slice["spec"].get("devices", []) if self.slice else []
+        found = self.find("resourceslices", NAME)
+        listed = found["spec"].get("devices", []) if found else []
         return [device["name"] + "!" * bool(device.get("taints")) for device in listed]
-
-    def _answer_slices(self, request: Request) -> Answer | None:
-        if not request.path.startswith(SLICES):
-            return None
-        if request.method == "PATCH":
-            assert request.kind == "application/apply-patch+yaml"
-            self.slice = json.loads(json.dumps(request.body))
-            for device in self.slice["spec"].get("devices", []):
-                if not self.keeps_taints:
-                    device.pop("taints", None)
-            self.slice["metadata"]["uid"] = "added by the API server"
-            return Answer(200, self.slice)
-        items = [self.slice] if self.slice else []
-        return Answer(200, {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}, "items": items})
 
 
 @pytest.fixture
 async def api(short_tmp):
-    api = SliceServer(short_tmp)
+    api = Server(short_tmp, NODE)
     await api.open()
     yield api
     await api.leave()
@@ -81,8 +64,9 @@ async def test_the_slice_follows_the_devices(api, door, publishing):
     door.say(gpu(0), gpu(1))
     async with publishing():
         await api.until(lambda: api.devices() == ["gpu-0000", "gpu-0001"])
-        owner = api.slice["metadata"]["ownerReferences"][0]
-        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", NODE, "uid-1")
+        owner = api.find("resourceslices", NAME)["metadata"]["ownerReferences"][0]
+        assert (owner["kind"], owner["name"]) == ("Node", NODE)
+        assert owner["uid"] == api.find("nodes", NODE)["metadata"]["uid"]
         door.say(gpu(0, healthy=False, clean=False), gpu(1))
         await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000!"])
 
@@ -91,8 +75,27 @@ async def test_a_slice_that_the_kubelet_deleted_is_written_again(api, door, publ
     door.say(gpu(0))
     async with publishing():
         await api.until(lambda: api.devices() == ["gpu-0000"])
-        api.slice = {}
+        api.delete("resourceslices", NAME)
         await api.until(lambda: api.devices() == ["gpu-0000"])
+
+
+@pytest.mark.parametrize("code", [410, 429, 500])
+async def test_an_error_that_ends_a_watch_does_not_end_the_driver(api, door, publishing, code):
+    """The API server forgets old states after some minutes: the driver lists again."""
+    door.say(gpu(0))
+    async with publishing():
+        await api.until(lambda: api.devices() == ["gpu-0000"] and _watches(api))
+        api.fault = lambda request: watch_error(code, "x") if request.query.get("watch") else None
+        api.end_watches()
+        before = len(_watches(api))
+        await api.until(lambda: len(_watches(api)) > before + 1)
+        api.fault = lambda _: None
+        api.delete("resourceslices", NAME)
+        await api.until(lambda: api.devices() == ["gpu-0000"])
+
+
+def _watches(api: Server) -> list[Request]:
+    return [request for request in api.requests if request.query.get("watch")]
 
 
 async def test_an_api_server_without_taints_gets_no_unhealthy_device(api, door, publishing):
@@ -112,9 +115,8 @@ async def test_no_claim_gets_a_device_while_the_service_does_not_answer(api, doo
 
 
 async def test_a_failed_write_is_tried_again(api, door, publishing):
-    answers = api.fault
     refusals = iter([status(503, "busy"), status(403, "no right")])
-    api.fault = lambda request: (next(refusals, None) if request.method == "PATCH" else None) or answers(request)
+    api.fault = on("PATCH resourceslices", lambda _: next(refusals, None))
     door.say(gpu(0))
     async with publishing():
         await api.until(lambda: api.devices() == ["gpu-0000"])
