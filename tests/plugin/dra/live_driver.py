@@ -8,10 +8,20 @@ import grpc.aio
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.testing.api_server import CLAIMS, ApiServer
 from tests.patience import WITHIN
-from tests.plugin.cluster.api_server import NODE
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get, scrape
+
+NODE = "node-1"
+
+
+def allocate(api: ApiServer, name: str, *devices: str) -> None:
+    """The scheduler has given these devices to a claim."""
+    results = [{"driver": DRIVER, "pool": NODE, "request": "gpus", "device": uuid.lower()} for uuid in devices]
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    allocation = {"devices": {"results": results}}
+    api.put(CLAIMS, {"kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation}})
 
 
 class LiveDriver(Plugin):
