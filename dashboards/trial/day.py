@@ -15,7 +15,7 @@ from functools import partial
 from dashboards.trial.node import GPUS, UNTIDY, WITHIN, TrialNode
 from plugin.testing.pods import Phase, Pod
 from scrubber.core.model import AilmentKind
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.documents import Resetting
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from plugin.testing.pods import Phase, Pod
 from scrubber.core import views
 from scrubber.demo.containers import ContainerRunner
-from scrubber.demo.stage import RESOURCE, ServiceProgram, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.programs import ServiceProgram
+from scrubber.demo.stage import Stage
 from scrubber.devices.simulated import tenants
 
 GPUS = 4

@@ -77,7 +77,11 @@ class Cluster:
 
     def offered(self, driver: str) -> dict[str, bool]:
         """The devices in the slices of a driver, in the order of the scheduler, and whether it may choose them."""
-        return {device["name"]: _is_offered(device) for its, device in self._listed() if its["driver"] == driver}
+        return {device["name"]: offered for device, offered in self.listed(driver)}
+
+    def listed(self, driver: str) -> Iterator[tuple[Object, bool]]:
+        """The same, with the devices as the slices describe them."""
+        return ((device, _is_offered(device)) for its, device in self._listed() if its["driver"] == driver)
 
     # -- for the kubelet
 

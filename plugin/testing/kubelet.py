@@ -169,12 +169,12 @@ class Kubelet:
 
     async def driver_registered(self, driver: str, within: float = 10.0) -> None:
         """Return as soon as an instance of this DRA driver is registered and connected."""
+        await self.until(lambda: self.has_driver(driver), within)
 
-        def is_registered() -> bool:
-            known = self._life.claims if self._life is not None else None
-            return known is not None and known.plugins.usable(driver)
-
-        await self.until(is_registered, within)
+    def has_driver(self, driver: str) -> bool:
+        """Whether an instance of this DRA driver is registered and connected."""
+        known = self._life.claims if self._life is not None else None
+        return known is not None and known.plugins.usable(driver)
 
     def claims(self) -> dict[str, str]:
         """The UIDs of the claims that the kubelet knows, by ``NAMESPACE/NAME``: those that it must give back."""

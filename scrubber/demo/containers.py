@@ -54,7 +54,7 @@ class ContainerRunner(Runtime):
         """Start a container; for an init container, wait until it has ended."""
         del response  # a real runtime would mount it; a simulated GPU is a file that every process can open
         running = self._running.setdefault((pod.uid, container.name), [])
-        for uuid in (uuid for ids in devices.values() for uuid in ids):
+        for uuid in (one.rpartition("=")[2] for ids in devices.values() for one in ids):  # of a claim: CDI names
             place = layout.find(self._simulated, uuid)
             memory = place.memory
             last = memory.stat().st_size // BLOCK - 1

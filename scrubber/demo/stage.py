@@ -1,7 +1,7 @@
 """The stage of the demo: a whole node in a temporary directory.
 
-The scrub service and the device plugin are processes of their own, the kubelet is the stand-in, containers are real
-processes. The stage ends every process that it started, by process id, also after a failure.
+The scrub service and the device plugin, or the DRA driver, are processes of their own, the kubelet is the stand-in,
+containers are real processes. The stage ends every process that it started, by process id, also after a failure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,65 +16,15 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from plugin.testing.kubelet import Kubelet
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.demo.containers import ContainerRunner
+from scrubber.demo.handout import ByPlugin, Handout
+from scrubber.demo.programs import ServiceProgram
 from scrubber.ground import paths
 from scrubber.ground.errors import FatalError, Unreachable
 
-RESOURCE = "nvidia.com/gpu"
 ANSWERS_WITHIN = 60.0
-STOPS_WITHIN = 60.0
-
-
-@dataclass
-class ServiceProgram:
-    """One of our programs as a process, and the file with its output."""
-
-    arguments: tuple[str, ...]
-    log: Path
-    process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process id of the running program."""
-        if self.process is None:
-            raise FatalError(f"{self.arguments[0]} does not run")
-        return self.process.pid
-
-    async def start(self) -> None:
-        """Start the process; it is not ready yet."""
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "scrubber", *self.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    @property
-    def ended(self) -> bool:
-        """Whether no process runs."""
-        return self.process is None or self.process.returncode is not None
-
-    async def end(self, number: signal.Signals) -> int | None:
-        """Send a signal and wait. Returns the exit status, or None when no process ran."""
-        process, self.process = self.process, None
-        if process is None or process.returncode is not None:
-            return process.returncode if process else None
-        process.send_signal(number)
-        try:
-            return await asyncio.wait_for(process.wait(), STOPS_WITHIN)
-        except TimeoutError:
-            process.kill()
-            return await process.wait()
-
-    def last_words(self) -> str:
-        """The last line of the output."""
-        output = self.log.read_text(errors="replace").strip().splitlines()
-        return output[-1] if output else "no output"
 
 
 @dataclass
@@ -89,6 +38,7 @@ class Stage:
     uuids: tuple[str, ...] = ()
     runs: type[ContainerRunner] = ContainerRunner
     flags: tuple[str, ...] = ()  # more flags for the plugin
+    hands_out: type[Handout] = ByPlugin
 
     def __post_init__(self) -> None:
         """Make the directories. Nothing runs yet."""
@@ -102,9 +52,9 @@ class Stage:
         rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
         names = ("--pod-logs-dir", str(self.pod_logs))
         self.service = ServiceProgram(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
-        self.plugin = ServiceProgram(("plugin", *places, *self.flags), self.root / "plugin.log")
         self.containers = self.runs(self.simulated)
-        self.kubelet = Kubelet(self.kubelet_dir, self.containers, logs=self.pod_logs)
+        self.handout = self.hands_out(self.root, self.containers, self.flags)
+        self.kubelet, self.plugin = self.handout.kubelet, self.handout.program
 
     def memory_of(self, gpu: int) -> Path:
         """The file with the memory of a GPU."""
@@ -127,13 +77,14 @@ class Stage:
 
     async def start_node(self) -> None:
         """Start the kubelet and the plugin, and wait until the plugin is registered."""
+        await self.handout.begin()
         await self.kubelet.start()
         await self.plugin.start()
         try:
-            await self.kubelet.registered(RESOURCE, ANSWERS_WITHIN)
+            await self.handout.registered(ANSWERS_WITHIN)
         except TimeoutError:
             words = self.plugin.last_words()
-            raise FatalError(f"the device plugin does not register; the last line of its log: {words}") from None
+            raise FatalError(f"{self.handout.name} does not register; the last line of its log: {words}") from None
 
     async def settled(
         self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = 15.0
@@ -153,6 +104,7 @@ class Stage:
         await self.plugin.end(signal.SIGKILL)
         await self.service.end(signal.SIGKILL)
         await self.kubelet.kill()
+        await self.handout.end()
         await self.containers.clear_away()
         if not keep:
             shutil.rmtree(self.root)

@@ -1,7 +1,8 @@
 """The story of ``autoclave demo``: each line is checked on simulated GPUs.
 
-The chain is the real one: a kubelet (the stand-in, with the real one's faults), the device plugin and the scrub service
-as processes of their own, containers as real processes. What they can read is read from the memory itself.
+The chain is the real one: a kubelet (the stand-in, with the real one's faults), the device plugin or the DRA driver,
+and the scrub service as processes of their own, containers as real processes. What they can read is read from the
+memory itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ import click
 from plugin.testing.pods import ContainerState, Phase, Pod
 from scrubber.core import views
 from scrubber.demo import containers
-from scrubber.demo.stage import RESOURCE, Stage, halfway
+from scrubber.demo.handout import PAUSE, ByClaims, ByPlugin
+from scrubber.demo.stage import ANSWERS_WITHIN, Stage, halfway
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from scrubber.ledger import audit
@@ -74,7 +76,7 @@ class Play:
 
     def pod(self, name: str, gpus: int) -> Pod:
         """A new pod that requests this number of GPUs."""
-        self.pods[name] = Pod.of(name, {RESOURCE: gpus})
+        self.pods[name] = self.stage.handout.pod(name, gpus)
         return self.pods[name]
 
     def secret_of(self, pod: str) -> bytes:
@@ -83,7 +85,7 @@ class Play:
 
     def gpus_of(self, pod: str) -> tuple[str, ...]:
         """The GPUs of a pod."""
-        return self.stage.kubelet.held(self.pods[pod])["main"][RESOURCE]
+        return self.stage.handout.gpus_of(self.pods[pod])
 
     @property
     def held(self) -> bool:
@@ -91,12 +93,13 @@ class Play:
         return bool(self.checks) and all(check.held for check in self.checks)
 
 
-def show(gpus: int, *, as_json: bool, keep: bool) -> int:
-    """Run the demo. The exit code says whether every promise held."""
+def show(gpus: int, *, dra: bool, as_json: bool, keep: bool) -> int:
+    """Run the demo, with the device plugin or the DRA driver. The exit code says whether every promise held."""
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # SIGTERM ends the demo like Ctrl-C, with all its processes
-    return asyncio.run(_show(Play(Stage(gpus), as_json), keep=keep))
+    stage = Stage(gpus, hands_out=ByClaims if dra else ByPlugin)
+    return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
 async def _show(play: Play, *, keep: bool) -> int:
@@ -127,8 +130,8 @@ async def _opening(play: Play) -> None:
     play.check(deep, "on-chip memory is overwritten and each GPU passes a self-test", detail)
     began = time.monotonic()
     await stage.start_node()
-    offered = stage.kubelet.allocatable.get(RESOURCE) == stage.gpus
-    play.check(offered, "the device plugin offers the GPUs to the kubelet", f"after {time.monotonic() - began:.2f} s")
+    offered = stage.handout.offered() == stage.gpus
+    play.check(offered, f"{stage.handout.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
 
 
 async def _pod_a(play: Play) -> None:
@@ -139,16 +142,9 @@ async def _pod_a(play: Play) -> None:
     left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
     play.check(play.gpus_of("a") == (uuid,) and left > 0, "pod A runs on GPU 0 and has written a secret")
     await stage.kubelet.force_delete(play.pods["a"])
-    status = await stage.kubelet.admit(play.pod("b", 1))
-    untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
-    refused = status.phase is Phase.FAILED and "still in use" in status.message
-    play.check(
-        refused and untouched,
-        "the kubelet gives GPU 0 to pod B: the plugin refuses, and pod A's memory is unchanged",
-        uuid,
-    )
-    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
-    play.check(True, "GPU 0 is now Unhealthy, so the kubelet tries no other pod on it")
+    async for held, line in stage.handout.early(play.pod("b", 1), uuid):
+        untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
+        play.check(held and untouched, line, uuid)
 
 
 async def _hand_over(play: Play) -> None:
@@ -157,12 +153,13 @@ async def _hand_over(play: Play) -> None:
     leftover = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
     play.pids.append(leftover)
     left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
-    await stage.kubelet.end_orphan(play.pods["a"])
+    first = (await stage.settled(TENANT, lambda _: True)).receipt
+    ending = asyncio.create_task(_ended(stage.kubelet.end_orphan, play.pods["a"]))
     play.check(
         _runs(leftover) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {leftover}"
     )
     began = time.monotonic()
-    receipt = (await stage.settled(TENANT, lambda device: device.state == "clean")).receipt
+    receipt = (await stage.settled(TENANT, lambda device: device.receipt not in (None, first))).receipt
     seconds = time.monotonic() - began
     async with stage.admin() as admin:
         story = [entry.text for entry in await admin.history(uuid)]
@@ -176,13 +173,15 @@ async def _hand_over(play: Play) -> None:
     )
     residue = receipt.residue_bytes if receipt else 0
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
-    proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT))
+    # A pod that waited for the GPU may write already.
+    proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT), play.secret_of("b"))
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
-    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
-    await _run(play, "b", 1)
-    [allocate] = [call for call in stage.kubelet.calls[-3:] if call.method == "Allocate"]
+    await ending
+    await stage.handout.until_offered(uuid)
+    play.pods["b"] = await stage.handout.later(play.pods["b"])
+    call = [call for call in stage.kubelet.calls if call.method == stage.handout.call][-1]
     found = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
-    in_time = f"Allocate took {allocate.seconds * 1000:.1f} ms"
+    in_time = f"{call.method} took {call.seconds * 1000:.1f} ms"
     play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds no data", in_time)
 
 
@@ -202,11 +201,9 @@ async def _bad_memory(play: Play) -> None:
         device = (await admin.status([uuid])).devices[0]
     sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
     play.check(sick and not device.healthy, "GPU 1 is quarantined, with the reason", device.why)
-    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
-    offered, there = stage.kubelet.allocatable[RESOURCE], stage.kubelet.capacity[RESOURCE]
-    play.check(
-        (offered, there) == (stage.gpus - 1, stage.gpus), "GPU 1 stays in the kubelet's capacity and is not allocatable"
-    )
+    await stage.handout.until_offered(uuid, offered=False)
+    offered, there = stage.handout.offered(), len(stage.handout.offers())
+    play.check((offered, there) == (stage.gpus - 1, stage.gpus), stage.handout.quarantined)
 
 
 async def _killed(play: Play) -> None:
@@ -215,17 +212,16 @@ async def _killed(play: Play) -> None:
     await _run(play, "c", 1)
     all_of_it = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
     drills.stall_clears(stage.simulated, uuid)
-    await stage.kubelet.delete(play.pods["c"])
+    ending = asyncio.create_task(_ended(stage.kubelet.delete, play.pods["c"]))
     busy = await stage.settled(KILLED, halfway)
     cut = busy.job.id if busy.job else ""
     await stage.service.end(signal.SIGKILL)
     remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
     partly = "the service is killed while a part of pod C's memory is overwritten"
     play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
-    status = await stage.kubelet.admit(play.pod("early", 1))
-    play.check(status.phase is Phase.FAILED, "a pod that asks meanwhile is rejected", status.message)
-    await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)
-    play.check(True, "no GPU is offered while the service is down")
+    refusal = await stage.handout.refused(play.pod("early", 1))
+    play.check(bool(refusal), "a pod that asks meanwhile gets no GPU", refusal)
+    play.check(stage.handout.offered() == 0, "no GPU is offered while the service is down")
     drills.heal(stage.simulated, uuid)
     await stage.start()
     device = await stage.settled(KILLED, lambda device: device.receipt is not None or device.quarantine is not None)
@@ -239,7 +235,8 @@ async def _killed(play: Play) -> None:
     play.check(device.state == "clean", "GPU 2 is scrubbed again from the start, and ends clean")
     if device.quarantine is not None:
         raise Refused(Reason.NOT_READY, f"GPU 2 is not offered again: {device.why}")
-    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
+    await ending
+    await stage.handout.until_offered(uuid)
     await _run(play, "d", 1)
     found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
     play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets GPU 2 and finds no data of pod C")
@@ -249,28 +246,29 @@ async def _killed(play: Play) -> None:
 
 
 async def _restarts(play: Play) -> None:
-    play.begin("The kubelet and the device plugin are killed and restarted")
+    play.begin(f"The kubelet and {play.stage.handout.name} are killed and restarted")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     await stage.kubelet.kill()
     began = time.monotonic()
     await stage.kubelet.start()
-    await stage.kubelet.registered(RESOURCE)
-    play.check(True, "the plugin registers with the new kubelet", f"after {(time.monotonic() - began) * 1000:.0f} ms")
+    await stage.handout.registered(ANSWERS_WITHIN)
+    play.check(
+        True,
+        f"{stage.handout.short} registers with the new kubelet",
+        f"after {(time.monotonic() - began) * 1000:.0f} ms",
+    )
     started = await stage.kubelet.restart_container(play.pods["b"], "main")
     alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
     play.check(
         started.state is ContainerState.RUNNING and alive, "pod B's container restarts and its memory is unchanged"
     )
     await stage.plugin.end(signal.SIGKILL)
-    await stage.kubelet.until(
-        lambda: stage.kubelet.allocatable[RESOURCE] == 0
-    )  # otherwise the registration of the killed plugin would count
+    await stage.handout.gone()  # otherwise the registration of the killed program would count
     await stage.plugin.start()
-    await stage.kubelet.registered(RESOURCE)
-    sick = stage.kubelet.devices(RESOURCE)[stage.uuids[BAD]] == "Unhealthy"
-    play.check(sick, "GPU 1 is still Unhealthy after the restart of the plugin")
+    await stage.handout.registered(ANSWERS_WITHIN)
+    play.check(not stage.handout.offers()[stage.uuids[BAD]], stage.handout.still_quarantined)
     for name in ("b", "d"):
-        await stage.kubelet.delete(play.pods[name])
+        await _ended(stage.kubelet.delete, play.pods[name])
 
 
 async def _ledger(play: Play) -> None:
@@ -279,7 +277,7 @@ async def _ledger(play: Play) -> None:
     status = await play.stage.service.end(signal.SIGTERM)
     result = audit.verify(play.stage.ledger)
     detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
-    play.check(not detail, "the plugin and the service stop cleanly", detail)
+    play.check(not detail, f"{play.stage.handout.short} and the service stop cleanly", detail)
     play.check(result.broken is None, "the hash chain is intact", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(
@@ -306,10 +304,16 @@ def _forge(path: Path) -> int:
 
 async def _run(play: Play, name: str, gpus: int) -> None:
     """Run a pod until its container runs; any other result ends the demo."""
-    status = await play.stage.kubelet.run(play.pod(name, gpus))
+    status = await play.stage.handout.run(play.pod(name, gpus))
     if status.phase is not Phase.RUNNING:
         waiting = play.pods[name].statuses["main"].message
         raise Refused(Reason.NOT_READY, f"pod {name} does not run: {status.message or waiting}")
+
+
+async def _ended(end: Callable[[Pod], Awaitable[bool]], pod: Pod) -> None:
+    """End a pod. The kubelet tries again until it has ended."""
+    while not await end(pod):  # noqa: ASYNC110 - each try is a call of the driver
+        await asyncio.sleep(PAUSE)
 
 
 async def _blocking(work: Callable[..., T], *arguments: object) -> T:
@@ -324,8 +328,9 @@ def _tested(receipt: views.ReceiptView) -> bool:
     return 0 < (receipt.units or 0) == receipt.units_reached and bool(receipt.tests)
 
 
-def _zero(memory: Path) -> bool:
-    data = memory.read_bytes()
+def _zero(memory: Path, allowed: bytes) -> bool:
+    """Whether the memory has zeros only, except for this text."""
+    data = memory.read_bytes().replace(allowed, bytes(len(allowed)))
     return data.count(0) == len(data) > 0
 
 

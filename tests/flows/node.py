@@ -21,7 +21,9 @@ from plugin.testing.pods import Container, Phase, Pod
 from plugin.testing.runtime import Devices
 from scrubber.core import views
 from scrubber.demo.containers import ContainerRunner, mark
-from scrubber.demo.stage import RESOURCE, ServiceProgram, Stage, halfway
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.programs import ServiceProgram
+from scrubber.demo.stage import Stage, halfway
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
 from tests.patience import WITHIN

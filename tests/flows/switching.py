@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plugin.testing.pods import ContainerState, Phase, Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from tests.deploy import manifests
 from tests.flows.node import Node, Watched
 from tests.plugin.live_plugin import Plugin

@@ -19,7 +19,7 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Phase
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.documents import Resetting
 from tests.flows.node import Node, brisk

@@ -19,7 +19,7 @@ from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import ContainerState, Phase, Pod
 from plugin.testing.quirks import Timing
 from scrubber.core import views
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import identity
 from tests.flows.node import BRISK, Node, brisk

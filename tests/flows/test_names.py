@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from plugin.testing.pods import Container, ContainerKind
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.node import checkpoint
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Phase
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import layout
 from scrubber.ground.errors import Refused
 from tests.flows.node import Node, brisk

@@ -14,7 +14,7 @@ import pytest
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.kubelet import NotRunning
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from tests.flows.node import Node, brisk
 
 ONE = {RESOURCE: 1}

@@ -20,7 +20,7 @@ import sys
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from tests.flows.node import brisk
 from tests.node.test_open_check import IN_TRANSIT

@@ -23,7 +23,7 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.node import checkpoint
 from tests.flows.node import brisk

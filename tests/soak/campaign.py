@@ -31,7 +31,8 @@ from typing import TextIO
 
 from plugin.testing.pods import Phase, Pod
 from scrubber.core import ownership, views
-from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.stage import Stage
 from scrubber.devices.simulated import drills
 from tests import forking
 from tests.flows.node import Node

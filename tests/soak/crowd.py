@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from tests.flows.node import Node
 from tests.soak.guests import Guests
 from tests.soak.pods import Pods

@@ -18,7 +18,8 @@ import grpc.aio
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.kubelet import NotRunning
 from plugin.testing.pods import Phase, Pod
-from scrubber.demo.stage import RESOURCE, ServiceProgram
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.programs import ServiceProgram
 from scrubber.devices.simulated import drills
 from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.node import checkpoint

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from plugin.testing.kubelet import NotRunning, PodEnded
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from tests.flows.node import Node
 from tests.soak.dice import dice as dice_of
 from tests.soak.waiting import within

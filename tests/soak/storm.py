@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from plugin.testing.pods import ContainerKind, ContainerState, Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills
 from tests.flows.node import Node
 from tests.soak.dice import dice

@@ -12,7 +12,7 @@ from plugin.testing.journal import Call
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Pod
 from plugin.testing.runtime import CannotCreate
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
 from tests.patience import WITHIN

@@ -13,7 +13,8 @@ import pytest
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from plugin.testing.pods import Phase, Pod
-from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.stage import Stage
 from scrubber.devices.simulated import drills
 from tests.flows.node import Node
 from tests.soak.conftest import witness

@@ -9,7 +9,7 @@ import pytest
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import CannotCreate
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from tests.patience import WITHIN
 from tests.soak.guests import Guests

@@ -6,7 +6,7 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Pod
-from scrubber.demo.stage import RESOURCE
+from scrubber.demo.handout import RESOURCE
 from tests.soak.conftest import witness
 
 pytestmark = pytest.mark.night
