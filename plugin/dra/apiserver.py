@@ -39,6 +39,16 @@ class ResourceApi:
             claim = await self._client.get(_Claim, name, namespace=namespace)
             return _plain(claim)
 
+    async def apply_claim_status(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Set our part of the status of a claim; returns what the API server made of the claim."""
+        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+        async with calls.call("patch", "resourceclaims/status", self._within):
+            status = _Claim.Status.from_dict(dict(wanted))
+            applied = await self._client.apply(
+                status, name, namespace=namespace, field_manager=FIELD_MANAGER, force=True
+            )
+            return _plain(applied)
+
     async def node_uid(self) -> str:
         """The UID of the node."""
         async with calls.call("get", "nodes", self._within):

@@ -18,6 +18,7 @@ from plugin.cluster.credentials import Credentials
 from plugin.devices import MigStrategy
 from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import Driver
 from plugin.dra.metrics import DraCollector, DraCounters
@@ -74,8 +75,11 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         registered = asyncio.Event()
         publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
         tasks.create_task(_publish_once(registered, publisher), name="slice")
+        statuses = ClaimStatusWriter(server, chosen.driver) if chosen.claim_status else None
+        if statuses is not None:
+            tasks.create_task(statuses.run(), name="status of claims")
         gate = ClaimGate(scrubber, listing)
-        answers = Driver(chosen, listing, gate, server, in_flight, OwnDevices(chosen), counters)
+        answers = Driver(chosen, listing, gate, server, in_flight, OwnDevices(chosen), counters, statuses=statuses)
 
         def add(grpc_server: grpc.aio.Server) -> None:
             grpc_server.add_generic_rpc_handlers(tuple(driver.handlers(answers)))

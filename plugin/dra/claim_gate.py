@@ -9,7 +9,7 @@ Rule 3: the same call has the same result after a restart of this process or the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from plugin.devices import Device
@@ -18,6 +18,7 @@ from plugin.listing import Listing
 from scrubber.api import client
 from scrubber.ground import log
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
+from scrubber.ground.granted_device import GrantedDevice
 
 logger = log.get("claims")
 
@@ -37,6 +38,7 @@ class ClaimGate:
         self._scrubber = scrubber
         self._listing = listing
         self._asked: dict[str, set[str]] = {}  # by claim: the devices that were requested since it was given back
+        self._granted: dict[str, dict[str, GrantedDevice]] = {}  # by claim and UUID, since it was given back
 
     async def take(self, claim: str, names: Collection[str], until: float, op: str) -> dict[str, Device]:
         """The devices with these names, proven clean and taken for this claim; an error takes none.
@@ -52,7 +54,8 @@ class ClaimGate:
                 if missing := _not_yet(devices.values(), claim):
                     self._asked.setdefault(claim, set()).update(missing)
                     within = min(max(until - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
-                    await self._scrubber.acquire(missing, fresh=True, owner=claim, op=op, timeout=within)
+                    granted = await self._scrubber.acquire(missing, fresh=True, owner=claim, op=op, timeout=within)
+                    self._granted.setdefault(claim, {}).update({it.device: it for it in granted})
             except AutoclaveError as error:
                 last = held_until if error.reason in _IN_USE else until
                 if error.reason in _FINAL or clock() >= last:
@@ -60,6 +63,10 @@ class ClaimGate:
                 await self._change(seen, min(PAUSE, last - clock()))
             else:
                 return devices
+
+    def granted(self, claim: str) -> Mapping[str, GrantedDevice]:
+        """What a claim has got since this process started, by UUID."""
+        return self._granted.get(claim, {})
 
     async def give_back(self, claim: str, until: float, op: str) -> frozenset[str]:
         """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""
@@ -77,6 +84,7 @@ class ClaimGate:
                 await self._change(seen, min(PAUSE, until - clock()))
             else:
                 self._asked.pop(claim, None)
+                self._granted.pop(claim, None)
                 return held
 
     async def until_clean(self, claim: str, uuids: Collection[str], within: float) -> bool:

@@ -1,12 +1,14 @@
-"""What the cluster has allocated to a ResourceClaim. Pure."""
+"""What the cluster has allocated to a ResourceClaim, and what the claim shows of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plugin.cluster import api_objects
 from plugin.devices import Device
+from scrubber.ground.granted_device import GrantedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,59 @@ def allocated(claim: Mapping[str, Any], driver: str) -> Iterator[AllocatedDevice
 def uid(claim: Mapping[str, Any]) -> str:
     """The UID of a ResourceClaim: a claim of the same name may be another one."""
     return str(claim["metadata"]["uid"])
+
+
+def place(claim: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace and name of a ResourceClaim."""
+    return str(claim["metadata"]["namespace"]), str(claim["metadata"]["name"])
+
+
+def scrubbed(driver: str) -> str:
+    """The type of the condition that says whether a device was scrubbed."""
+    return f"{driver}/scrubbed"
+
+
+def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, written: float) -> dict[str, Any]:
+    """The entry of one device in the status of its claim. ``written``: the time, in seconds since 1970."""
+    proven, proof = bool(granted.receipt), granted.proof
+    condition = {
+        "status": "True" if proven else "False",
+        "reason": "Proven" if proven else "NoProof",
+        "message": f"receipt {granted.receipt}" if proven else "the policy of the node demands no proof",
+        "lastTransitionTime": api_objects.time(proof.finished if proof is not None else written),
+    }
+    ready = condition | {"status": "True", "reason": "Prepared", "lastTransitionTime": api_objects.time(written)}
+    return {
+        "driver": driver,
+        "pool": device.pool,
+        "device": device.name,
+        "conditions": [{"type": "Ready", **ready}, {"type": scrubbed(driver), **condition}],
+        **({"data": _proof(granted)} if proven else {}),
+    }
+
+
+def with_status(claim: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The object that sets these entries, if the claim is still the same version of the same claim."""
+    named = ("name", "namespace", "uid", "resourceVersion")
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {name: claim["metadata"][name] for name in named},
+        "status": {"devices": list(entries)},
+    }
+
+
+def has_status(claim: Mapping[str, Any], driver: str) -> bool:
+    """Whether the status of a claim has an entry of this driver."""
+    return any(entry["driver"] == driver for entry in (claim.get("status") or {}).get("devices") or ())
+
+
+def _proof(granted: GrantedDevice) -> dict[str, Any]:
+    shown: dict[str, Any] = {"receipt": granted.receipt}
+    if proof := granted.proof:
+        shown["path"] = proof.path
+        shown["scrubbed"] = api_objects.time(proof.finished)
+        shown["coveredBytes"] = proof.covered_bytes
+        shown["allocatableBytes"] = proof.allocatable_bytes
+        shown["policy"] = proof.policy
+    return shown

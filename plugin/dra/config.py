@@ -29,6 +29,7 @@ class DraConfig:
     cluster: ReportChoice = field(default_factory=ReportChoice)
     cdi_kind: str = "nvidia.com/gpu"
     clean_within: float = 30.0
+    claim_status: bool = False
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     instance: str = ""  # in the names of the sockets, so that two drivers can run during an update

@@ -32,6 +32,7 @@ from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from scrubber.ground import log, operation_id
 from scrubber.ground.errors import AutoclaveError, InvalidRequest
+from scrubber.ground.granted_device import GrantedDevice
 
 logger = log.get("dra")
 
@@ -71,10 +72,20 @@ class Devices(Protocol):
         """The devices under the names that the cluster has for them."""
 
 
+class Statuses(Protocol):
+    """Shows in the status of claims what they have got. Neither call waits."""
+
+    def prepared(self, claim: Mapping[str, Any], devices: Mapping[AllocatedDevice, GrantedDevice]) -> None:
+        """A claim has got these devices."""
+
+    def given_back(self, uid: str) -> None:
+        """The claim has its devices no longer."""
+
+
 class Driver:
     """Prepares the devices of claims, and takes them back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         chosen: DraConfig,
         listing: Listing,
@@ -83,8 +94,10 @@ class Driver:
         in_flight: InFlight,
         devices: Devices,
         counters: DraCounters,
+        *,
+        statuses: Statuses | None = None,
     ) -> None:
-        """``in_flight`` counts the calls that are being answered."""
+        """``in_flight`` counts the calls that are being answered. ``statuses``: None writes no status of a claim."""
         self._chosen = chosen
         self._devices = devices
         self._listing = listing
@@ -92,6 +105,7 @@ class Driver:
         self._source = source
         self._in_flight = in_flight
         self._counters = counters
+        self._statuses = statuses
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def NodePrepareResources(
@@ -136,12 +150,19 @@ class Driver:
         wanted = {uuid for it, uuid in uuids.items() if not it.admin}
         devices = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
         devices |= self._gate.known({uuid for it, uuid in uuids.items() if it.admin})
-        return await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
+        answer = await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
+        if self._statuses is not None and not answer.error:
+            granted = self._gate.granted(claim.uid)
+            got = {it: granted[devices[uuid].uuid] for it, uuid in uuids.items() if devices[uuid].uuid in granted}
+            self._statuses.prepared(found, {it: grant for it, grant in got.items() if not it.admin})
+        return answer
 
     async def _unprepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodeUnprepareResourceResponse:
         answer = await self._devices.unprepare(claim, until)
         if answer.error:
             return answer
+        if self._statuses is not None:
+            self._statuses.given_back(claim.uid)
         uuids = await self._gate.give_back(claim.uid, until, op)
         left = max(until - asyncio.get_running_loop().time(), 0)
         if not await self._gate.until_clean(claim.uid, uuids, min(self._chosen.clean_within, left)):

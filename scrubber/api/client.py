@@ -21,6 +21,7 @@ from scrubber.core import views
 from scrubber.ground import operation_id, unix_sockets
 from scrubber.ground.advertised_device import AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.ground.granted_device import GrantedDevice
 
 R = TypeVar("R")
 
@@ -92,7 +93,7 @@ class ScrubberClient(_Client):
     async def acquire(
         self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, owner: str = "", op: str = "",
         timeout: float = SHORT,
-    ) -> tuple[views.GrantedDevice, ...]:  # fmt: skip
+    ) -> tuple[GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
         ``fresh`` refuses a device that is granted or in use. Without it, the request says that the last owner has left.
@@ -100,7 +101,7 @@ class ScrubberClient(_Client):
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh, owner=owner)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
-        return tuple(convert.from_message(views.GrantedDevice, grant) for grant in answer.grants)
+        return tuple(convert.from_message(GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""

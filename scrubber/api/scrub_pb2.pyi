@@ -84,25 +84,64 @@ class Granted(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     grant: _builtins.str
     """Empty under policy gate prestart while the device is not clean: Start waits for it."""
     receipt: _builtins.str
     """Empty under policy observe, and without a grant."""
+    @_builtins.property
+    def proof(self) -> Global___Proof:
+        """What the receipt proves. Absent without a receipt, and if the device was used since the grant."""
+
     def __init__(
         self,
         *,
         device: _builtins.str = ...,
         grant: _builtins.str = ...,
         receipt: _builtins.str = ...,
+        proof: Global___Proof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "grant", b"grant", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "grant", b"grant", "proof", b"proof", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Granted: _TypeAlias = Granted  # noqa: Y015
+
+@_typing.final
+class Proof(_message.Message):
+    """What the owner of a device may read of a receipt: no names of owners and processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    COVERED_BYTES_FIELD_NUMBER: _builtins.int
+    ALLOCATABLE_BYTES_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    finished: _builtins.float
+    covered_bytes: _builtins.int
+    allocatable_bytes: _builtins.int
+    policy: _builtins.str
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        finished: _builtins.float = ...,
+        covered_bytes: _builtins.int = ...,
+        allocatable_bytes: _builtins.int = ...,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocatable_bytes", b"allocatable_bytes", "covered_bytes", b"covered_bytes", "finished", b"finished", "path", b"path", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proof: _TypeAlias = Proof  # noqa: Y015
 
 @_typing.final
 class StartRequest(_message.Message):

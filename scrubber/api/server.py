@@ -60,8 +60,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             )
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
-                granted = views.GrantedDevice(device, grant.id if grant else "", grant.receipt or "" if grant else "")
-                convert.to_message(granted, answer.grants.add())
+                convert.to_message(self._reporter.granted(device, grant), answer.grants.add())
             return answer
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:

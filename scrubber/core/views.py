@@ -134,15 +134,6 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class GrantedDevice:
-    """A grant for one device. ``receipt`` is empty under policy ``observe`` only."""
-
-    device: str
-    grant: str
-    receipt: str
-
-
-@dataclass(frozen=True, slots=True)
 class ScrubResult:
     """How a scrub ended for one device."""
 

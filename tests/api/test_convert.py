@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scrubber.api import convert, scrub_pb2
 from scrubber.core import measurements, views
 from scrubber.ground.advertised_device import AdvertisedDevice
+from scrubber.ground.granted_device import GrantedDevice, Proof
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(-(2**31), 2**31 - 1)
@@ -21,7 +22,8 @@ st.register_type_strategy(float, REAL)
 
 MESSAGES: dict[type, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
-    views.GrantedDevice: scrub_pb2.Granted,
+    GrantedDevice: scrub_pb2.Granted,
+    Proof: scrub_pb2.Proof,
     AdvertisedDevice: scrub_pb2.Advert,
     views.ScrubProgress: scrub_pb2.ScrubProgress,
     views.HistoryEntry: scrub_pb2.HistoryEntry,

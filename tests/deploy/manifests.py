@@ -81,6 +81,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "driverName": "gpu.site.example",
             "deviceClass": {"extendedResourceName": "site.example/gpu"},
             "demandGracePeriod": True,
+            "claimStatus": True,
         },
         "plugin": {
             "extraArgs": ["--clean-within=20"],

@@ -108,9 +108,14 @@ def test_the_longest_name_that_the_chart_takes_fits_into_the_sockets():
 
 
 def test_the_rights_are_those_of_the_page():
-    [listed] = [doc for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for doc in manifests.documents(text)
-                if doc["kind"] == "ClusterRole"]  # fmt: skip
+    listed, more = [doc for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+                    for doc in manifests.documents(text) if doc["kind"] == "ClusterRole"]  # fmt: skip
     assert manifests.of("dra", "ClusterRole", "-dra")["rules"] == listed["rules"]
+    granted = manifests.of("dra with everything", "ClusterRole", "-dra")["rules"]
+    more["rules"][1]["resourceNames"] = ["gpu.site.example"]
+    assert granted == listed["rules"] + more["rules"]
+    assert "--claim-status" in manifests.container("dra with everything", "dra")["args"]
+    assert "--claim-status" not in manifests.container("dra", "dra")["args"]
     [subject] = manifests.of("dra", "ClusterRoleBinding", "-dra")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": "autoclave-dra", "namespace": "autoclave"}
 

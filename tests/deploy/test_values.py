@@ -170,6 +170,7 @@ WRONG |= {
         {"dra": DRA, "kubelet": {"pluginsDir": "/" + "a" * 43}},
         "dra.driverName: with kubelet.pluginsDir",
     ),
+    "a status of claims without a driver": ({"dra": {"claimStatus": True}}, "set dra.enabled too"),
     "a grace period without a driver": ({"dra": {"demandGracePeriod": True}}, "set dra.enabled too"),
     "a resource of no class": (
         {"dra": {**DRA, "deviceClass": {"create": False, "extendedResourceName": "a.b/c"}}},

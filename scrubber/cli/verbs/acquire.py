@@ -8,7 +8,7 @@ import click
 
 from scrubber.api import client
 from scrubber.cli import document, human, options, resolve_gpus
-from scrubber.core import views
+from scrubber.ground.granted_device import GrantedDevice
 
 
 @click.command(context_settings=options.ENVIRONMENT)
@@ -25,9 +25,7 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     and in the receipt of the scrub after the job. Nobody verifies it.
     """
 
-    async def acquire(
-        scrubber: client.ScrubberClient, devices: resolve_gpus.Devices
-    ) -> tuple[views.GrantedDevice, ...]:
+    async def acquire(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> tuple[GrantedDevice, ...]:
         return await scrubber.acquire(list(devices), fresh=True, owner=owner or "")
 
     devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)

@@ -41,6 +41,11 @@ from scrubber.ground import log, paths
     metavar="NAME",
     help="Part of the names of the sockets, so that two drivers can run during an update; POD_UID is read too.",
 )
+@click.option(
+    "--claim-status",
+    is_flag=True,
+    help="Show in the status of each claim the receipts of its devices. It needs further rights.",
+)
 @metrics_address
 @log_level
 @log_format
@@ -59,6 +64,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         cluster=ReportChoice(Reports.ON, flags["node_name"]),
         cdi_kind=flags["cdi_kind"],
         clean_within=flags["clean_within"],
+        claim_status=flags["claim_status"],
         metrics_address=flags["metrics_address"],
         version=__version__,
         instance=flags["instance"],

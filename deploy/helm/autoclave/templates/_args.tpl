@@ -67,6 +67,9 @@ $(POD_IP):{{ . | int }}
 - --driver-name={{ .Values.dra.driverName }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --plugins-dir={{ .Values.kubelet.pluginsDir }}
+{{- if .Values.dra.claimStatus }}
+- --claim-status
+{{- end }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}

@@ -47,6 +47,8 @@
     {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 60 characters" $name) -}}
     {{- end -}}
   {{- end -}}
+{{- else if $v.dra.claimStatus -}}
+{{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.demandGracePeriod -}}
 {{- fail "dra.demandGracePeriod: without the driver it does nothing; set dra.enabled too" -}}
 {{- end -}}
