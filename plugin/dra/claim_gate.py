@@ -23,6 +23,7 @@ from scrubber.ground.granted_device import GrantedDevice
 logger = log.get("claims")
 
 HELD_WITHIN = 10.0  # seconds: the claim before may end about two seconds after its pod was deleted by force
+SHOWN_WITHIN = 1.0  # seconds until the list of the service shows a new owner: it takes some milliseconds
 PAUSE = 1.0  # seconds between two requests, unless a device changes
 ACQUIRE_AT_LEAST, ACQUIRE_WITHIN = 1.0, 10.0  # seconds for one request to the service; its policy allows less
 _IN_USE = frozenset({Reason.IN_USE, Reason.NOT_PROVEN_FREE})
@@ -71,6 +72,7 @@ class ClaimGate:
     async def give_back(self, claim: str, until: float, op: str) -> frozenset[str]:
         """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""
         clock = asyncio.get_running_loop().time
+        await self._until_shown(claim, min(SHOWN_WITHIN, max(until - clock(), 0)))
         while True:
             seen = self._listing.current()
             try:
@@ -103,6 +105,16 @@ class ClaimGate:
         if unknown := sorted(set(names) - shown.keys()):
             raise InvalidRequest(f"{unknown[0]} is not a device of this node", Reason.UNKNOWN_DEVICE)
         return {name: shown[name] for name in names}
+
+    async def _until_shown(self, claim: str, within: float) -> None:
+        """Wait until the list shows that the claim has its devices. An older list may show them as clean."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while any(
+                    device.uuid in self.granted(claim) and device.owner != claim and device.clean
+                    for device in self._listing.current() or ()
+                ):
+                    await self._listing.until_differs(self._listing.current())
 
     def _held(self, claim: str) -> frozenset[str]:
         """The devices of a claim. A device that the list shows as free may have been taken a moment ago."""

@@ -126,6 +126,16 @@ async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
     await cluster.owners("", "")
 
 
+async def test_the_end_of_a_claim_waits_for_its_scrub_however_short_the_claim(cluster, service):
+    """The list of the service may still show the device as clean, as it was before the claim."""
+    async with client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
+        for _ in range(5):
+            cluster.allocate("a", 0, 1)
+            await cluster.prepare("a")
+            assert await cluster.unprepare("a") == ""
+            assert {device.state for device in (await admin.status()).devices} == {"clean"}
+
+
 async def test_a_claim_that_never_got_a_device_takes_none_from_another(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
