@@ -48,6 +48,7 @@ class ClaimGate:
         """
         clock = asyncio.get_running_loop().time
         held_until = min(until, clock() + HELD_WITHIN)
+        logged: Reason | None = None
         while True:
             seen = self._listing.current()
             try:
@@ -61,6 +62,9 @@ class ClaimGate:
                 last = held_until if error.reason in _IN_USE else until
                 if error.reason in _FINAL or clock() >= last:
                     raise
+                if error.reason is not logged:  # each cause once, not each attempt
+                    logged = error.reason
+                    logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=error.message)
                 await self._change(seen, min(PAUSE, last - clock()))
             else:
                 return devices

@@ -132,14 +132,16 @@ def registry(autoclave: Autoclave) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def installed(node: programs.Node, autoclave: Autoclave, pytestconfig: pytest.Config) -> Iterator[Installed]:
-    """Autoclave as the chart installs it, in place of our own processes."""
+def installed(
+    node: programs.Node, autoclave: Autoclave, pytestconfig: pytest.Config, request: pytest.FixtureRequest
+) -> Iterator[Installed]:
+    """Autoclave as the chart installs it with the module's ``VALUES``, in place of our own processes."""
     archive = ROOT / pytestconfig.getoption("--image")
     if not archive.exists():
         pytest.skip(f"no image in {archive}: make image ARGS='--archive {pytestconfig.getoption('--image')}'")
     autoclave.down()
     node.load(archive)
-    installed = Installed(LOGS / "installed")
+    installed = Installed(LOGS / request.module.__name__.rpartition(".")[2], request.module.VALUES)
     asyncio.run(installed.up())
     yield installed
     installed.keep_logs()

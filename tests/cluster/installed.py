@@ -20,11 +20,8 @@ from tests.deploy import manifests
 
 STATE_DIR = Path("/var/lib/autoclave")
 SIMULATED = STATE_DIR / "simulated"
-DAEMON_SETS = ("autoclave-scrubber", "autoclave-plugin")
-GPUS = 2  # of the overlay
+GPUS = 2  # of the overlays
 PODS = Path("/var/log/pods")
-# The overlay for simulated GPUs, and the reports to Kubernetes.
-VALUES: Mapping[str, Any] = {**generate.OVERLAYS["simulated"], "clusterReports": {"enabled": True, "taint": True}}
 SPACE = {
     "apiVersion": "v1",
     "kind": "Namespace",
@@ -57,31 +54,37 @@ async def apply(cluster: Cluster, documents: Iterable[Mapping[str, Any]], *, dry
 class Installed(Operator):
     """Both DaemonSets, with the rights that the chart gives them."""
 
-    def __init__(self, logs: Path) -> None:
-        """Nothing is installed."""
+    def __init__(self, logs: Path, values: Mapping[str, Any]) -> None:
+        """Nothing is installed. ``values``: of the chart."""
         super().__init__(RUN_DIR / "doors")
         self._logs = logs
+        self.objects = objects(values)
         logs.mkdir()
 
     async def up(self) -> None:
         """Return when both DaemonSets are ready on the node."""
         async with self._cluster() as cluster:
-            await apply(cluster, [SPACE, *objects(VALUES)])
-            for name in DAEMON_SETS:
-                await cluster.until(DaemonSet, name, _rolled_out, generate.NAMESPACE)
+            await apply(cluster, [SPACE, *self.objects])
+            for doc in self.objects:
+                if doc["kind"] == "DaemonSet":
+                    await cluster.until(DaemonSet, doc["metadata"]["name"], _rolled_out, generate.NAMESPACE)
 
     async def down(self) -> None:
         """Return when nothing of it is left."""
+        await self.uninstall()
+        for directory in (STATE_DIR, RUN_DIR):  # as the page of the installation says
+            shutil.rmtree(directory)
+
+    async def uninstall(self) -> None:
+        """As ``helm uninstall``. Return when nothing of it is left in the API server."""
         async with self._cluster() as cluster:
-            for doc in objects(VALUES):
+            for doc in self.objects:
                 resource: Any = resource_registry.load(doc["apiVersion"], doc["kind"])
                 await cluster.client.delete(
                     resource, doc["metadata"]["name"], namespace=doc["metadata"].get("namespace")
                 )
             await cluster.client.delete(Namespace, generate.NAMESPACE)
             await cluster.until(Namespace, generate.NAMESPACE, lambda space: space is None)
-        for directory in (STATE_DIR, RUN_DIR):  # as the page of the installation says
-            shutil.rmtree(directory)
 
     def keep_logs(self) -> None:
         """Copy what the pods wrote."""

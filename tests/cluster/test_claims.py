@@ -5,68 +5,24 @@ import sys
 from signal import SIGKILL, SIGTERM
 
 import pytest
-from lightkube.resources.core_v1 import Pod
-from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
+from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import Namespace, Pod
+from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
 from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills
+from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
+from tests.cluster.claims import EXTENDED, SLICE, Claims, OtherDriver, claiming, device_class, request
 from tests.cluster.cluster import container
 from tests.cluster.conftest import LOGS
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.cluster.test_quarantine import health
 
-SLICE = f"{NODE}-{DRIVER}"
-
-
-def template(name, count):
-    """A template of claims for so many GPUs."""
-    request = {"name": "gpus", "exactly": {"deviceClassName": DRIVER, "count": count}}
-    return ResourceClaimTemplate.from_dict(
-        {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-    )
-
-
-def claiming(of_template, *flags, **more):
-    """The fields of a pod whose container has a claim of this template."""
-    its = container(*flags) | {"resources": {"claims": [{"name": "gpus"}]}}
-    return (its,), {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": of_template}], **more}
-
-
-class Claims:
-    """Pods with claims."""
-
-    def __init__(self, cluster, driver) -> None:
-        self.cluster = cluster
-        self.driver = driver
-
-    async def create(self, name, count, *flags, **more):
-        containers, spec = claiming(f"gpus-{count}", *flags, **more)
-        await self.cluster.create(name, *containers, **spec)
-
-    async def hold(self, name, count, *flags, **more):
-        await self.create(name, count, *flags, **more)
-        holds, ended = (
-            asyncio.create_task(self.cluster.said(name, "HOLDING")),
-            asyncio.create_task(self.cluster.ended(name)),
-        )
-        await asyncio.wait({holds, ended}, return_when=asyncio.FIRST_COMPLETED)
-        failed = ended.done() and not holds.done()
-        for task in (holds, ended):
-            task.cancel()
-        await asyncio.wait({holds, ended})
-        assert not failed, self.cluster.story()
-
-    async def sliced(self, wanted):
-        """The slice, as soon as its devices are as wanted."""
-        return await self.cluster.until(
-            ResourceSlice, SLICE, lambda found: found is not None and wanted(found.spec.devices or [])
-        )
-
 
 @pytest.fixture
-async def claims(pods, autoclave):
-    """Four clean GPUs in a slice, in place of the device plugin."""
+async def driver(pods, autoclave):
+    """Our driver, in place of the device plugin."""
     autoclave.plugin.end()
     driver = Program(
         "autoclave-dra",
@@ -74,20 +30,21 @@ async def claims(pods, autoclave):
         LOGS,
     )
     driver.start()
-    claims = Claims(pods, driver)
-    device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
-    await pods.client.create(DeviceClass.from_dict({"metadata": {"name": DRIVER}, "spec": device_class}))
-    for count in (1, 4):
-        await pods.client.create(template(f"gpus-{count}", count))
+    yield driver
+    driver.end()
+    await pods.client.deletecollection(ResourceSlice)
+
+
+@pytest.fixture
+async def claims(pods, driver):  # noqa: ARG001 - it runs
+    """Four clean GPUs in a slice, and no pods."""
+    claims = Claims(pods)
+    await pods.client.create(device_class(DRIVER))
+    await claims.offer(1, GPUS)
     await claims.sliced(lambda devices: len(devices) == GPUS)
     yield claims
-    for name in await pods.names():
-        await pods.delete(name, grace=1)
-        await pods.gone(name)
-    driver.end()
+    await claims.clear()
     await pods.client.delete(DeviceClass, DRIVER)
-    await pods.client.deletecollection(ResourceClaimTemplate)
-    await pods.client.delete(ResourceSlice, SLICE)
     assert pods.faults() == []
 
 
@@ -114,13 +71,10 @@ async def test_a_claim_waits_for_a_pod_that_was_deleted_by_force(claims):
 async def test_two_pods_share_a_claim(claims, autoclave):
     """The GPUs stay with the claim until its last pod has ended."""
     cluster = claims.cluster
-    claim = {"metadata": {"name": "shared"}, "spec": template("unused", 4).to_dict()["spec"]["spec"]}
-    await cluster.client.create(ResourceClaim.from_dict(claim))
-    (its,), _ = claiming("unused", "-secret", "of both")
-    named = {"resourceClaims": [{"name": "gpus", "resourceClaimName": "shared"}]}
+    await claims.claim("shared", request(4))
     for name in ("first", "second"):
-        await cluster.create(name, its, **named)
-        await cluster.said(name, "HOLDING")
+        await claims.put(name, claiming("-secret", "of both", claim="shared"))
+        await claims.holds(name)
     assert "OWN" in cluster.words("second")
     await cluster.delete("first")
     await cluster.gone("first")
@@ -133,13 +87,13 @@ async def test_two_pods_share_a_claim(claims, autoclave):
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL], ids=["stopped", "killed"])
-async def test_a_claim_survives_restarts_of_everything(claims, autoclave, node, number):
+async def test_a_claim_survives_restarts_of_everything(claims, driver, autoclave, node, number):
     cluster = claims.cluster
     await claims.hold("holder", 4)
-    for program in (claims.driver, autoclave.service, node.kubelet):
+    for program in (driver, autoclave.service, node.kubelet):
         program.end(number)
     await cluster.said("holder", "INTACT", more=4)
-    for program in (autoclave.service, claims.driver, node.kubelet):
+    for program in (autoclave.service, driver, node.kubelet):
         program.start()
     await cluster.said("holder", "INTACT", more=4)
     await cluster.delete("holder")
@@ -178,3 +132,140 @@ async def test_the_status_of_a_pod_shows_that_the_gpu_of_its_claim_is_sick(claim
     await cluster.gone("holder")
     await autoclave.devices(lambda found: found.state == "quarantined", index=int(gpu))
     await autoclave.reinstate(device.device)
+
+
+@pytest.mark.gate("DRAPrioritizedList")
+async def test_a_claim_gets_the_first_alternative_that_there_is(claims):
+    """The kubelet knows the request only, not its alternatives."""
+    choices = [{"name": name, "deviceClassName": DRIVER, "count": count} for name, count in (("nine", 9), ("two", 2))]
+    await claims.template("choice", {"name": "gpus", "firstAvailable": choices})
+    await claims.put("first", claiming(template="choice"))
+    await claims.holds("first")
+    assert claims.cluster.words("first").count("CLEAN") == 2
+    await claims.end("first")
+    await claims.hold("next", 4)
+
+
+@pytest.fixture
+async def administrators(bare):
+    """Pods of the namespace may ask for admin access."""
+    label = "resource.kubernetes.io/admin-access"
+    await bare.client.patch(Namespace, "default", {"metadata": {"labels": {label: "true"}}})
+    yield
+    await bare.client.patch(Namespace, "default", {"metadata": {"labels": {label: None}}})
+
+
+@pytest.mark.gate("DRAAdminAccess")
+@pytest.mark.usefixtures("administrators")
+async def test_admin_access_takes_no_gpu(claims, driver, autoclave):
+    """Its pod sees the memory of the claim, and the claim keeps its GPUs. It holds up the scrub as long as it runs."""
+    cluster = claims.cluster
+    same = ("-secret", "of both")
+    await claims.hold("holder", 4, *same)
+    owners = {device.owner for device in await autoclave.devices(bool)}
+    everything = {"deviceClassName": DRIVER, "allocationMode": "All", "adminAccess": True}
+    await claims.template("all", {"name": "gpus", "exactly": everything})
+    await claims.put("admin", claiming(*same, template="all"))
+    await claims.holds("admin")
+    assert cluster.words("admin").count("OWN") == 4
+    assert {device.owner for device in await autoclave.devices(bool)} == owners
+    await cluster.delete("holder")
+    await files.until(driver.log, lambda: "not free yet" in driver.log.read_text())
+    await claims.end("admin")
+    await cluster.gone("holder")
+    await claims.hold("next", 4)
+
+
+async def test_another_driver_of_a_claim_fails(claims):
+    """The kubelet asks the drivers in any order. It asks each one again until all of them have unprepared the claim."""
+    other = OtherDriver()
+    cluster = claims.cluster
+    await claims.template("both", request(4), request(1, "other", other.NAME))
+    async with other.serving(cluster):
+        other.refuses_prepare = True
+        await claims.put("first", claiming(template="both"))
+        assert "the other driver refuses" in await claims.refused("first")
+        await claims.end("first")
+        other.refuses_prepare = False
+        await claims.put("second", claiming(template="both"))
+        await claims.holds("second")
+        other.unprepared, other.unprepare_refusals = 0, 1
+        await claims.end("second")
+        assert other.unprepared == 2
+        await claims.hold("third", 4)
+        await claims.end("third")
+
+
+@pytest.mark.parametrize("killed", [("service",), ("driver",), ("driver", "service")], ids="-".join)
+async def test_the_end_of_a_claim_survives_kills(claims, driver, autoclave, killed):
+    """They come during the scrub at the end of the claim."""
+    cluster = claims.cluster
+    await claims.hold("first", 4)
+    devices = [device.device for device in await autoclave.devices(bool)]
+    for device in devices:
+        drills.stall_clears(SIMULATED, device)
+    await cluster.delete("first")
+    await autoclave.devices(lambda device: device.state == "scrubbing")
+    programs = [autoclave.service if name == "service" else driver for name in killed]
+    for program in programs:
+        program.end(SIGKILL)
+    for device in devices:
+        drills.heal(SIMULATED, device)
+    for program in reversed(programs):
+        program.start()
+    await claims.hold("second", 4)
+    assert cluster.words("second").count("CLEAN") == 4
+
+
+async def test_a_claim_that_is_prepared_survives_a_kill_of_the_service(claims, driver, autoclave):
+    """Its Prepare waits for the claim before, whose pod was deleted by force."""
+    cluster = claims.cluster
+    await claims.hold("first", 4, "-stubborn")
+    await cluster.delete("first", grace=0)
+    await claims.create("second", 4)
+    await files.until(driver.log, lambda: "claim waits" in driver.log.read_text())
+    autoclave.service.end(SIGKILL)
+    autoclave.service.start()
+    await claims.holds("second")
+    assert cluster.words("second").count("CLEAN") == 4
+
+
+async def test_a_claim_of_the_same_name_is_another_claim(claims):
+    """As with a StatefulSet, the pod has the same name, too. The first pod, which ignores SIGTERM, is deleted by force.
+
+    The kubelet refuses the second claim until the first one is unprepared.
+    """
+    cluster = claims.cluster
+    await claims.claim("same", request(4))
+    await claims.put("pod", claiming("-stubborn", claim="same"))
+    await claims.holds("pod")
+    await cluster.delete("pod", grace=0)
+    await cluster.gone("pod")
+    await cluster.client.delete(ResourceClaim, "same")
+    await cluster.until(ResourceClaim, "same", lambda claim: claim is None)
+    await claims.claim("same", request(4))
+    await claims.put("pod", claiming(claim="same"))
+    await claims.holds("pod", more=1)
+    assert cluster.words("pod").count("CLEAN") == 8
+
+
+async def test_claims_follow_each_other_without_a_refusal(claims):
+    """A Job of twenty pods, each with all GPUs. A Prepare that fails would cost a minute."""
+    spec = claiming("-for", "200ms", template="gpus-4")
+    template = {"spec": claims.cluster.spec(*spec.pop("containers"), **spec)}
+    await claims.cluster.create_job("many", {"completions": 20, "parallelism": 1, "template": template})
+    await claims.cluster.until(Job, "many", lambda job: job.status.succeeded == 20)
+    assert await claims.cluster.refused() == []
+    assert await claims.refusals() == []
+
+
+@pytest.mark.gate("DRAExtendedResource")
+async def test_a_pod_gets_a_claim_by_a_resource(claims, autoclave):
+    """Kubernetes makes the claim, because our class names the resource."""
+    cluster = claims.cluster
+    await cluster.create("first", container(gpus=3, resource=EXTENDED))
+    await claims.holds("first")
+    assert cluster.words("first").count("CLEAN") == 3
+    assert sum(bool(device.owner) for device in await autoclave.devices(bool)) == 3
+    await claims.end("first")
+    await claims.hold("next", 4)

@@ -17,7 +17,7 @@ from plugin.cluster import api_objects
 from scrubber.devices.simulated import drills, layout
 from tests.cluster import programs
 from tests.cluster.cluster import container
-from tests.cluster.installed import GPUS, SIMULATED, VALUES, apply, objects
+from tests.cluster.installed import GPUS, SIMULATED, apply
 from tests.cluster.programs import NODE
 from tests.deploy import manifests
 from tests.patience import WITHIN
@@ -25,6 +25,8 @@ from tests.patience import WITHIN
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 TOOLS = ("sh", "dd", "grep", "sleep")  # of busybox, that the example pods use
 SPACE = generate.NAMESPACE
+# The overlay for simulated GPUs, and the reports to Kubernetes.
+VALUES = {**generate.OVERLAYS["simulated"], "clusterReports": {"enabled": True, "taint": True}}
 
 
 @pytest.fixture
@@ -140,9 +142,9 @@ async def test_no_other_pod_mounts_the_sockets(cluster):
         await cluster.create("curious", container(gpus=0), volumes=volumes)
 
 
-async def test_the_api_server_warns_of_no_expression(cluster):
+async def test_the_api_server_warns_of_no_expression(cluster, installed):
     """It checks the types in the expressions of admission policies."""
-    for doc in [doc for doc in objects(VALUES) if doc["kind"] == "ValidatingAdmissionPolicy"]:
+    for doc in [doc for doc in installed.objects if doc["kind"] == "ValidatingAdmissionPolicy"]:
         checked = await cluster.until(
             ValidatingAdmissionPolicy, doc["metadata"]["name"], lambda it: it.status and it.status.typeChecking
         )
