@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 
 from policies.model import Policy
@@ -140,4 +141,7 @@ def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
         return (f"drain it: {remedy.of(record.ailment).advice}",)
     if blocked or record.setback is not None:
         return ("remove what blocks the scrub, as shown above; the scrub is retried automatically",)
+    if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
+        who = shlex.quote(record.grant.owner)
+        return (f"if its owner {who} has ended and did not give it back: `autoclave release --owner {who}`",)
     return ()

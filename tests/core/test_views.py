@@ -164,6 +164,15 @@ def test_a_remedy_exists_for_every_ailment():
     assert set(remedy.REMEDIES) == set(AilmentKind)
 
 
+def test_the_advice_names_the_owner_that_may_have_ended():
+    """Only the caller that acquired the device knows the end of the owner."""
+    acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
+    assert device_status.advice(acquired) == (
+        "if its owner 'job 7' has ended and did not give it back: `autoclave release --owner 'job 7'`",
+    )
+    assert device_status.advice(lives.IN_USE) == ()
+
+
 def test_a_setback_has_its_advice():
     assert device_status.advice(lives.SET_BACK) == (
         "remove what blocks the scrub, as shown above; the scrub is retried automatically",
