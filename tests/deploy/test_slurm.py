@@ -178,16 +178,15 @@ def test_a_node_that_slurm_does_not_name_is_called_by_the_first_part_of_its_own_
     assert slurmd.told()[1] == "nodename=node8"
 
 
-def begun_scrub(gpu):
-    async def begin(admin):
-        return [it async for it in admin.scrub([str(gpu)], no_wait=True)]
-
-    return begin
+async def begin_scrub(admin, gpu):
+    return [it async for it in admin.scrub([str(gpu)], no_wait=True)]
 
 
 def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     drills.stall_clears(service.simulated_dir, uuid(service, gpu))
-    service_call.ask(service.run_dir, begun_scrub(gpu))  # on a slow machine, the script may give up before it has asked
+    service_call.ask(
+        service.run_dir, lambda admin: begin_scrub(admin, gpu)
+    )  # on a slow machine, the script may give up before it has asked
     ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
     reason = f"reason=autoclave: job 46: GPU {gpu} is scrubbing: not proven clean within 2 s"
     assert slurmd.told()[-1] == reason
