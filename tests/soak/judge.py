@@ -35,6 +35,7 @@ class Judge:
     kubelet: Kubelet
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
+    put_back: bool = False  # the ledger became an older copy: it does not know who has a GPU
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
     late: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -102,6 +103,8 @@ class Judge:
             excuse = self._excuse(attacker, who, self.runtime.entered[who])
         else:
             excuse = DROPPED if self._third_pod_between(who, found[1] if found is not None else "") else None
+            if word == "wipe" and self.put_back and not self.asked(who, self.runtime.entered[who]):
+                excuse = UNASKED
         self.take(f"{word}: {what}", excuse)
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:

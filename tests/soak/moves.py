@@ -312,6 +312,7 @@ class Moves:
             for file in state.iterdir():
                 file.unlink()
             shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
+            self._judge.put_back = True
         return "done"
 
     async def _service_end(self, dice: random.Random) -> str:

@@ -99,6 +99,16 @@ async def test_memory_that_is_overwritten_in_use_is_a_wipe(runtime, judge, gpu, 
     assert findings(judge) == ["wipe"]
 
 
+@pytest.mark.parametrize(("asked", "put_back"), [(False, True), (True, True), (False, False)])
+async def test_a_wipe_is_excused_only_of_an_unasked_start_after_a_rollback(runtime, judge, gpu, comes, asked, put_back):
+    pod, judge.put_back = await comes("pod"), put_back
+    if not asked:
+        judge.kubelet.calls.clear()
+    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    await runtime.stop(pod, pod.containers[0])
+    assert findings(judge) == ([] if put_back and not asked else ["wipe"])
+
+
 async def test_a_start_beside_the_leftover_of_another_pod_is_a_finding(runtime, judge, gpu, comes):
     first = await comes("first")
     attacker = await runtime.attack(LEFTOVER, gpu.info().uuid, "registers", "silent", first.uid)
