@@ -81,6 +81,12 @@ class ResourceApi:
                 raise
             yield None if change == "DELETED" else _plain(it)
 
+    async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
+        """All slices of a driver for this node."""
+        async with calls.call("list", "resourceslices", self._within):
+            wanted = {"spec.driver": driver, "spec.nodeName": self._node}
+            return [_plain(it) async for it in self._client.list(_Slice, fields=wanted)]
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
@@ -16,7 +18,7 @@ from plugin.cluster import threads
 from plugin.cluster.base import Unusable
 from plugin.cluster.credentials import Credentials
 from plugin.devices import MigStrategy
-from plugin.dra import config, driver, registration
+from plugin.dra import config, driver, registration, vendor
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
@@ -24,9 +26,10 @@ from plugin.dra.driver import Driver
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.own_devices import OwnDevices
 from plugin.dra.publisher import SlicePublisher
+from plugin.dra.vendor_registry import VendorRegistry
 from plugin.in_flight import InFlight
 from plugin.listing import Listing
-from plugin.registration import events
+from plugin.registration import endpoint, events
 from scrubber.api import client
 from scrubber.ground import log, paths
 from scrubber.ground.errors import FatalError
@@ -41,7 +44,8 @@ def run(chosen: DraConfig) -> int:
     """Serve until a signal stops the program; returns 0."""
     credentials = config.check(chosen)
     os.umask(0o077)
-    chosen.service_socket.parent.mkdir(mode=0o750, exist_ok=True)
+    sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
+    sockets_dir.mkdir(mode=0o750, exist_ok=True)
     with until_signal.one_fatal_error():
         return asyncio.run(_serve(chosen, credentials))
 
@@ -72,27 +76,39 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         await stack.enter_async_context(collector.served(metrics, chosen.metrics_address))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(listing.follow(), name="listing")
-        registered = asyncio.Event()
-        publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
-        tasks.create_task(_publish_once(registered, publisher), name="slice")
         statuses = ClaimStatusWriter(server, chosen.driver) if chosen.claim_status else None
         if statuses is not None:
             tasks.create_task(statuses.run(), name="status of claims")
-        gate = ClaimGate(scrubber, listing)
-        answers = Driver(chosen, listing, gate, server, in_flight, OwnDevices(chosen), counters, statuses=statuses)
-
-        def add(grpc_server: grpc.aio.Server) -> None:
-            grpc_server.add_generic_rpc_handlers(tuple(driver.handlers(answers)))
-
-        await listing.until_known()
-        async with asyncio.TaskGroup() as registrations:
+        parts = chosen, listing, ClaimGate(scrubber, listing), server, in_flight
+        answer = partial(Driver, *parts, counters=counters, statuses=statuses)
+        if chosen.vendor_registry_dir is None:
+            await listing.until_known()
+            registered = asyncio.Event()
+            publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
+            tasks.create_task(_publish_once(registered, publisher), name="slice")
+            add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
             sockets = chosen.service_socket, chosen.registry_socket
             work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered, counters))
+        else:
+            counters.slice_obstacle = ""  # the slices are the vendor's
+
+            def gate(channel: grpc.aio.Channel, versions: Sequence[str]) -> endpoint.Add:
+                service = vendor.VendorService(channel, chosen.driver, versions)
+                devices = vendor.VendorDevices(service, server, listing, chosen.driver, chosen.cdi_dirs)
+                health = vendor.health_handler(channel) if driver.HEALTH in versions else None
+                return partial(_add, driver.handlers(answer(devices=devices), health))
+
+            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters.record).run()
+        async with asyncio.TaskGroup() as registrations:
             registrations.create_task(work, name="registration")
             try:
                 await asyncio.Event().wait()
             finally:  # the kubelet is still served: its calls are answered last
                 await asyncio.create_task(until_signal.drain(in_flight, driver.CALL_WITHIN))
+
+
+def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) -> None:
+    server.add_generic_rpc_handlers(handlers)
 
 
 def _note(registered: asyncio.Event, counters: DraCounters, event: events.Event) -> None:

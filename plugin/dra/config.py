@@ -14,6 +14,8 @@ from scrubber.ground import paths
 from scrubber.ground.errors import FatalError
 
 DRIVER = "gpu.autoclave.dev"
+VENDOR_DRIVER = "gpu.nvidia.com"
+CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 PLUGINS_DIR = "/var/lib/kubelet/plugins"
 LONGEST_DRIVER = 63  # characters, as Kubernetes allows
 
@@ -32,6 +34,8 @@ class DraConfig:
     claim_status: bool = False
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
+    vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
+    cdi_dirs: tuple[Path, ...] = tuple(map(Path, CDI_DIRS))
     instance: str = ""  # in the names of the sockets, so that two drivers can run during an update
     log_level: str = "info"
     log_format: str = "auto"
@@ -39,15 +43,21 @@ class DraConfig:
     @property
     def service_socket(self) -> Path:
         """Where the kubelet sends its calls for claims."""
-        return self.plugins_dir / self.driver / f"dra{self._suffix}.sock"
+        return self.plugins_dir / self.driver / f"dra{self.suffix}.sock"
 
     @property
     def registry_socket(self) -> Path:
         """The socket that the kubelet finds."""
-        return self.registry_dir / f"{self.driver}{self._suffix}-reg.sock"
+        return self.registry_dir / f"{self.driver}{self.suffix}-reg.sock"
 
     @property
-    def _suffix(self) -> str:
+    def gate_dir(self) -> Path:
+        """The directory of the sockets for claims, in front of another vendor's driver."""
+        return self.plugins_dir / "autoclave"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of sockets."""
         return f"-{self.instance}" if self.instance else ""
 
 
@@ -68,11 +78,30 @@ def check(config: DraConfig) -> Credentials:
     plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     plugin_config.check_address(config.metrics_address)
     plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
-    plugin_config.check_length(config.service_socket, "--plugins-dir")
-    plugin_config.check_length(config.registry_socket, "--registry-dir")
+    if config.vendor_registry_dir is None:
+        plugin_config.check_length(config.service_socket, "--plugins-dir")
+        plugin_config.check_length(config.registry_socket, "--registry-dir")
+    else:
+        _check_vendor(config, config.vendor_registry_dir)
     if why := credentials.missing(config.cluster, os.environ):
         raise FatalError(f"cannot read claims: {why}")
     found = credentials.find(config.cluster, os.environ)
     if found is None:
         raise FatalError("cannot read claims: there are no credentials")
     return found
+
+
+def _check_vendor(config: DraConfig, directory: Path) -> None:
+    if not directory.is_dir():
+        raise FatalError(
+            f"cannot use --vendor-registry-dir {directory}: it is not a directory; make it, and let the vendor's driver"
+            " register there (NVIDIA's chart: kubeletPlugin.kubeletRegistrarDirectoryPath)"
+        )
+    if directory.resolve().is_relative_to(config.registry_dir.resolve()):  # the kubelet searches subdirectories
+        raise FatalError(
+            f"cannot use --vendor-registry-dir {directory}: the kubelet would find the vendor's driver there; give a"
+            f" directory outside of {config.registry_dir}"
+        )
+    longest = "0" * 12 + f"-reg.sock{config.suffix}autoclave-"  # of a vendor with a long name
+    plugin_config.check_length(config.gate_dir / longest, "--plugins-dir")
+    plugin_config.check_length(config.registry_dir / longest, "--registry-dir")

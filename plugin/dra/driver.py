@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -42,6 +42,7 @@ A = TypeVar("A", wire.NodePrepareResourceResponse, wire.NodeUnprepareResourceRes
 CALL_WITHIN = 45.0  # seconds that the kubelet waits
 MARGIN = 2.0  # seconds for the answer itself
 HEALTH_EVERY = 10.0  # seconds between two messages without a change; the kubelet forgets a health after 30
+HEALTH = "v1alpha1.DRAResourceHealth"
 FAULT = "a fault inside the DRA driver"
 
 
@@ -228,10 +229,9 @@ def _until(left: float | None) -> float:
     return asyncio.get_running_loop().time() + max(min(CALL_WITHIN if left is None else left, CALL_WITHIN) - MARGIN, 0)
 
 
-def handlers(driver: Driver) -> Iterator[grpc.GenericRpcHandler]:
-    """The handlers of a server, for both versions of the kubelet's calls."""
+def handlers(driver: Driver, health: grpc.GenericRpcHandler | None = None) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of a server, for both versions of the kubelet's calls. ``health``: instead of the driver's."""
     unary: Any = grpc.unary_unary_rpc_method_handler  # typed for threads
-    stream: Any = grpc.unary_stream_rpc_method_handler
     calls = {
         "NodePrepareResources": unary(
             driver.NodePrepareResources,
@@ -244,11 +244,16 @@ def handlers(driver: Driver) -> Iterator[grpc.GenericRpcHandler]:
             wire.NodeUnprepareResourcesResponse.SerializeToString,
         ),
     }
-    for version in ("v1", "v1beta1"):
-        yield grpc.method_handlers_generic_handler(f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin", calls)
-    health = stream(
+    generic = grpc.method_handlers_generic_handler
+    services = [generic(f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin", calls) for version in ("v1", "v1beta1")]
+    return *services, health or _health_handler(driver)
+
+
+def _health_handler(driver: Driver) -> grpc.GenericRpcHandler:
+    stream: Any = grpc.unary_stream_rpc_method_handler  # typed for threads
+    watch = stream(
         driver.NodeWatchResources,
         health_wire.NodeWatchResourcesRequest.FromString,
         health_wire.NodeWatchResourcesResponse.SerializeToString,
     )
-    yield grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", {"NodeWatchResources": health})
+    return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": watch})

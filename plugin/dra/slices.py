@@ -17,6 +17,7 @@ MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a
 LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ def slice_name(driver: str, node: str) -> str:
 def device_name(uuid: str) -> str:
     """The name of a device in claims. It contains the UUID, so another GPU never has the name of this one."""
     return uuid.lower()
+
+
+def pci_bus_id(device: Device) -> str:
+    """The PCI address as Kubernetes writes it; empty if it is not known."""
+    domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
+    return f"{int(domain, 16):04x}:{rest}" if domain else ""
 
 
 def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> dict[str, Any]:
@@ -106,9 +113,8 @@ def _device(device: Device, driver: str) -> dict[str, Any]:
         attributes["productName"] = {"string": device.model[:LONGEST_TEXT]}
     if device.numa_node is not None:
         attributes["resource.kubernetes.io/numaNode"] = {"int": device.numa_node}
-    if device.pci_address:
-        domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
-        attributes["resource.kubernetes.io/pciBusID"] = {"string": f"{int(domain, 16):04x}:{rest}"}
+    if address := pci_bus_id(device):
+        attributes[PCI_BUS_ID] = {"string": address}
     listed: dict[str, Any] = {"name": device_name(device.uuid), "attributes": attributes}
     if device.memory_bytes:
         listed["capacity"] = {"memory": {"value": str(device.memory_bytes)}}

@@ -20,7 +20,27 @@ from scrubber.ground import log, paths
 
 
 @click.command(context_settings=environment.ENVIRONMENT)
-@click.option("--driver-name", default=config.DRIVER, metavar="DOMAIN", help="Name of the driver in ResourceClaims.")
+@click.option(
+    "--driver-name",
+    default="",
+    show_default=f"{config.DRIVER}, or {config.VENDOR_DRIVER} with --vendor-registry-dir",
+    metavar="DOMAIN",
+    help="Name of the driver in ResourceClaims.",
+)
+@click.option(
+    "--vendor-registry-dir",
+    type=PATH,
+    default=None,
+    help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
+)
+@click.option(
+    "--cdi-dir",
+    "cdi_dirs",
+    type=PATH,
+    multiple=True,
+    default=config.CDI_DIRS,
+    help="A directory with CDI specifications of the vendor's driver; may be repeated.",
+)
 @node_name
 @click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
 @click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
@@ -53,11 +73,16 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
     """Run the DRA driver of this node.
 
     Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
-    its end until they are clean again. Needs Kubernetes 1.34, and credentials for the API server: a service account,
-    or a file that KUBECONFIG names. Do not run it beside `autoclave plugin` on one node. Logs go to stderr.
+    its end until they are clean again. With --vendor-registry-dir, the driver of another vendor offers the GPUs and
+    prepares the containers, and this program holds back each claim until its GPUs are proven clean. Needs Kubernetes
+    1.34, and credentials for the API server: a service account, or a file that KUBECONFIG names. Do not run it beside
+    `autoclave plugin` on one node. Logs go to stderr.
     """
+    vendor = flags["vendor_registry_dir"]
     chosen = config.DraConfig(
-        driver=flags["driver_name"],
+        driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
+        vendor_registry_dir=Path(vendor).absolute() if vendor else None,
+        cdi_dirs=tuple(map(Path, flags["cdi_dirs"])),
         plugins_dir=Path(flags["plugins_dir"]).absolute(),
         registry_dir=Path(flags["registry_dir"]).absolute(),
         run_dir=Path(flags["run_dir"]).absolute(),

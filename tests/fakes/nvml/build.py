@@ -17,8 +17,8 @@ def compiler() -> str | None:
     return shutil.which("cc")
 
 
-def build(folder: Path, without: Iterable[str] = ()) -> Path:
-    """The library, in a folder of its own. ``without`` names functions that it does not have."""
+def build(folder: Path, without: Iterable[str] = (), more: Iterable[Path] = ()) -> Path:
+    """The library, in a folder of its own. ``without`` names functions that it does not have; ``more``: sources."""
     folder.mkdir(parents=True, exist_ok=True)
     library, script = folder / NAME, folder / "symbols.map"
     hidden = "".join(f" {symbol};" for symbol in without)
@@ -27,5 +27,5 @@ def build(folder: Path, without: Iterable[str] = ()) -> Path:
     assert cc is not None
     command = [cc, "-shared", "-fPIC", "-std=gnu11", *WARNINGS, "-pthread", "-fvisibility=hidden"]
     command += [f"-Wl,-soname,{NAME}", f"-Wl,--version-script={script}", "-o", str(library)]
-    subprocess.run([*command, *map(str, sorted(HERE.glob("*.c")))], check=True)
+    subprocess.run([*command, *map(str, [*sorted(HERE.glob("*.c")), *more])], check=True)
     return library

@@ -1,0 +1,117 @@
+"""The CDI specifications that a vendor's driver names in its answers: which GPUs they give to a container.
+
+The rule is simple, because a mistake here would give a container a GPU that was not proven clean: no text of the
+specification may name another GPU, by UUID, by PCI address or by device node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plugin.devices import Device
+from plugin.dra import slices
+from scrubber.ground.errors import InvalidRequest
+
+_FORMATS = {".json", ".yaml", ".yml"}
+_NODE = re.compile(r"/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)(?![0-9A-Za-z])")
+_NUMBER = re.compile(r"[0-9]+$")
+_VARIABLE = "NVIDIA_VISIBLE_DEVICES="
+_NOTHING = {"", "none", "void"}
+
+
+def check(
+    cdi_ids: Iterable[str], directories: Collection[Path], taken: Collection[Device], known: Collection[Device]
+) -> None:
+    """Raise InvalidRequest if one of these CDI devices cannot be read, or gives away a device that is not taken."""
+    for cdi_id in cdi_ids:
+        for edits in (cdi_id, *_edits(cdi_id, directories)):
+            if found := foreign(edits, taken, known):
+                raise InvalidRequest(f"the CDI device {cdi_id} names {found}, which this claim does not have")
+
+
+def foreign(edits: object, taken: Collection[Device], known: Collection[Device]) -> str:
+    """The first thing in an object of CDI that belongs to another device than those taken; empty: there is none."""
+    nodes = {node for device in taken for node in device.nodes}
+    uuids = {device.uuid.lower() for device in taken}
+    theirs = {device.uuid.lower() for device in known} - uuids
+    theirs |= {slices.pci_bus_id(device) for device in known} - {slices.pci_bus_id(device) for device in taken} - {""}
+    for text in _texts(edits):
+        low = text.lower()
+        if found := next((word for word in sorted(theirs) if word in low), ""):
+            return found
+        if found := next((match[0] for match in _NODE.finditer(text) if match[0] not in nodes), ""):
+            return found
+        if text.startswith(_VARIABLE) and set(low.removeprefix(_VARIABLE.lower()).split(",")) - uuids - _NOTHING:
+            return text
+    return next(_misnumbered(edits), "")
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for each in value.items():
+                yield from _texts(each)
+        case list() | tuple():
+            for each in value:
+                yield from _texts(each)
+        case _:
+            return
+
+
+def _misnumbered(edits: object) -> Iterator[str]:
+    """Device nodes whose number is not the one in their name: the kernel goes by the number."""
+    parts = edits if isinstance(edits, Mapping) else {}
+    for node in parts.get("deviceNodes") or ():
+        path = str(node.get("hostPath") or node.get("path") or "")
+        number = _NUMBER.search(path)
+        # With a major number, a minor number that is left out is 0: NVIDIA's driver leaves it out.
+        if _NODE.search(path) and number and node.get("major") and node.get("minor", 0) != int(number[0]):
+            yield f"{path} with the number {node.get('minor', 0)}"
+
+
+def _edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
+    """All that this CDI device does to a container, in every specification that has it."""
+    kind, _, name = cdi_id.partition("=")
+    found: list[object] = []
+    for specification in _specifications(name, directories):
+        devices = [it for it in specification.get("devices") or () if it.get("name") == name]
+        if specification.get("kind") == kind and devices:
+            found += [specification.get("containerEdits"), *(it.get("containerEdits") for it in devices)]
+    if not found:
+        raise InvalidRequest(f"no CDI specification of this node has the device {cdi_id}; see --cdi-dir")
+    return found
+
+
+def _specifications(name: str, directories: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    """The specifications whose text has this name: a node may have a hundred others."""
+    for file in sorted(file for directory in directories for file in _files(directory)):
+        try:
+            text = file.read_bytes()
+            if name.encode() in text:
+                yield _parsed(file, text)
+        except FileNotFoundError:
+            continue  # of a claim that has just ended
+        except Exception as error:  # a parser fails in many ways on a broken file
+            raise InvalidRequest(f"cannot read the CDI specification {file.name}: {type(error).__name__}") from error
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        return [file for file in directory.iterdir() if file.suffix in _FORMATS]
+    except FileNotFoundError:
+        return []
+
+
+def _parsed(file: Path, text: bytes) -> Mapping[str, Any]:
+    # Imported by name: only this mode needs it, and the client library of the API server brings it.
+    document = json.loads(text) if file.suffix == ".json" else importlib.import_module("yaml").safe_load(text)
+    if not isinstance(document, Mapping):
+        raise TypeError
+    return document
