@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -45,6 +46,8 @@ class Cluster:
             cluster=ReportChoice(node="node-1"),
         )
         self.watch = FileWatch(self.registry)
+        self.called = VENDOR_DRIVER  # the socket that the kubelet has chosen
+        self.programs: list[asyncio.Task[None]] = []
 
     # -- the API server
 
@@ -81,10 +84,11 @@ class Cluster:
             await self.watch.until(lambda: {it.name for it in self.registry.glob("[!.]*")} == wanted)
 
     @asynccontextmanager
-    async def registrar(self, name=VENDOR_DRIVER):
-        """The registration socket of a driver."""
-        await self.until_shown(name)
-        async with grpc.aio.insecure_channel(f"unix:{self.registry}/autoclave-{name}-reg.sock") as channel:
+    async def registrar(self):
+        """The registration socket of the gate."""
+        async with asyncio.timeout(WITHIN):
+            await self.watch.until((self.registry / f"autoclave-{self.called}-reg.sock").exists)
+        async with grpc.aio.insecure_channel(f"unix:{self.registry}/autoclave-{self.called}-reg.sock") as channel:
             yield pluginregistration_pb2_grpc.RegistrationStub(channel)
 
     @asynccontextmanager
@@ -117,12 +121,15 @@ class Cluster:
         devices = [await asyncio.to_thread(self.service.settled, index, "granted", "clean") for index in range(2)]
         return [device.state for device in devices]
 
-    def start_gate(self):
-        self.program = asyncio.create_task(app._work(self.chosen, InCluster(self.folder), InFlight()))
+    def start_gate(self, instance=""):
+        work = app._work(replace(self.chosen, instance=instance), InCluster(self.folder), InFlight())
+        self.programs.append(asyncio.create_task(work))
 
-    async def stop_gate(self):
-        self.program.cancel()
-        await asyncio.wait({self.program})
+    async def stop_gates(self):
+        for program in self.programs:
+            program.cancel()
+        await asyncio.wait(self.programs)
+        self.programs.clear()
 
 
 @pytest.fixture
@@ -137,7 +144,7 @@ async def cluster(service, short_tmp, monkeypatch):
     await cluster.vendor.start()
     cluster.start_gate()
     yield cluster
-    await cluster.stop_gate()
+    await cluster.stop_gates()
     await cluster.vendor.die()
     watching.cancel()
 
@@ -283,10 +290,22 @@ async def test_the_kubelet_loses_the_gate_together_with_the_vendor(cluster, end)
 async def test_a_claim_ends_after_restarts_of_gate_and_service(cluster, service):
     cluster.allocate("a", 0)
     answer = await cluster.prepare("a")
-    await cluster.stop_gate()
+    await cluster.stop_gates()
     service.kill()
     await asyncio.to_thread(service.start)
     cluster.start_gate()
+    assert await cluster.prepare("a") == answer
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_the_gates_of_an_update_give_the_same_answers(cluster):
+    """The kubelet calls one of two, and no rule says which."""
+    cluster.allocate("a", 0)
+    answer = await cluster.prepare("a")
+    cluster.start_gate("next")
+    await cluster.until_shown(VENDOR_DRIVER, f"{VENDOR_DRIVER}-next")
+    cluster.called = f"{VENDOR_DRIVER}-next"
     assert await cluster.prepare("a") == answer
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]

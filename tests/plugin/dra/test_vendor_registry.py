@@ -1,0 +1,43 @@
+"""The sockets that the gate shows to the kubelet."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from plugin.dra import vendor_registry
+from plugin.dra.config import DraConfig
+from scrubber.ground.unix_sockets import MAX_PATH_BYTES
+
+UID = "0f3c9f6e-6a7e-4c53-9d0c-6f1a2b3c4d5e"
+
+
+@pytest.mark.parametrize(
+    "vendor", ["gpu.nvidia.com-reg.sock", "compute-domain.nvidia.com-reg.sock", f"{'v' * 63}-{UID}-reg.sock"]
+)
+def test_names_fit_and_differ(vendor):
+    names = {vendor_registry.socket_name(DraConfig(instance=instance), Path(vendor)) for instance in ("", UID)}
+    assert len(names) == 2
+    assert len({*names, vendor_registry.socket_name(DraConfig(), Path(f"x{vendor}"))}) == 3
+    for name in names:
+        assert len(os.fsencode(DraConfig().registry_dir / f"{name}-reg.sock")) <= MAX_PATH_BYTES
+        assert len(os.fsencode(DraConfig().gate_dir / f"{name}.sock")) <= MAX_PATH_BYTES
+
+
+def test_sockets_of_killed_gates_are_removed(short_tmp):
+    """Those of a gate that still serves stay, and so do those of other programs."""
+    chosen = DraConfig(plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
+    for folder in (chosen.gate_dir, chosen.registry_dir):
+        folder.mkdir()
+    dead = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.gate_dir / "autoclave-a-1.sock"]
+    alive, other = chosen.registry_dir / "autoclave-a-2-reg.sock", chosen.registry_dir / "other-reg.sock"
+    servers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for server, path in zip(servers, [*dead, alive, other], strict=True):
+        server.bind(str(path))
+    servers[2].listen()
+    for server in (*servers[:2], servers[3]):
+        server.close()
+    vendor_registry.remove_stale(chosen)
+    assert [path.exists() for path in (*dead, alive, other)] == [False, False, True, True]
+    servers[2].close()
