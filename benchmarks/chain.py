@@ -23,7 +23,8 @@ from benchmarks import floor, processes, rig
 from benchmarks.figures import Figure, quantile
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
-from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.stage import Stage
 
 SIZES = (8, 112)
 IDLE = 60.0  # seconds

@@ -15,7 +15,8 @@ from benchmarks.figures import Figure, quantile
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber.demo.containers import ContainerRunner
-from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.stage import Stage
 from scrubber.node.cgroups import GROUPS
 
 CROWDS, FILES = (0, 2000), 5

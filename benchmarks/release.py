@@ -19,7 +19,8 @@ from benchmarks.figures import Figure, quantile
 from plugin.testing.journal import Call
 from plugin.testing.pods import Phase, Pod
 from scrubber.api.client import AdminClient
-from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.demo.handout import RESOURCE
+from scrubber.demo.stage import Stage
 from scrubber.ledger import database
 from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock
