@@ -14,13 +14,13 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
-from lightkube.resources.resource_v1 import DeviceClass, ResourceClaimTemplate, ResourceSlice
+from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
 
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
 from scrubber.devices.simulated import layout
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
-from tests.cluster.cluster import container
+from tests.cluster.claims import Claims, device_class, request
 from tests.cluster.conftest import LOGS
 from tests.cluster.isolated import STATE
 from tests.cluster.programs import KUBECONFIG, NODE, Program
@@ -63,33 +63,23 @@ def registered(gate):
     return gate.log.read_text().count('"event": "registered"') if gate.log.exists() else 0
 
 
-def claiming(*flags):
-    """The container and the other fields of a pod that has a claim of all GPUs."""
-    its = container(*flags)
-    memories = {f"memory{number}": gpu.memory for number, gpu in enumerate(gpus())}
-    mounts = [{"name": name, "mountPath": f"/dev/simulated-gpu{name.removeprefix('memory')}"} for name in memories]
-    volumes = [{"name": name, "hostPath": {"path": str(path), "type": "File"}} for name, path in memories.items()]
-    its |= {"resources": {"claims": [{"name": "gpus"}]}, "volumeMounts": [*its["volumeMounts"], *mounts]}
-    return its, volumes, {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "all"}]}
-
-
-class Claims:
-    """Pods with claims."""
+class NvidiaClaims(Claims):
+    """Pods with claims of all GPUs, from NVIDIA's driver."""
 
     def __init__(self, cluster, vendor, gate) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.vendor = vendor
         self.gate = gate
 
-    async def create(self, name, *flags):
-        its, volumes, more = claiming(*flags)
-        await self.cluster.create(name, its, volumes=[*self.cluster.spec()["volumes"], *volumes], **more)
+    async def put(self, name, spec):
+        """Create a pod that mounts the memory of all GPUs."""
+        places = [(f"memory{number}", f"/dev/simulated-gpu{number}", gpu.memory) for number, gpu in enumerate(gpus())]
+        volumes = [{"name": it, "hostPath": {"path": str(memory), "type": "File"}} for it, _, memory in places]
+        [its] = spec["containers"]
+        its["volumeMounts"] += [{"name": it, "mountPath": path} for it, path, _ in places]
+        await super().put(name, spec | {"volumes": [*self.cluster.spec()["volumes"], *volumes]})
 
-    async def hold(self, name, *flags):
-        await self.create(name, *flags)
-        await self.cluster.said(name, "HOLDING")
-
-    async def sliced(self):
+    async def published(self):
         """Return when NVIDIA's driver has published all GPUs."""
         wanted: Any = {"spec.driver": DRIVER}
         listed = self.cluster.client.list(ResourceSlice, fields=wanted)
@@ -126,63 +116,57 @@ async def claims(pods, autoclave, pytestconfig):
     before = registered(gate)
     for it in (gate, vendor):
         it.start()
-    claims = Claims(pods, vendor, gate)
-    device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
-    await pods.client.create(DeviceClass.from_dict({"metadata": {"name": DRIVER}, "spec": device_class}))
-    request = {"name": "gpus", "exactly": {"deviceClassName": DRIVER, "count": GPUS}}
-    template = {"metadata": {"name": "all"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
-    await pods.client.create(ResourceClaimTemplate.from_dict(template))
+    claims = NvidiaClaims(pods, vendor, gate)
+    await pods.client.create(device_class(DRIVER))
+    await claims.template(f"gpus-{GPUS}", request(GPUS, of=DRIVER))
     try:
-        await claims.sliced()
+        await claims.published()
         # The kubelet tries a pod again only after a minute if it does not know the driver yet.
         await files.until(gate.log, lambda: registered(gate) > before)
         yield claims
-        for name in await pods.names():
-            await pods.delete(name, grace=1)
-            await pods.gone(name)
+        await claims.clear()
     finally:
         for it in (gate, vendor):
             it.end()
         await pods.client.delete(DeviceClass, DRIVER)
-        await pods.client.deletecollection(ResourceClaimTemplate)
         await pods.client.deletecollection(ResourceSlice)
     assert pods.faults() == []
 
 
 async def test_nvidias_driver_prepares_what_the_gate_has_proven_clean(claims, autoclave):
     cluster = claims.cluster
-    await claims.hold("first")
+    await claims.hold("first", GPUS)
     [owner] = {device.owner for device in await autoclave.devices(lambda _: True)}
     assert (SPECS / f"k8s.gpu.nvidia.com-claim_{owner}.yaml").exists()
     await cluster.delete("first")
-    await claims.hold("second")
+    await claims.hold("second", GPUS)
     assert cluster.words("second").count("CLEAN") == GPUS
     assert cluster.words("first")[-1] == "TERM"
 
 
 async def test_a_claim_waits_for_a_pod_that_was_deleted_by_force(claims):
     cluster = claims.cluster
-    await claims.hold("first", "-stubborn")
+    await claims.hold("first", GPUS, "-stubborn")
     await cluster.delete("first", grace=0)
-    await claims.hold("second")
+    await claims.hold("second", GPUS)
     assert cluster.words("second").count("CLEAN") == GPUS
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL], ids=["stopped", "killed"])
 async def test_a_claim_survives_a_restart_of_nvidias_driver(claims, number):
     cluster = claims.cluster
-    await claims.hold("holder")
+    await claims.hold("holder", GPUS)
     claims.vendor.end(number)
     await cluster.said("holder", "INTACT", more=GPUS)
     claims.vendor.start()
     await cluster.delete("holder")
-    await claims.hold("next")
+    await claims.hold("next", GPUS)
     assert cluster.words("next").count("CLEAN") == GPUS
 
 
 async def test_a_claim_survives_the_death_of_everything(claims, autoclave, node):
     cluster = claims.cluster
-    await claims.hold("holder")
+    await claims.hold("holder", GPUS)
     programs = claims.vendor, claims.gate, autoclave.service, node.kubelet
     for program in programs:
         program.end(SIGKILL)
@@ -190,5 +174,22 @@ async def test_a_claim_survives_the_death_of_everything(claims, autoclave, node)
         program.start()
     await cluster.said("holder", "INTACT", more=GPUS)
     await cluster.delete("holder")
-    await claims.hold("next")
+    await claims.hold("next", GPUS)
     assert cluster.words("next").count("CLEAN") == GPUS
+
+
+async def test_the_event_of_a_pod_says_why_its_claim_is_refused(claims, autoclave):
+    """A GPU is not where NVIDIA's driver says: the scrub service would wipe another one."""
+    [gpu, *_] = gpus()
+    described = json.loads(gpu.device.read_text())
+    autoclave.service.end()
+    gpu.device.write_text(json.dumps(described | {"pci_address": "00000000:FF:00.0"}))
+    autoclave.service.start()
+    await claims.create("refused", GPUS)
+    uuid = described["uuid"]
+    assert f"gpu-0 is {uuid}: its ResourceSlice says at 0000:1b:00.0" in await claims.refused("refused")
+    await claims.end("refused")
+    await autoclave.clean()
+    autoclave.service.end()
+    gpu.device.write_text(json.dumps(described))
+    autoclave.service.start()
