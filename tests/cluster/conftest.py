@@ -142,10 +142,12 @@ def installed(
     autoclave.down()
     node.load(archive)
     installed = Installed(LOGS / request.module.__name__.rpartition(".")[2], request.module.VALUES)
-    asyncio.run(installed.up())
-    yield installed
-    installed.keep_logs()
-    asyncio.run(installed.down())
+    try:
+        asyncio.run(installed.up())
+        yield installed
+    finally:
+        installed.keep_logs()
+        asyncio.run(installed.down())
 
 
 @pytest.fixture(params=[0, 2], ids=["quiet", "busy"])

@@ -94,6 +94,13 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "kubelet": {"pluginsDir": "/var/lib/k/plugins", "registryDir": "/var/lib/k/plugins_registry"},
     },
+    "dra in front": {
+        "dra": {
+            "enabled": True,
+            "inFrontOf": {"registrarDirectory": "/var/lib/kubelet/plugins_gated"},
+            "demandGracePeriod": True,
+        },
+    },
     "dra without extras": {
         "dra": {"enabled": True, "ownNodeOnly": False, "deviceClass": {"create": False}},
         "doctor": {"enabled": False},

@@ -69,6 +69,59 @@ def test_the_driver_mounts_no_more_of_the_node_than_it_needs():
     }
 
 
+IN_FRONT = "dra in front"
+VENDOR = "/var/lib/kubelet/plugins_gated"
+
+
+def test_in_front_of_another_driver_it_reaches_that_driver_and_no_other():
+    """It changes nothing of the other driver: neither sockets nor CDI specifications."""
+    pod = dict(manifests.pods(IN_FRONT))["dra"]
+    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+    mounts = {places[it["name"]]: (it["mountPath"], it.get("readOnly", False))
+              for it in pod["containers"][0]["volumeMounts"] if it["name"] in places}  # fmt: skip
+    assert mounts == {
+        "/var/lib/kubelet/plugins/autoclave": ("/var/lib/kubelet/plugins/autoclave", False),
+        "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
+        "/var/lib/kubelet/plugins/gpu.nvidia.com": ("/var/lib/kubelet/plugins/gpu.nvidia.com", True),
+        VENDOR: (VENDOR, True),
+        "/etc/cdi": ("/host/etc/cdi", True),
+        "/var/run/cdi": ("/host/run/cdi", True),
+        "/run/autoclave": ("/run/autoclave", True),
+    }
+    args = pod["containers"][0]["args"]
+    assert {"--driver-name=gpu.nvidia.com", f"--vendor-registry-dir={VENDOR}"} <= set(args)
+    assert [arg for arg in args if "--cdi-dir" in arg] == ["--cdi-dir=/host/etc/cdi", "--cdi-dir=/host/run/cdi"]
+
+
+def test_in_front_of_another_driver_it_writes_nothing():
+    """Neither slices nor a class, which belong to the other driver."""
+    kinds = {(doc["kind"], doc["metadata"]["name"]) for doc in manifests.objects(IN_FRONT)}
+    assert [it for it in kinds if it[0] == "DeviceClass" or "own-slice" in it[1]] == []
+    assert manifests.of(IN_FRONT, "ClusterRole", "-dra")["rules"] == [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]},
+    ]
+
+
+def test_in_front_of_another_driver_it_may_write_receipts_for_that_driver_only():
+    values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
+    [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
+    assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
+
+
+def test_its_doctor_asks_for_no_cdi_of_whole_gpus():
+    """The other driver writes a specification for each claim."""
+    assert "--only=cdi" in manifests.container("dra", "doctor (dra)")["args"]
+    assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
+
+
+def test_no_other_pod_may_register_in_front_of_it():
+    policy = manifests.of(IN_FRONT, "ValidatingAdmissionPolicy", "-kubelet-directories")
+    pod = {"spec": {"volumes": [{"name": "a", "hostPath": {"path": VENDOR}}]}}
+    assert len(refusals(policy, object=pod)) == 1
+    assert refusals(manifests.of("dra", "ValidatingAdmissionPolicy", "-kubelet-directories"), object=pod) == []
+
+
 def chosen(flags):
     """What the driver makes of its flags."""
     return DraConfig(
@@ -219,9 +272,17 @@ def test_a_pod_with_a_claim_needs_a_grace_period(grace):
     assert refusals(policy, object={"spec": spec}) == []
 
 
-@pytest.mark.parametrize("resource", ["site.example/gpu", "deviceclass.resource.kubernetes.io/gpu.site.example"])
-def test_so_does_a_pod_that_gets_its_claim_by_a_resource(resource):
-    policy = manifests.of("dra with everything", "ValidatingAdmissionPolicy", "-grace-period")
+@pytest.mark.parametrize(
+    ("case", "resource"),
+    [
+        ("dra with everything", "site.example/gpu"),
+        ("dra with everything", "deviceclass.resource.kubernetes.io/gpu.site.example"),
+        ("dra in front", "nvidia.com/gpu"),
+        ("dra in front", "deviceclass.resource.kubernetes.io/gpu.nvidia.com"),
+    ],
+)
+def test_so_does_a_pod_that_gets_its_claim_by_a_resource(case, resource):
+    policy = manifests.of(case, "ValidatingAdmissionPolicy", "-grace-period")
     asks = [{"name": "a", "resources": {"limits": {resource: "1"}}}]
     rest = {"containers": [{"name": "b"}], "terminationGracePeriodSeconds": 0}
     for spec in (rest | {"initContainers": asks}, rest | {"containers": asks}):
@@ -237,3 +298,10 @@ def test_notes_and_the_pod_of_helm_test_know_that_there_is_no_plugin():
     assert "ResourceClaims of the class gpu.autoclave.dev:" in notes
     assert "-plugin" not in notes
     assert "--only=plugin" not in manifests.container("dra", "doctor (test)")["args"]
+
+
+def test_the_notes_say_what_the_other_driver_must_do():
+    values = manifests.MATRIX[IN_FRONT]
+    notes = generate.chart().render(values, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    assert f"--set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
+    assert "ResourceClaims of the class" not in notes

@@ -139,6 +139,7 @@ WRONG |= {
     )
 }
 DRA = {"enabled": True}
+IN_FRONT = {**DRA, "inFrontOf": {"registrarDirectory": "/a"}}
 WRONG |= {
     "a driver and reports": (
         {"dra": DRA, "clusterReports": {"enabled": True}},
@@ -171,6 +172,30 @@ WRONG |= {
         "dra.driverName: with kubelet.pluginsDir",
     ),
     "a status of claims without a driver": ({"dra": {"claimStatus": True}}, "set dra.enabled too"),
+    "a driver that no plugin stands in front of": (
+        {"dra": {"inFrontOf": {"registrarDirectory": "/a"}}},
+        "dra.inFrontOf: the device plugin stands in front of no DRA driver; set dra.enabled too",
+    ),
+    "another driver that registers nowhere": (
+        {"dra": {**DRA, "inFrontOf": {"driverName": "gpu.site.example"}}},
+        "set dra.inFrontOf.registrarDirectory too",
+    ),
+    "a name for another driver in the wrong place": (
+        {"dra": {**IN_FRONT, "driverName": "gpu.site.example"}},
+        "set dra.inFrontOf.driverName instead",
+    ),
+    "a class of another driver": (
+        {"dra": {**IN_FRONT, "deviceClass": {"extendedResourceName": "a.b/c"}}},
+        "the DeviceClass is the other vendor's",
+    ),
+    "another driver where the kubelet would find it": (
+        {"dra": {**DRA, "inFrontOf": {"registrarDirectory": "/var/lib/kubelet/plugins_registry/vendor"}}},
+        "dra.inFrontOf.registrarDirectory: it is, or is inside, kubelet.registryDir",
+    ),
+    "another driver, and a long directory": (
+        {"dra": IN_FRONT, "kubelet": {"pluginsDir": "/" + "a" * 28}},
+        "kubelet.pluginsDir: with dra.inFrontOf it is too long",
+    ),
     "a grace period without a driver": ({"dra": {"demandGracePeriod": True}}, "set dra.enabled too"),
     "a resource of no class": (
         {"dra": {**DRA, "deviceClass": {"create": False, "extendedResourceName": "a.b/c"}}},

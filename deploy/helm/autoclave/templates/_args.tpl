@@ -64,7 +64,12 @@ $(POD_IP):{{ . | int }}
 {{- end -}}
 
 {{- define "autoclave.dra.args" -}}
-- --driver-name={{ .Values.dra.driverName }}
+- --driver-name={{ include "autoclave.dra.driver" . }}
+{{- if include "autoclave.gated" . }}
+- --vendor-registry-dir={{ .Values.dra.inFrontOf.registrarDirectory }}
+- --cdi-dir=/host/etc/cdi
+- --cdi-dir=/host/run/cdi
+{{- end }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --plugins-dir={{ .Values.kubelet.pluginsDir }}
 {{- if .Values.dra.claimStatus }}

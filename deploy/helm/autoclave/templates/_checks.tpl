@@ -42,15 +42,34 @@
     {{- fail (printf "plugin.%s: the DRA driver has no such choice; with dra.enabled leave it at %v" $name $default) -}}
     {{- end -}}
   {{- end -}}
-  {{- range $name := list "pluginsDir" "registryDir" -}}
-    {{- if gt (add (len (index $v.kubelet $name)) (len $v.dra.driverName)) 60 -}}
-    {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 60 characters" $name) -}}
+  {{- if include "autoclave.gated" . -}}
+    {{- range $name, $most := dict "pluginsDir" 28 "registryDir" 38 -}}
+      {{- if gt (len (index $v.kubelet $name)) (int $most) -}}
+      {{- fail (printf "kubelet.%s: with dra.inFrontOf it is too long for the path of a socket; it may have %d characters" $name (int $most)) -}}
+      {{- end -}}
+    {{- end -}}
+    {{- if ne $v.dra.driverName "gpu.autoclave.dev" -}}
+    {{- fail "dra.driverName: the other driver keeps its name; with dra.inFrontOf set dra.inFrontOf.driverName instead" -}}
+    {{- end -}}
+    {{- if $v.dra.deviceClass.extendedResourceName -}}
+    {{- fail "dra.deviceClass.extendedResourceName: with dra.inFrontOf the DeviceClass is the other vendor's; set it there" -}}
+    {{- end -}}
+  {{- else -}}
+    {{- range $name := list "pluginsDir" "registryDir" -}}
+      {{- if gt (add (len (index $v.kubelet $name)) (len $v.dra.driverName)) 60 -}}
+      {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 60 characters" $name) -}}
+      {{- end -}}
     {{- end -}}
   {{- end -}}
 {{- else if $v.dra.claimStatus -}}
 {{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.demandGracePeriod -}}
 {{- fail "dra.demandGracePeriod: without the driver it does nothing; set dra.enabled too" -}}
+{{- else if $v.dra.inFrontOf.registrarDirectory -}}
+{{- fail "dra.inFrontOf: the device plugin stands in front of no DRA driver; set dra.enabled too" -}}
+{{- end -}}
+{{- if and (ne $v.dra.inFrontOf.driverName "gpu.nvidia.com") (not $v.dra.inFrontOf.registrarDirectory) -}}
+{{- fail "dra.inFrontOf.driverName: it belongs to the directory where that driver registers; set dra.inFrontOf.registrarDirectory too" -}}
 {{- end -}}
 {{- if and $v.dra.deviceClass.extendedResourceName (not $v.dra.deviceClass.create) -}}
 {{- fail "dra.deviceClass.extendedResourceName: it is a part of the class; set dra.deviceClass.create too" -}}
@@ -100,6 +119,7 @@
 {{- $v := .Values -}}
 {{- $fixed := list "/etc/autoclave/policy" "/host" "/proc" "/sys" "/dev" -}}
 {{- $own := dict "directories.state" $v.directories.state "directories.run" $v.directories.run "kubelet.devicePluginsDir" $v.kubelet.devicePluginsDir "kubelet.pluginsDir" $v.kubelet.pluginsDir "kubelet.registryDir" $v.kubelet.registryDir -}}
+{{- with $v.dra.inFrontOf.registrarDirectory }}{{ $own = set $own "dra.inFrontOf.registrarDirectory" . }}{{ end -}}
 {{- range $name, $path := $own -}}
   {{- $here := regexReplaceAll "^/var/run/" $path "/run/" -}}
   {{- if eq $here "/tmp" -}}

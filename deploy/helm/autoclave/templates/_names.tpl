@@ -43,6 +43,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- ternary "dra" "plugin" .Values.dra.enabled -}}
 {{- end -}}
 
+{{- /* Whether our DRA driver stands in front of another one, and whose claims it answers. */ -}}
+{{- define "autoclave.gated" -}}
+{{- if and .Values.dra.enabled .Values.dra.inFrontOf.registrarDirectory -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "autoclave.dra.driver" -}}
+{{- ternary .Values.dra.inFrontOf.driverName .Values.dra.driverName (eq (include "autoclave.gated" .) "yes") -}}
+{{- end -}}
+
+{{- /* Where its own socket is, below the kubelet's directory of plugins. */ -}}
+{{- define "autoclave.dra.place" -}}
+{{ .Values.kubelet.pluginsDir }}/{{ ternary "autoclave" .Values.dra.driverName (eq (include "autoclave.gated" .) "yes") }}
+{{- end -}}
+
 {{- define "autoclave.real" -}}
 {{- if eq .Values.backend "nvidia" -}}yes{{- end -}}
 {{- end -}}

@@ -1,0 +1,74 @@
+"""The chart's DRA driver in front of another one. The other one is ours too, under another name and as a process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
+
+from deploy import generate
+from plugin.dra import slices
+from plugin.dra.config import PLUGINS_DIR
+from tests.cluster.claims import Claims, device_class, request
+from tests.cluster.conftest import LOGS
+from tests.cluster.installed import GPUS
+from tests.cluster.programs import KUBECONFIG, NODE, Program
+
+VENDOR = "gpu.vendor.example"
+REGISTRAR = Path("/var/lib/kubelet/plugins_gated")
+VALUES = {
+    **generate.OVERLAYS["simulated"],
+    "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},
+}
+SLICE = slices.slice_name(VENDOR, NODE)
+
+
+@pytest.fixture(scope="module")
+def vendor(node):  # noqa: ARG001 - it runs
+    """The other driver. It waits for the scrub service, and without it the pod of the chart is not ready."""
+    for folder in (REGISTRAR, Path(PLUGINS_DIR)):
+        folder.mkdir(parents=True, exist_ok=True)
+    flags = ["--driver-name", VENDOR, "--registry-dir", str(REGISTRAR), "--run-dir", "/run/autoclave/doors"]
+    vendor = Program(
+        "vendor-dra",
+        ["env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "scrubber", "dra", *flags],
+        LOGS,
+    )
+    vendor.start()
+    yield vendor
+    vendor.end()
+
+
+@pytest.fixture
+async def claims(bare, vendor, installed):  # noqa: ARG001 - it runs
+    """Clean GPUs in the slice of the other driver, and no pods."""
+    await installed.clean()
+    claims = Claims(bare)
+    await bare.client.create(device_class(VENDOR))
+    await claims.template(f"gpus-{GPUS}", request(GPUS, of=VENDOR))
+    await bare.until(ResourceSlice, SLICE, lambda it: it is not None and len(it.spec.devices or []) == GPUS)
+    yield claims
+    await claims.clear()
+    await bare.client.delete(DeviceClass, VENDOR)
+    assert bare.faults() == []
+
+
+async def test_the_gate_of_the_chart_answers_for_the_other_driver(claims, installed):
+    cluster = claims.cluster
+    await claims.hold("first", GPUS)
+    await claims.end("first")
+    await claims.hold("second", GPUS)
+    assert cluster.words("second").count("CLEAN") == GPUS
+    [pod] = await installed.pods("autoclave-dra")
+    lines = [line async for line in cluster.client.log(pod, namespace=generate.NAMESPACE)]
+    assert sum('"call": "prepare"' in line and '"event": "claim done"' in line for line in lines) == 2
+
+
+async def test_a_claim_survives_an_update_of_the_gate(claims, installed):
+    cluster = claims.cluster
+    await claims.hold("holder", GPUS)
+    await installed.update("autoclave-dra")
+    await cluster.said("holder", "INTACT", more=4)
+    await claims.end("holder")
+    await claims.hold("next", GPUS)
+    assert cluster.words("next").count("CLEAN") == GPUS
