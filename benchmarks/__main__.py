@@ -17,13 +17,14 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, fast_job, hooks, idle, memory, nvidia, release, scrape, start
+from benchmarks import acquire, chain, dra, fast_job, hooks, idle, memory, nvidia, release, scrape, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
     "chain": chain.measure,
     "release": release.measure,
     "hooks": hooks.measure,
+    "dra": dra.measure,
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,
