@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plugin.devices import Device
+from plugin.dra import claims
 
 API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
 MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
@@ -45,10 +46,11 @@ def pci_bus_id(device: Device) -> str:
     return f"{int(domain, 16):04x}:{rest}" if domain else ""
 
 
-def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> dict[str, Any]:
+def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, conditions: bool = False) -> dict[str, Any]:
     """The object for the API server.
 
-    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out.
+    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out. With ``conditions``, the
+    scheduler waits for the scrub of a device that is not clean before it binds a pod.
     """
     present = sorted(
         (device for device in devices if not (device.gone or device.replaced)),
@@ -73,7 +75,11 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
             "nodeName": pool.node,
             "pool": {"name": pool.node, "generation": 1, "resourceSliceCount": 1},
             # The API server drops an empty list.
-            **({"devices": [_device(device, pool.driver) for device in offered[:MOST_DEVICES]]} if offered else {}),
+            **(
+                {"devices": [_device(device, pool.driver, conditions) for device in offered[:MOST_DEVICES]]}
+                if offered
+                else {}
+            ),
         },
     }
 
@@ -83,9 +89,9 @@ def withdrawn(device: Device) -> Device:
     return replace(device, healthy=False, clean=False, reason="no-answer")
 
 
-def has_taints(resource_slice: Mapping[str, Any]) -> bool:
-    """Whether a slice has a device with a taint."""
-    return any(device.get("taints") for device in resource_slice["spec"].get("devices") or ())
+def has(resource_slice: Mapping[str, Any], field: str) -> bool:
+    """Whether a device of a slice has this field, such as ``taints``."""
+    return any(device.get(field) for device in resource_slice["spec"].get("devices") or ())
 
 
 def covers(found: object, wanted: object) -> bool:
@@ -103,7 +109,7 @@ def covers(found: object, wanted: object) -> bool:
             return found == wanted
 
 
-def _device(device: Device, driver: str) -> dict[str, Any]:
+def _device(device: Device, driver: str, conditions: bool) -> dict[str, Any]:  # noqa: FBT001 - private
     attributes: dict[str, Any] = {
         "type": {"string": "mig" if device.mig else "gpu"},
         "uuid": {"string": device.uuid[:LONGEST_TEXT]},
@@ -121,6 +127,10 @@ def _device(device: Device, driver: str) -> dict[str, Any]:
     if not device.healthy:
         why = _taint_value(device.reason or ("quarantined" if device.quarantined else "not-clean"))
         listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": why, "effect": "NoSchedule"}]
+    elif conditions and not device.clean:
+        listed["bindingConditions"] = [claims.scrubbed(driver)]
+        listed["bindingFailureConditions"] = [claims.scrub_failed(driver)]
+        listed["bindsToNode"] = True
     return listed
 
 

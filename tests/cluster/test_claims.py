@@ -19,16 +19,21 @@ from tests.cluster.conftest import LOGS
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.cluster.test_quarantine import health
 
+SCRUBBED = f"{DRIVER}/scrubbed"
+
+
+def allocated(claim):
+    """The devices that a claim has."""
+    found = claim.status.allocation if claim.status is not None else None
+    return found.devices.results if found is not None else []
+
 
 @pytest.fixture
-async def driver(pods, autoclave):
-    """Our driver, in place of the device plugin."""
+async def driver(pods, autoclave, request):
+    """Our driver, in place of the device plugin. The parameter, if there is one, is more flags."""
     autoclave.plugin.end()
-    driver = Program(
-        "autoclave-dra",
-        ["env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "scrubber", "dra"],
-        LOGS,
-    )
+    program = ("env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "scrubber", "dra")
+    driver = Program("autoclave-dra", [*program, *getattr(request, "param", ())], LOGS)
     driver.start()
     yield driver
     driver.end()
@@ -66,6 +71,25 @@ async def test_a_claim_waits_for_a_pod_that_was_deleted_by_force(claims):
     await cluster.delete("first", grace=0)
     await claims.hold("second", 4)
     assert cluster.words("second").count("CLEAN") == 4
+
+
+@pytest.mark.gate("DRADeviceBindingConditions")
+@pytest.mark.parametrize("driver", [("--binding-conditions", "--claim-status")], indirect=True)
+async def test_the_scheduler_binds_a_pod_when_its_gpus_are_scrubbed(claims):
+    """The pod before was deleted by force. Its containers ignore SIGTERM."""
+    cluster = claims.cluster
+    await claims.hold("first", 4, "-stubborn")
+    await claims.sliced(lambda devices: all(device.bindingConditions for device in devices))
+    await cluster.delete("first", grace=0)
+    await claims.create("second", 4)
+    [claim] = await claims.made_for("second", allocated)
+    assert [result.bindingConditions for result in allocated(claim)] == [[SCRUBBED]] * 4
+    await claims.holds("second")
+    assert cluster.words("second").count("CLEAN") == 4
+    [claim] = await claims.made_for("second", lambda claim: all(it.data for it in claim.status.devices or ()))
+    assert {it.type for entry in claim.status.devices for it in entry.conditions} == {"Ready", SCRUBBED}
+    assert len({entry.data["receipt"] for entry in claim.status.devices}) == 4
+    assert await claims.refusals() == []  # the kubelet had nothing to wait for
 
 
 async def test_two_pods_share_a_claim(claims, autoclave):

@@ -66,6 +66,11 @@ from scrubber.ground import log, paths
     is_flag=True,
     help="Show in the status of each claim the receipts of its devices. It needs further rights.",
 )
+@click.option(
+    "--binding-conditions",
+    is_flag=True,
+    help="Let the scheduler bind a pod only when its GPUs are scrubbed. It needs further rights.",
+)
 @metrics_address
 @log_level
 @log_format
@@ -90,6 +95,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         cdi_kind=flags["cdi_kind"],
         clean_within=flags["clean_within"],
         claim_status=flags["claim_status"],
+        binding_conditions=flags["binding_conditions"],
         metrics_address=flags["metrics_address"],
         version=__version__,
         instance=flags["instance"],

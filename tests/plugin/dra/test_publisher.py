@@ -47,10 +47,12 @@ def publishing(api, followed, monkeypatch):
     monkeypatch.setattr(publisher, "WATCH_AGAIN", 0.01)
 
     @asynccontextmanager
-    async def publishing() -> AsyncIterator[None]:
+    async def publishing(*, conditions: bool = False) -> AsyncIterator[None]:
         server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
-            task = asyncio.create_task(SlicePublisher(server, listing, DRIVER, NODE, QUICK).run())
+            task = asyncio.create_task(
+                SlicePublisher(server, listing, DRIVER, NODE, QUICK, conditions=conditions).run()
+            )
             yield
             task.cancel()
             await asyncio.wait({task})
@@ -103,6 +105,25 @@ async def test_an_api_server_without_taints_gets_no_unhealthy_device(api, door, 
     door.say(gpu(0, healthy=False), gpu(1))
     async with publishing():
         await api.until(lambda: api.devices() == ["gpu-0001"])
+
+
+def without_conditions(request):
+    """The fault of an API server without the feature gate DRADeviceBindingConditions."""
+    for device in request.body["spec"].get("devices") or ():
+        for field in [field for field in device if field.startswith("bind")]:
+            del device[field]
+
+
+async def test_an_api_server_without_binding_conditions_gets_plain_devices(api, door, publishing):
+    """Otherwise the slice would differ for ever, and would be written for ever."""
+    api.fault = on("PATCH resourceslices", without_conditions)
+    door.say(gpu(0, clean=False))
+    async with publishing(conditions=True):
+        await api.until(lambda: api.devices() == ["gpu-0000"])
+        door.say(gpu(0, clean=False), gpu(1))
+        await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000"])
+    writes = [request for request in api.requests if request.about == "PATCH resourceslices"]
+    assert len(writes) == 2
 
 
 async def test_no_claim_gets_a_device_while_the_service_does_not_answer(api, door, publishing):

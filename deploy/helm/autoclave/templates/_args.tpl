@@ -75,6 +75,9 @@ $(POD_IP):{{ . | int }}
 {{- if .Values.dra.claimStatus }}
 - --claim-status
 {{- end }}
+{{- if .Values.dra.bindingConditions }}
+- --binding-conditions
+{{- end }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}

@@ -61,6 +61,8 @@
       {{- end -}}
     {{- end -}}
   {{- end -}}
+{{- else if $v.dra.bindingConditions -}}
+{{- fail "dra.bindingConditions: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.claimStatus -}}
 {{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.demandGracePeriod -}}
