@@ -55,10 +55,12 @@ class ResourceApi:
             node = await self._client.get(core_v1.Node, self._node)
             return str(node.to_dict()["metadata"]["uid"])
 
-    async def apply_slice(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create or replace a slice; returns what the API server made of it."""
+    async def apply_slice(self, wanted: Mapping[str, Any], *, dry_run: bool = False) -> Mapping[str, Any]:
+        """Create or replace a slice; returns what the API server made of it. ``dry_run`` stores nothing."""
         async with calls.call("patch", "resourceslices", self._within):
-            applied = await self._client.apply(_Slice.from_dict(dict(wanted)), field_manager=FIELD_MANAGER, force=True)
+            applied = await self._client.apply(
+                _Slice.from_dict(dict(wanted)), field_manager=FIELD_MANAGER, force=True, dry_run=dry_run
+            )
             return _plain(applied)
 
     async def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:

@@ -105,12 +105,12 @@ class SlicePublisher:
             self._conditions = False
             logger.warning(
                 "the API server keeps no binding conditions: no pod waits in the scheduler for a scrub",
-                gate="DRADeviceBindingConditions",
+                gate=slices.GATES["bindingConditions"],
             )
         if slices.has(wanted, "taints") and not slices.has(found, "taints"):
             self._taints = False
             logger.warning(
-                "the API server keeps no device taints: unhealthy devices are left out", gate="DRADeviceTaints"
+                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.GATES["taints"]
             )
         self._found, self._read = found, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))

@@ -84,6 +84,22 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, condi
     }
 
 
+GATES = {"taints": "DRADeviceTaints", "bindingConditions": "DRADeviceBindingConditions"}
+"""The feature gates without which the API server drops a field of devices."""
+
+
+def with_all_fields(pool: Pool) -> dict[str, Any]:
+    """A slice to try: its devices do not exist, and have each optional field."""
+    unhealthy = Device("gpu-a", healthy=False, clean=False, numa_node=None, resource="")
+    dirty = Device("gpu-b", healthy=True, clean=False, numa_node=None, resource="")
+    return resource_slice(pool, (unhealthy, dirty), taints=True, conditions=True)
+
+
+def missing_gates(found: Mapping[str, Any]) -> frozenset[str]:
+    """The gates that are off, from what the API server has made of ``with_all_fields``."""
+    return frozenset(gate for field, gate in GATES.items() if not has(found, field))
+
+
 def withdrawn(device: Device) -> Device:
     """The device while the scrub service does not answer: no claim may get it."""
     return replace(device, healthy=False, clean=False, reason="no-answer")

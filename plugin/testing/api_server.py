@@ -45,6 +45,7 @@ class ApiServer(HttpApi):
         """``nodes``: the names of the nodes that exist."""
         super().__init__(folder)
         self.keeps_taints = True  # False: as without the feature gate DRADeviceTaints
+        self.keeps_binding_conditions = True  # False: as without the feature gate DRADeviceBindingConditions
         self._objects: dict[Key, Object] = {}
         self._changes: list[Change] = []
         self._version = 0  # the resourceVersion of the last change
@@ -75,9 +76,8 @@ class ApiServer(HttpApi):
         """Create or replace an object. Without a difference the object keeps its resourceVersion."""
         thing = copy.deepcopy(thing)
         key, before = self._key(resource, thing), self._objects.get(self._key(resource, thing))
-        if resource == SLICES and not self.keeps_taints:
-            for device in thing["spec"].get("devices") or ():
-                device.pop("taints", None)
+        if resource == SLICES:
+            self._drop_fields(thing)
         if resource == CLAIMS:
             self._drop_stale_statuses(key, thing)
         if before is not None and _without_version(before) == _without_version(thing):
@@ -162,10 +162,23 @@ class ApiServer(HttpApi):
                 return status(409, "Conflict", f"the object has been modified: {name} differs")
         match request.resource, request.subresource:
             case "resourceslices", "":
+                if request.query.get("dryRun"):
+                    tried = copy.deepcopy(request.body)
+                    self._drop_fields(tried)
+                    return Answer(200, tried)
                 return self._apply_slice(request.body, before)
             case "resourceclaims", "status":
                 return self._apply_claim_status(request, before)
         return status(405, "MethodNotAllowed", request.about)
+
+    def _drop_fields(self, found: Object) -> None:
+        """Drop what needs a feature gate, as the API server does."""
+        for device in found["spec"].get("devices") or ():
+            if not self.keeps_taints:
+                device.pop("taints", None)
+            if not self.keeps_binding_conditions:
+                for field in ("bindingConditions", "bindingFailureConditions", "bindsToNode"):
+                    device.pop(field, None)
 
     def _apply_slice(self, wanted: Object, before: Object | None) -> Answer:
         if before is None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from plugin.dra import slices
 from plugin.testing import checkpoint
+from plugin.testing.api_server import ApiServer
 from scrubber.cli.verbs import doctor
 from scrubber.core.diagnosis import roster
 from scrubber.demo import stage
@@ -275,6 +277,33 @@ def test_a_path_that_no_socket_can_have_is_a_finding_too(examine, short_tmp):
     assert code == 1
     assert {levels(found)[name] for name in ("service", "kubelet", "plugin")} == {"broken"}
     assert "af_unix path too long" in only(found, "kubelet", "broken")
+
+
+@pytest.fixture
+async def api(short_tmp, monkeypatch):
+    """An API server, and the environment of a DRA driver."""
+    api = ApiServer(short_tmp, "node-1")
+    await api.open()
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+    monkeypatch.setenv("NODE_NAME", "node-1")
+    yield api
+    await api.leave()
+
+
+async def test_a_feature_gate_that_is_off_is_a_warning_with_its_name(api, short_tmp):
+    def gates() -> dict[str, str]:
+        facts = doctor.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev")
+        return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}
+
+    assert list((await asyncio.to_thread(gates)).values()) == ["ok"]
+    api.keeps_taints = api.keeps_binding_conditions = False
+    found = await asyncio.to_thread(gates)
+    assert set(found.values()) == {"warning"}
+    assert [gate for gate in slices.GATES.values() if not any(gate in text for text in found)] == []
+    assert api.objects("resourceslices") == []  # a dry run
+    await api.close()
+    [text] = await asyncio.to_thread(gates)
+    assert "cannot ask the API server" in text
 
 
 def test_every_check_stands_in_its_page():

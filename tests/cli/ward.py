@@ -20,7 +20,7 @@ NVIDIA = {
     "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc",
     "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
-SEEN = {"amdgpu"}  # only where there is such a driver
+SEEN = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
 Findings = dict[str, list[dict[str, str]]]
 
 

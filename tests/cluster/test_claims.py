@@ -1,6 +1,8 @@
 """Pods that get their GPUs by ResourceClaims, from our DRA driver. Each pod reads every byte and writes its secret."""
 
 import asyncio
+import json
+import os
 import sys
 from signal import SIGKILL, SIGTERM
 
@@ -9,6 +11,7 @@ from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Namespace, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
+from plugin.dra import slices
 from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills
 from tests.cluster import files
@@ -122,6 +125,19 @@ async def test_a_claim_survives_restarts_of_everything(claims, driver, autoclave
     await cluster.said("holder", "INTACT", more=4)
     await cluster.delete("holder")
     await claims.hold("next", 4)
+
+
+async def test_the_doctor_names_the_feature_gates_that_are_off(claims, gate):  # noqa: ARG001 - the slice exists
+    command = (sys.executable, "-m", "scrubber", "doctor", "-o", "json", "--driver-name", DRIVER)
+    doctor = await asyncio.create_subprocess_exec(
+        *command, "--only", "feature-gates", env={**os.environ, "KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE},
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    told, _ = await doctor.communicate()
+    found = [it["text"] for it in json.loads(told)["findings"] if it["level"] == "warning"]
+    off = [name for name in slices.GATES.values() if not gate(name)]
+    assert [name for name in off if not any(name in text for text in found)] == []
+    assert len(found) == len(off)
 
 
 async def test_a_slice_that_was_deleted_comes_back(claims):

@@ -46,7 +46,8 @@ POSTURE = base.Posture(
 _PLACE = base.Directory("/d", private=True, ours=True)
 _DOOR = base.Socket("/d/a.sock")
 FACTS = base.NodeFacts(
-    NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE
+    NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE,
+    slices=base.SliceFields(),
 )  # fmt: skip
 
 

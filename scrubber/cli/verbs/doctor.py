@@ -5,6 +5,8 @@ Gathering changes nothing: it reads files and connects to sockets. ``scrubber.co
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import signal
 import stat
@@ -17,6 +19,11 @@ from typing import TypedDict, Unpack
 
 import click
 
+from plugin.cluster import credentials
+from plugin.cluster.base import Failure, Unusable
+from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.dra import slices
+from plugin.dra.slices import Pool
 from plugin.registration import sockets
 from policies import units
 from scrubber.cli import document, exit_codes, options, service_call, table
@@ -43,6 +50,7 @@ PROC = Path("/proc")  # of this process: no mounted directory shows the processe
 RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks
 # Any other error does not say that no process listens: SELinux, a file mode or a full backlog may refuse us.
 DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
+API_WITHIN = 5.0  # seconds for a call of the API server
 AGAIN = 2.0  # seconds between two checks with --wait
 PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
 
@@ -97,13 +105,27 @@ class Chosen(TypedDict):
     help="The CDI kind that the plugin uses: a missing CDI specification of this kind is broken.",
 )
 @click.option(
+    "--driver-name",
+    default="",
+    show_default=False,
+    metavar="DOMAIN",
+    help="The name of the DRA driver: find feature gates that are off, with the driver's credentials and NODE_NAME.",
+)
+@click.option(
     "--wait",
     type=options.Parsed("duration", units.parse_duration),
     default="0s",
     help="While a finding is broken, check again for this time and report changes.",
 )
 def command(
-    output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str, wait: float, **chosen: Unpack[Chosen]
+    output: str,
+    run_dir: Path,
+    kubelet_dir: Path,
+    host_root: Path,
+    cdi_kind: str,
+    driver_name: str,
+    wait: float,
+    **chosen: Unpack[Chosen],
 ) -> int:
     """Check whether this node can prove GPUs clean; each finding has a remedy.
 
@@ -115,7 +137,7 @@ def command(
     wanted -= roster.OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
 
     def look() -> tuple[Finding, ...]:
-        facts = gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind)
+        facts = gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind, driver_name)
         return tuple(finding for finding in roster.judge(facts) if finding.name in wanted)
 
     findings = _until_not_broken(look, output, wait) if wait else look()
@@ -150,7 +172,7 @@ def _print(findings: Sequence[Finding], output: str) -> None:
         document.emit(report(findings), output)
 
 
-def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "") -> base.NodeFacts:
+def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "", driver: str = "") -> base.NodeFacts:
     """All facts that the checks need, gathered once."""
     answer = _answer(run_dir)
     return base.NodeFacts(
@@ -163,8 +185,33 @@ def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = ""
         plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
         posture=_posture(answer, run_dir, kubelet_dir, host_root),
         cdi_kind=cdi_kind,
+        slices=_slice_fields(driver) if driver else None,
         now=time.time(),  # last, because gathering takes time
     )
+
+
+def _slice_fields(driver: str) -> base.SliceFields:
+    """Give the API server a slice with every field, as a dry run, and see what it keeps."""
+    node = os.environ.get("NODE_NAME", "")
+    choice = ReportChoice(Reports.ON, node)
+    found = credentials.find(choice, os.environ)
+    if found is None or not node:
+        return base.SliceFields(fault="there are no credentials, or NODE_NAME is not set")
+
+    async def ask() -> frozenset[str]:
+        server = importlib.import_module("plugin.dra.apiserver").connect(found, node, API_WITHIN)
+        try:
+            tried = slices.with_all_fields(Pool(driver, node, await server.node_uid()))
+            return slices.missing_gates(await server.apply_slice(tried, dry_run=True))
+        finally:
+            await server.close()
+
+    try:
+        return base.SliceFields(missing=asyncio.run(ask()))
+    except (ImportError, Unusable) as error:
+        return base.SliceFields(fault=str(error))
+    except Failure as failure:
+        return base.SliceFields(fault=failure.message)
 
 
 def report(findings: Sequence[Finding]) -> dict[str, object]:

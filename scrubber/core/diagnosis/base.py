@@ -70,6 +70,14 @@ class Sockets:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceFields:
+    """Which feature gates the API server lacks for ResourceSlices, or why it cannot be asked."""
+
+    missing: frozenset[str] = frozenset()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The pods of each device in the kubelet's checkpoint, or why it cannot be read."""
 
@@ -183,6 +191,7 @@ class NodeFacts:
     plugin: Sockets
     posture: Posture
     cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
+    slices: SliceFields | None = None  # None: nobody asked for the DRA driver
 
     @property
     def status(self) -> views.Status | None:

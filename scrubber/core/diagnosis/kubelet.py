@@ -6,6 +6,13 @@ from collections.abc import Iterator
 
 from scrubber.core.diagnosis import base
 
+GATES = {
+    "DRADeviceTaints": "unhealthy devices are left out of the slice, without a reason",
+    "DRADeviceBindingConditions": "with --binding-conditions, pods wait in Prepare and not in the scheduler",
+}
+"""The feature gates of optional fields of a ResourceSlice, and what the DRA driver does without them."""
+
+GATES_SINCE = "1.36"
 OTHER_DIRECTORY = "name the kubelet's directory with --kubelet-dir, or mount it here"
 
 
@@ -101,4 +108,22 @@ def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001
     )
 
 
-CHECKS = (_kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin)
+def _feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    it = facts.slices
+    if it is None:
+        return
+    if it.fault:
+        remedy = "run it with the credentials and the NODE_NAME of `autoclave dra`, such as in its pod"
+        yield base.warning("feature-gates", f"cannot ask the API server what it keeps of a slice: {it.fault}", remedy)
+        return
+    for gate, effect in GATES.items():
+        if gate in it.missing:
+            text = f"the feature gate {gate} is off: {effect}"
+            yield base.warning(
+                "feature-gates", text, f"switch it on; it is on by default since Kubernetes {GATES_SINCE}"
+            )
+    if not it.missing:
+        yield base.ok("feature-gates", "the API server keeps all fields of a ResourceSlice that the DRA driver writes")
+
+
+CHECKS = (_kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin, _feature_gates)

@@ -20,13 +20,14 @@ NAMES = (
     "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc", "amdgpu",
     "pid-namespace",
     "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet",
-    "checkpoint", "double-allocation", "plugin",
+    "checkpoint", "double-allocation", "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
 
 OF_KUBERNETES = frozenset(
     {
         "container-toolkit", "cdi", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin",
+        "feature-gates",
     }
 )  # fmt: skip
 """The names of findings about the kubelet, our device plugin, and how pods get GPUs."""
