@@ -62,7 +62,7 @@ class Claims:
         for driver, infos in batches.items():
             await self._prepare(plugins[driver], infos)
         for info in {id(info): info for infos in batches.values() for info in infos}.values():
-            info.prepared = True
+            self._entry(info).prepared = True
         self._save()
 
     def _read(self, pod: Pod, name: str) -> ClaimInfo:
@@ -96,9 +96,19 @@ class Claims:
         for uid, result in response.claims.items():
             _check("NodePrepareResources", uid, by_uid, result.error)
             # Appended to devices of an earlier call: after a restart the kubelet lists a device twice.
-            by_uid[uid].drivers[plugin.driver] += map(PreparedDevice.of, result.devices)
+            devices = self._entry(by_uid[uid]).drivers.setdefault(plugin.driver, [])
+            devices += map(PreparedDevice.of, result.devices)
         if missing := len(infos) - len(response.claims):
             raise ClaimError(f"NodePrepareResources skipped {missing} ResourceClaims")
+
+    def _entry(self, info: ClaimInfo) -> ClaimInfo:
+        """The entry for the name of a claim. It may have ended during the call."""
+        entry = self._known.get((info.namespace, info.name))
+        if entry is None:
+            raise ClaimError(
+                f"internal error: unable to get claim info for ResourceClaim {info.name} in namespace {info.namespace}"
+            )
+        return entry
 
     # -- UnprepareResources
 
@@ -109,7 +119,7 @@ class Claims:
     async def reconcile(self, active: Collection[str]) -> list[str]:
         """Give back the claims of pods that are not active; an error is retried by the next call. Returns errors."""
         errors = []
-        for pod in {uid for info in self._known.values() for uid in info.pods} - set(active):
+        for pod in sorted({uid for info in self._known.values() for uid in info.pods} - set(active)):
             keys = [key for key, info in self._known.items() if pod in info.pods]
             try:
                 await self._unprepare(pod, keys)

@@ -380,11 +380,15 @@ class World:
         return self._hand(self.node, self.truth, device)
 
     async def _end_tasks(self) -> None:
-        while doomed := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:  # some begin another one as they end
+        while doomed := self._tasks() - {asyncio.current_task()}:  # some begin another one as they end
             for task in doomed:
                 task.cancel()
             await asyncio.gather(*doomed, return_exceptions=True)
         self.node.away = 0  # the service that had released the driver is gone
+
+    def _tasks(self) -> set[asyncio.Task[Any]]:
+        """The tasks that end with the service."""
+        return asyncio.all_tasks(self.loop)
 
     def _let_go(self, inner: store.Store) -> None:
         """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""
