@@ -131,9 +131,10 @@ class ClaimGate:
 
     def _settled(self, claim: str, uuids: Collection[str]) -> bool:
         """Whether no device of the claim is on the way to be clean; the list may still show the claim."""
-        return all(
+        devices = self._listing.current()
+        return devices is not None and all(
             device.clean or device.quarantined or device.gone or device.replaced or device.owner not in ("", claim)
-            for device in self._listing.current() or ()
+            for device in devices
             if device.uuid in uuids
         )
 

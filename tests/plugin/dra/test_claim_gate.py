@@ -18,3 +18,14 @@ async def test_a_device_that_the_list_still_shows_as_free_is_given_back(door, fo
         await gate.give_back("a", until, "")
         await gate.give_back("a", until, "")
     assert door.asked == [("acquire", ("GPU-0000",)), ("release", ("GPU-0000",))]
+
+
+async def test_devices_are_not_clean_while_the_service_is_away(door, followed):
+    door.say(gpu(0))
+    async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
+        await listing.until_known()
+        gate = ClaimGate(scrubber, listing)
+        assert await gate.until_clean("a", {"GPU-0000"}, 0.1)
+        await door.close()
+        listing.distrust()
+        assert not await gate.until_clean("a", {"GPU-0000"}, 0.1)
