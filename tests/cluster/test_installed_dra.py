@@ -29,7 +29,7 @@ async def claims(bare, installed):
     assert bare.faults() == []
 
 
-async def test_the_next_claim_finds_no_byte_of_the_last(claims):
+async def test_the_driver_of_the_chart_prepares_clean_gpus(claims):
     await claims.hold("first", GPUS)
     await claims.end("first")
     await claims.hold("second", GPUS)
