@@ -35,7 +35,6 @@ from scrubber.ground import log, paths
 )
 @click.option(
     "--cdi-dir",
-    "cdi_dirs",
     type=PATH,
     multiple=True,
     default=config.CDI_DIRS,
@@ -87,7 +86,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
     chosen = config.DraConfig(
         driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
         vendor_registry_dir=Path(vendor).absolute() if vendor else None,
-        cdi_dirs=tuple(map(Path, flags["cdi_dirs"])),
+        cdi_dirs=tuple(map(Path, flags["cdi_dir"])),
         plugins_dir=Path(flags["plugins_dir"]).absolute(),
         registry_dir=Path(flags["registry_dir"]).absolute(),
         run_dir=Path(flags["run_dir"]).absolute(),
