@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import sqlite3
@@ -171,7 +172,8 @@ async def _hand_over(play: Play) -> None:
         "the steps of the fast path run",
         " > ".join(ladder),
     )
-    residue = receipt.residue_bytes if receipt else 0
+    # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
+    residue = sum(int(found) for text in story for found in re.findall(r"(\d+) bytes were not zero before", text))
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
     # A pod that waited for the GPU may write already.
     proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT), play.secret_of("b"))
