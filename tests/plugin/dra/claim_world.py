@@ -32,6 +32,7 @@ from plugin.testing.quirks import Quirks, Timing
 from scrubber.api import client
 from scrubber.core import events as ev
 from scrubber.ground.errors import NotReady, Reason, Unreachable
+from scrubber.ground.granted_device import GrantedDevice
 from tests.plugin.testing.little_driver import device_slice
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop, is_kill
@@ -212,8 +213,14 @@ class DirectClient:
         self.world = world
 
     async def acquire(self, devices, *, fresh, owner, op, timeout):  # noqa: ASYNC109 - as the client
-        about = {"announced": False, "fresh": fresh, "owner": owner, "op": op, "within": timeout}
-        return await self._ask(lambda: self.world.handover.acquire(devices, **about), timeout)
+        return await self._ask(lambda: self._granted(devices, fresh, owner, op, timeout), timeout)
+
+    async def _granted(self, devices, fresh, owner, op, within) -> list[GrantedDevice]:
+        life = self.world.life
+        grants = await life.service.handover.acquire(
+            devices, announced=False, fresh=fresh, owner=owner, op=op, within=within
+        )
+        return [life.reporter.granted(*grant) for grant in grants.items()]
 
     async def release(self, devices, *, owner, op):
         await self._ask(lambda: self.world.handover.release(devices, owner=owner, op=op), client.SHORT)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plugin.dra.config import DRIVER
+from plugin.dra.driver import FAULT
 from plugin.testing.claims import ClaimError
 from plugin.testing.pods import Pod
 from tests.plugin.dra.claim_world import ClaimWorld
@@ -163,7 +164,7 @@ class Histories(RuleBasedStateMachine):
     def no_promise_is_broken(self):
         if hasattr(self, "world"):
             self.loop.advance(0.0)
-            assert self.world.wrong == []
+            assert self.world.wrong == [], self._story()
             self.world.check()
 
     def teardown(self):
@@ -197,7 +198,7 @@ class Histories(RuleBasedStateMachine):
         processes of that pod are foreign, and it ends none of them.
         """
         for process in list(self.world.node.everybody()):
-            if process.kind is Kind.TENANT:
+            if process.kind is not Kind.WORKER:
                 self.world.node.leave(process)
         for uuid in self.world.uuids:
             grant = self.world.record(uuid).grant
@@ -250,17 +251,25 @@ class Histories(RuleBasedStateMachine):
         try:
             await self.world.claims.prepare(pod)
         except ClaimError as error:
-            self.refusal = f"{pod.name}: {error}"
+            self._refused(pod, error)
             return
         uid = self.world.claims.uids()[f"default/{pod.claims[0]}"]
         for device in self.world.claims.cdi_devices(pod, pod.containers[0])[f"claim:{pod.claims[0]}"]:
-            self.world.node.enter(device.partition("=")[2], Kind.TENANT, uid, container=pod.uid)
+            uuid = device.partition("=")[2]
+            # The kubelet may start a pod while it ends the pod's claim. Nothing can know the pod before it is seen.
+            kind = Kind.TENANT if self.world.held.get(uuid) == uid else Kind.INTRUDER
+            self.world.node.enter(uuid, kind, uid, container=pod.uid)
         self.running.add(pod.uid)
+
+    def _refused(self, pod, error) -> None:
+        self.refusal = f"{pod.name}: {error}"
+        assert FAULT not in self.refusal
 
     async def _give_back(self, pod) -> None:
         try:
             await self.world.claims.unprepare(pod)
-        except ClaimError:
+        except ClaimError as error:
+            self._refused(pod, error)
             return
         del self.pods[pod.uid]
         self.world.cluster.pod_ended(pod)

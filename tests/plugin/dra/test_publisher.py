@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, publisher
 from plugin.dra.publisher import SlicePublisher
+from plugin.listing import Listing
 from plugin.testing.api_server import ApiServer, watch_error
 from plugin.testing.http_api import Answer, Request, on, status
 from tests.patience import WITHIN
@@ -47,13 +49,12 @@ def publishing(api, followed, monkeypatch):
     monkeypatch.setattr(publisher, "WATCH_AGAIN", 0.01)
 
     @asynccontextmanager
-    async def publishing(*, conditions: bool = False) -> AsyncIterator[None]:
+    async def publishing(pace: Pace = QUICK, *, conditions: bool = False) -> AsyncIterator[Listing]:
         server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
-            task = asyncio.create_task(
-                SlicePublisher(server, listing, DRIVER, NODE, QUICK, conditions=conditions).run()
-            )
-            yield
+            its = SlicePublisher(server, listing, DRIVER, NODE, pace, conditions=conditions)
+            task = asyncio.create_task(its.run())
+            yield listing
             task.cancel()
             await asyncio.wait({task})
             assert task.cancelled()
@@ -71,6 +72,19 @@ async def test_the_slice_follows_the_devices(api, door, publishing):
         assert owner["uid"] == api.find("nodes", NODE)["metadata"]["uid"]
         door.say(gpu(0, healthy=False, clean=False), gpu(1))
         await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000!"])
+
+
+async def test_many_changes_of_devices_are_few_writes(api, door, publishing):
+    """One update now, and the next one after the pause, however many changes there are."""
+    assert publisher.PACE.spacing == 1.0
+    door.say(gpu(0))
+    async with publishing(replace(QUICK, spacing=3600)) as listing:
+        await api.until(lambda: api.devices() == ["gpu-0000"])
+        for index in range(1, 20):
+            before = listing.current()
+            door.say(gpu(0), gpu(index))
+            await listing.until_differs(before)
+        assert [request.about for request in api.requests].count("PATCH resourceslices") == 1
 
 
 async def test_a_slice_that_the_kubelet_deleted_is_written_again(api, door, publishing):
