@@ -214,5 +214,6 @@ async def _ours(stage: Stage, server: ApiServer) -> AsyncIterator[tuple[int, Cla
         _process(*program, KUBECONFIG=str(server.kubeconfig), NODE_NAME=NODE) as pid,
     ):
         await kubelet.driver_registered(DRIVER)
-        async with _claims(plugins / DRIVER / "dra.sock", server) as claims:
+        [socket] = (plugins / DRIVER).glob("dra-*.sock")
+        async with _claims(socket, server) as claims:
             yield pid, claims

@@ -37,7 +37,7 @@ class DraConfig:
     version: str = ""  # no flag: the version of the release
     vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
     cdi_dirs: tuple[Path, ...] = tuple(map(Path, CDI_DIRS))
-    instance: str = ""  # in the names of the sockets, so that two drivers can run during an update
+    instance: str = ""  # in the names of the sockets; each process has its own, so that two can run during an update
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -69,8 +69,6 @@ def check(config: DraConfig) -> Credentials:
             f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"
             f" {LONGEST_DRIVER} characters; give a name such as {DRIVER}"
         )
-    if config.instance and not dns_names.is_subdomain(config.instance):
-        raise FatalError(f"cannot use --instance {config.instance!r}: use lower-case letters, digits and '-'")
     try:
         response.check(response.Style(cdi_kind=config.cdi_kind))
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Registers the driver with the kubelet: two sockets, and the kubelet finds the second one in its plugin registry.
 
-Two drivers of a rolling update have sockets with different names. The kubelet asks the newer one.
+The sockets of each process have names of their own. The kubelet asks the newest process that it can reach, and so it
+knows a driver at each moment of an update or a restart. The sockets of a killed process are removed after that.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from plugin.registration import endpoint
+from plugin.registration import endpoint, events
 from plugin.registration.events import Cause, Listener
 from plugin.registration.registration_state import RegistrationState
 from plugin.registration.registry import Registrar
@@ -23,9 +24,14 @@ async def stay_registered(
     driver: str, add: endpoint.Add, service_socket: Path, registry_socket: Path, on_event: Listener
 ) -> None:
     """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
-    for socket in (service_socket, registry_socket):
-        _remove_stale(driver, socket)
-    state = RegistrationState(driver, str(service_socket), on_event)
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Registered):
+            for socket in (service_socket, registry_socket):
+                _remove_stale(driver, socket)
+        on_event(event)
+
+    state = RegistrationState(driver, str(service_socket), note)
     registrar = Registrar(driver, service_socket, state, KIND, VERSIONS)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
     async with asyncio.TaskGroup() as tasks:

@@ -15,7 +15,7 @@ from tests.deploy import kubernetes_versions, manifests
 from tests.deploy.test_admission import refusals, value
 
 PAGE = (generate.ROOT / "docs/dra.md").read_text()
-UID = "0a1b2c3d-0000-4000-8000-000000000000"
+INSTANCE = "0a1b2c3d"  # of one process
 NODE_NAME = "authentication.kubernetes.io/node-name"
 SLICE = slices.resource_slice(Pool(config.DRIVER, "a", "uid"), (), taints=True)
 
@@ -128,7 +128,7 @@ def chosen(flags):
         driver=flags["--driver-name"],
         plugins_dir=Path(flags["--plugins-dir"]),
         registry_dir=Path(flags["--registry-dir"]),
-        instance=UID,
+        instance=INSTANCE,
     )
 
 
@@ -137,7 +137,6 @@ def test_two_drivers_serve_beside_each_other_during_an_update(case):
     spec = manifests.of(case, "DaemonSet", "-dra")["spec"]
     assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     one = manifests.container(case, "dra")
-    assert {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}} in one["env"]
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in one["env"]
     its = chosen(manifests.flags(one))
     assert one["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}  # the kubelet knows the driver
@@ -151,8 +150,8 @@ def test_a_stop_may_take_as_long_as_a_call_of_the_kubelet():
 
 def test_the_longest_name_that_the_chart_takes_fits_into_the_sockets():
     values = {
-        "dra": {"enabled": True, "driverName": "a" * 40},
-        "kubelet": {"pluginsDir": "/" + "p" * 19, "registryDir": "/" + "r" * 19},
+        "dra": {"enabled": True, "driverName": "a" * 63},
+        "kubelet": {"pluginsDir": "/" + "p" * 24, "registryDir": "/" + "r" * 24},
     }
     its = chosen(manifests.flags(manifests.container(manifests.loaded(values), "dra")))
     for path in (its.service_socket, its.registry_socket):

@@ -166,9 +166,9 @@ WRONG |= {
         "plugin.extraArgs: --driver-name is set by a value",
     ),
     "a driver with capitals": ({"dra": {"driverName": "GPU.example"}}, "/dra/driverName.*does not match"),
-    "a driver with a long name": ({"dra": {**DRA, "driverName": "a" * 28}}, "dra.driverName: with kubelet.registryDir"),
+    "a driver with a long name": ({"dra": {**DRA, "driverName": "a" * 56}}, "dra.driverName: with kubelet.registryDir"),
     "a driver in deep directories": (
-        {"dra": DRA, "kubelet": {"pluginsDir": "/" + "a" * 43}},
+        {"dra": DRA, "kubelet": {"pluginsDir": "/" + "a" * 71}},
         "dra.driverName: with kubelet.pluginsDir",
     ),
     "conditions without a driver": ({"dra": {"bindingConditions": True}}, "set dra.enabled too"),

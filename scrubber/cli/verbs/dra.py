@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,6 @@ from scrubber.ground import log, paths
     help="How long a claim keeps its devices at its end, until they are clean again.",
 )
 @click.option(
-    "--instance",
-    envvar=["AUTOCLAVE_INSTANCE", "POD_UID"],
-    default="",
-    show_default=False,
-    metavar="NAME",
-    help="Part of the names of the sockets, so that two drivers can run during an update; POD_UID is read too.",
-)
-@click.option(
     "--claim-status",
     is_flag=True,
     help="Show in the status of each claim the receipts of its devices. It needs further rights.",
@@ -97,7 +90,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         binding_conditions=flags["binding_conditions"],
         metrics_address=flags["metrics_address"],
         version=__version__,
-        instance=flags["instance"],
+        instance=secrets.token_hex(4),
         log_level=flags["log_level"],
         log_format=flags["log_format"],
     )

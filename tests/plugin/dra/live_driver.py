@@ -1,5 +1,6 @@
 """The real DRA driver as a process of its own. The test speaks for the kubelet and the API server."""
 
+import asyncio
 import sys
 from typing import Any
 
@@ -8,6 +9,7 @@ import grpc.aio
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.registration.watch import FileWatch
 from plugin.testing.api_server import CLAIMS, ApiServer
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
@@ -49,17 +51,27 @@ class LiveDriver(Plugin):
 
     async def register(self):
         """As the kubelet does when it has found the socket."""
-        async with grpc.aio.insecure_channel(f"unix:{self.root}/registry/{DRIVER}-reg.sock") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{await self.socket('registry')}") as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
             await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=WITHIN, wait_for_ready=True)
             done = pluginregistration_pb2.RegistrationStatus(plugin_registered=True)
             await stub.NotifyRegistrationStatus(done, timeout=WITHIN)
         await self.hear("registered")
 
+    async def socket(self, folder):
+        """The socket of this process, as soon as it is there."""
+        watch = FileWatch(self.root / folder)
+        watching = asyncio.create_task(watch.run())
+        async with asyncio.timeout(WITHIN):
+            await watch.until(lambda: any((self.root / folder).glob("[!.]*.sock")))
+        watching.cancel()
+        [found] = (self.root / folder).glob("[!.]*.sock")
+        return found
+
     async def call(self, call, name, within=WITHIN):
         """Prepare or unprepare one claim; the text of the error."""
         claim = wire.Claim(namespace="default", name=name, uid=f"uid-{name}")
-        async with grpc.aio.insecure_channel(f"unix:{self.root}/plugins/{DRIVER}/dra.sock") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{await self.socket(f'plugins/{DRIVER}')}") as channel:
             stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
             kind = {"prepare": "NodePrepareResources", "unprepare": "NodeUnprepareResources"}[call]
             request = getattr(wire, f"{kind}Request")(claims=[claim])

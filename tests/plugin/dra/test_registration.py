@@ -60,7 +60,9 @@ async def test_sockets_of_killed_drivers_are_removed(places, short_tmp):
     servers[1].listen()
     servers[0].close()
     servers[2].close()
-    async with registered(places):
+    async with registered(places) as (kubelet, heard):
+        await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True), timeout=WITHIN)
+        await heard.get()
         left = {file.name for folder in ("plugins", "registry") for file in (short_tmp / folder).glob("[!.]*")}
     servers[1].close()
     assert left == {"dra-2.sock", f"{DRIVER}-1-reg.sock", f"{DRIVER}-2-reg.sock"}

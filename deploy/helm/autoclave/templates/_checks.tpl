@@ -56,8 +56,8 @@
     {{- end -}}
   {{- else -}}
     {{- range $name := list "pluginsDir" "registryDir" -}}
-      {{- if gt (add (len (index $v.kubelet $name)) (len $v.dra.driverName)) 60 -}}
-      {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 60 characters" $name) -}}
+      {{- if gt (add (len (index $v.kubelet $name)) (len $v.dra.driverName)) 88 -}}
+      {{- fail (printf "dra.driverName: with kubelet.%s it is too long for the path of a socket; together they may have 88 characters" $name) -}}
       {{- end -}}
     {{- end -}}
   {{- end -}}
