@@ -109,7 +109,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
                 health = vendor.health_handler(channel) if driver.HEALTH in versions else None
                 return partial(_add, driver.handlers(answer(devices=devices), health))
 
-            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters.record).run()
+            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters.record, counters.note_bypass).run()
         async with asyncio.TaskGroup() as registrations:
             registrations.create_task(work, name="registration")
             try:

@@ -54,6 +54,7 @@ class DraCounters(RegistrationCounters):
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
         super().__init__(Instruments(table.DRA_TABLE, registry), NOT_FOUND_YET)
         self.waiting = dict.fromkeys(Call, 0)
+        self.bypass = ""  # the socket by which the kubelet calls another vendor's driver without the gate
         self.slice_obstacle = NOT_WRITTEN_YET  # empty: the last attempt to write the slice succeeded
         for call in Call:
             for reason in (API_SERVER, VENDOR, *(reason.value for reason in Reason)):
@@ -84,6 +85,10 @@ class DraCounters(RegistrationCounters):
             if counted.reason:
                 self._instruments.count(table.CLAIM_REFUSALS, call.value, counted.reason)
 
+    def note_bypass(self, socket: str) -> None:
+        """The kubelet finds the driver without the gate, by this socket; empty: not any more."""
+        self.bypass = socket
+
     def slice_written(self, failure: Failure | None) -> None:
         """An attempt to write the slice has ended."""
         self._instruments.count(table.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)
@@ -106,6 +111,8 @@ class DraCollector(StateCollector):
             yield "there is no device to offer"
         if why := self._counters.obstacle(self._driver):
             yield f"the driver {self._driver} is not registered with the kubelet: {why}"
+        if socket := self._counters.bypass:
+            yield f"nothing is proven: the kubelet finds {self._driver} without the gate, by {socket} in its registry"
         if why := self._counters.slice_obstacle:
             yield f"the ResourceSlice of the node is not up to date: {why}"
 

@@ -41,15 +41,25 @@ Gate = Callable[[grpc.aio.Channel, Sequence[str]], endpoint.Add]
 class VendorRegistry:
     """Follows one directory."""
 
-    def __init__(self, chosen: DraConfig, directory: Path, gate: Gate, on_event: events.Listener) -> None:
+    def __init__(
+        self,
+        chosen: DraConfig,
+        directory: Path,
+        gate: Gate,
+        on_event: events.Listener,
+        on_bypass: Callable[[str], None] = lambda _socket: None,
+    ) -> None:
         """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves.
 
-        ``on_event`` gets the events of the gated driver.
+        ``on_event`` gets the events of the gated driver. ``on_bypass`` gets the name of the socket by which the kubelet
+        finds that driver without the gate, and nothing when the socket is gone.
         """
         self._chosen = chosen
         self._directory = directory
         self._gate = gate
         self._on_event = on_event
+        self._on_bypass = on_bypass
+        self._bypass = ""
         self._watch = FileWatch(directory, chosen.registry_dir, chosen.gate_dir)
 
     async def run(self) -> None:
@@ -59,6 +69,7 @@ class VendorRegistry:
             tasks.create_task(self._watch.run(), name="watch of the sockets")
             shown: dict[Path, tuple[sockets.Identity, asyncio.Task[None]]] = {}
             while True:
+                self._note_bypass()
                 found = _found(self._directory)
                 for path in [path for path, (identity, _) in shown.items() if found.get(path) != identity]:
                     _, task = shown.pop(path)
@@ -66,7 +77,25 @@ class VendorRegistry:
                     await asyncio.wait({task})
                 for path in found.keys() - shown.keys():
                     shown[path] = found[path], tasks.create_task(self._follow(path), name=f"driver at {path.name}")
-                await self._watch.until(lambda: _found(self._directory) != {it: shown[it][0] for it in shown})
+                await self._watch.until(
+                    lambda: (
+                        _found(self._directory) != {it: shown[it][0] for it in shown}
+                        or bypass(self._chosen) != self._bypass
+                    )
+                )
+
+    def _note_bypass(self) -> None:
+        found = bypass(self._chosen)
+        if found == self._bypass:
+            return
+        self._bypass = found
+        self._on_bypass(found)
+        if found:
+            logger.error(
+                "the kubelet calls the driver without the gate: nothing is proven",
+                driver=self._chosen.driver,
+                socket=str(self._chosen.registry_dir / found),
+            )
 
     async def _follow(self, path: Path) -> None:
         """Show the driver behind one socket whenever it answers, until cancelled."""
@@ -187,6 +216,12 @@ def remove_stale(chosen: DraConfig) -> None:
         for found in place.glob(f"{PREFIX}*.sock"):
             if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
                 found.unlink(missing_ok=True)
+
+
+def bypass(chosen: DraConfig) -> str:
+    """The socket by which the kubelet finds the gated driver without the gate; empty: there is none."""
+    others = sorted(path.name for path in _found(chosen.registry_dir) if not path.name.startswith(PREFIX))
+    return next((name for name in others if name.startswith(chosen.driver)), "")
 
 
 def _found(directory: Path) -> dict[Path, sockets.Identity]:

@@ -1,14 +1,23 @@
 """The sockets that the gate shows to the kubelet."""
 
+import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from plugin.devices import MigStrategy
 from plugin.dra import vendor_registry
 from plugin.dra.config import DraConfig
+from plugin.dra.metrics import DraCollector, DraCounters
+from plugin.listing import Listing
+from plugin.registration import events
+from scrubber.api import client
 from scrubber.ground.unix_sockets import MAX_PATH_BYTES
+from tests.patience import WITHIN
 
 UID = "0f3c9f6e-6a7e-4c53-9d0c-6f1a2b3c4d5e"
 
@@ -41,3 +50,33 @@ def test_sockets_of_killed_gates_are_removed(short_tmp):
     vendor_registry.remove_stale(chosen)
     assert [path.exists() for path in (*dead, alive, other)] == [False, False, True, True]
     servers[2].close()
+
+
+async def test_a_driver_that_the_kubelet_finds_without_the_gate_is_named(short_tmp):
+    """Its registry directory was not moved: the kubelet calls it, and nothing is proven."""
+    chosen = DraConfig(driver="gpu.nvidia.com", plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
+    vendor = short_tmp / "vendor"
+    for folder in (chosen.gate_dir, chosen.registry_dir, vendor):
+        folder.mkdir()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    registry = vendor_registry.VendorRegistry(
+        chosen, vendor, lambda *_: lambda _: None, events.ignore, heard.put_nowait
+    )
+    running = asyncio.create_task(registry.run())
+    direct = chosen.registry_dir / "gpu.nvidia.com-reg.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(direct))
+        server.listen()
+        assert await asyncio.wait_for(heard.get(), WITHIN) == direct.name
+        direct.unlink()
+        assert await asyncio.wait_for(heard.get(), WITHIN) == ""
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def test_a_gate_that_is_bypassed_is_not_ready():
+    counters = DraCounters(CollectorRegistry())
+    counters.note_bypass("gpu.nvidia.com-reg.sock")
+    listing = Listing(cast(client.ScrubberClient, None), "nvidia.com", MigStrategy.MIXED)
+    why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
+    assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)
