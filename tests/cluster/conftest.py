@@ -80,7 +80,7 @@ def autoclave(node: programs.Node) -> Iterator[Autoclave]:
 @pytest.fixture
 async def bare(node: programs.Node, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:  # noqa: ARG001 - it runs
     """No pods, and no Autoclave."""
-    journals = LOGS / "pods" / re.sub(r"\W+", "-", request.node.name)
+    journals = LOGS / "pods" / re.sub(r"\W+", "-", f"{request.path.stem}-{request.node.name}")
     journals.mkdir(parents=True)
     async with Cluster.connect() as client:
         cluster = Cluster(client, journals)

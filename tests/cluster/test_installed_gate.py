@@ -1,5 +1,6 @@
 """The chart's DRA driver in front of another one. The other one is ours too, under another name and as a process."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -60,8 +61,9 @@ async def test_the_gate_of_the_chart_answers_for_the_other_driver(claims, instal
     await claims.hold("second", GPUS)
     assert cluster.words("second").count("CLEAN") == GPUS
     [pod] = await installed.pods("autoclave-dra")
-    lines = [line async for line in cluster.client.log(pod, namespace=generate.NAMESPACE)]
-    assert sum('"call": "prepare"' in line and '"event": "claim done"' in line for line in lines) == 2
+    lines = [json.loads(line) async for line in cluster.client.log(pod, namespace=generate.NAMESPACE)]
+    done = [line for line in lines if line["event"] == "claim done" and line["call"] == "prepare"]
+    assert len({line["claim"] for line in done}) == 2  # the kubelet may ask again for one of them
 
 
 async def test_a_claim_survives_an_update_of_the_gate(claims, installed):
