@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from plugin.cluster.base import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.collector import StateCollector
+from plugin.metrics.collector import StateCollector, service_obstacles
 from plugin.metrics.counters import HookOutcome, RegistrationCounters
 from scrubber.ground.errors import AutoclaveError, Reason
 from scrubber.ground.metric_table import Instruments, Sample
@@ -75,7 +75,7 @@ class DraCounters(RegistrationCounters):
         except Failure:
             counted.outcome, counted.reason = HookOutcome.REFUSED, API_SERVER
             raise
-        except Exception:
+        except Exception:  # a fault of ours: counted here, answered and logged by the caller
             counted.outcome, counted.reason = HookOutcome.FAULT, Reason.INTERNAL.value
             raise
         finally:
@@ -105,10 +105,7 @@ class DraCollector(StateCollector):
         self._version = version
 
     def _obstacles(self) -> Iterator[str]:
-        if reason := self._listing.silence_reason():
-            yield f"the scrub service does not answer: {reason}"
-        elif not self._listing.resources():
-            yield "there is no device to offer"
+        yield from service_obstacles(self._listing)
         if why := self._counters.obstacle(self._driver):
             yield f"the driver {self._driver} is not registered with the kubelet: {why}"
         if socket := self._counters.bypass:

@@ -52,6 +52,14 @@ class StateCollector(Collector):
     def _obstacles(self) -> Iterator[str]: ...
 
 
+def service_obstacles(listing: Listing) -> Iterator[str]:
+    """Why the scrub service gives no device to offer."""
+    if reason := listing.silence_reason():
+        yield f"the scrub service does not answer: {reason}"
+    elif not listing.resources():
+        yield "there is no device to offer"
+
+
 class PluginCollector(StateCollector):
     """The lists of devices, and the connections to the scrub service and the kubelet."""
 
@@ -61,10 +69,7 @@ class PluginCollector(StateCollector):
         self._version = version
 
     def _obstacles(self) -> Iterator[str]:
-        if reason := self._listing.silence_reason():
-            yield f"the scrub service does not answer: {reason}"
-        elif not self._listing.resources():
-            yield "there is no device to offer"
+        yield from service_obstacles(self._listing)
         for resource in sorted(self._listing.resources()):
             if why := self._counters.obstacle(resource):
                 yield f"{resource} is not registered: {why}"
