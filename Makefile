@@ -27,10 +27,10 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## the whole story on simulated GPUs
-	@$(BIN)/autoclave demo $(ARGS)
+	@$(BIN)/python -m demo $(ARGS)
 
 observe: $(READY) ## a bad day in a loop, with metrics and a Prometheus on the loopback; Ctrl-C ends it
-	@$(BIN)/python -m dashboards.trial $(ARGS)
+	@$(BIN)/python -m demo.bad_day $(ARGS)
 
 check: $(READY) ## the tests of most changes, in under a minute: linters, core, policies, service, api
 	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py tests/core tests/policies tests/service tests/api $(ARGS)
@@ -79,7 +79,7 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
 
 docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest
-	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md
+	@$(BIN)/python -m autoclave.cli.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m policies.schema > policies/schema.json
 	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks import rig
 from benchmarks.figures import Figure, quantile
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
 
 AIM = "p50 <= 1.5 ms, flat"
 

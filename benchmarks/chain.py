@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks import floor, processes, rig
 from benchmarks.figures import Figure, quantile
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Phase, Pod
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.stage import Stage
+from demo.handout import RESOURCE
+from demo.stage import Stage
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Phase, Pod
 
 SIZES = (8, 112)
 IDLE = 60.0  # seconds

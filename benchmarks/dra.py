@@ -21,13 +21,13 @@ import grpc.aio
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
+from demo.stage import Stage
+from demo.standins.api_server import CLAIMS, ApiServer
+from demo.standins.cluster import Cluster
+from demo.standins.kubelet import Kubelet
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc
-from plugin.testing.api_server import CLAIMS, ApiServer
-from plugin.testing.cluster import Cluster
-from plugin.testing.kubelet import Kubelet
-from scrubber.demo.stage import Stage
 from scrubber.ledger import database
 from scrubber.node import clock
 
@@ -208,7 +208,7 @@ async def _ours(stage: Stage, server: ApiServer) -> AsyncIterator[tuple[int, Cla
     for directory in (plugins, registry):
         directory.mkdir()
     places = ("--run-dir", str(stage.root / "run"), "--plugins-dir", str(plugins), "--registry-dir", str(registry))
-    program = ("-m", "scrubber", "dra", "--metrics-address", "127.0.0.1:0", *places)
+    program = ("-m", "autoclave", "dra", "--metrics-address", "127.0.0.1:0", *places)
     async with (
         Kubelet(stage.kubelet_dir, registry=registry, cluster=Cluster(server, NODE)) as kubelet,
         _process(*program, KUBECONFIG=str(server.kubeconfig), NODE_NAME=NODE) as pid,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks import chain, processes, rig
 from benchmarks.figures import Figure, quantile
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Phase, Pod
-from scrubber.demo.containers import ContainerRunner
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.stage import Stage
+from demo.containers import ContainerRunner
+from demo.handout import RESOURCE
+from demo.stage import Stage
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Phase, Pod
 from scrubber.node.cgroups import GROUPS
 
 CROWDS, FILES = (0, 2000), 5

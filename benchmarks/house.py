@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import rig
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("scrubber", "plugin", "policies", "dashboards")

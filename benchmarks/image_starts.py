@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable
 from pathlib import Path
 
-from scrubber.demo.stage import ServiceProgram, Stage
+from demo.stage import ServiceProgram, Stage
 
 TIMES = 5
 GPUS = 8

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
-from plugin.testing.journal import Call
-from plugin.testing.pods import Phase, Pod
+from demo.handout import RESOURCE
+from demo.stage import Stage
+from demo.standins.journal import Call
+from demo.standins.pods import Phase, Pod
 from scrubber.api.client import AdminClient
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.stage import Stage
 from scrubber.ledger import database
 from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from scrubber.demo.containers import ContainerRunner
-from scrubber.demo.stage import Stage
+from demo.containers import ContainerRunner
+from demo.stage import Stage
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import time
 
 from benchmarks import rig
 from benchmarks.figures import Figure, quantile
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
 
 GPUS = 8
 
@@ -50,7 +50,7 @@ async def _plugin_start(stage: Stage) -> float:
 def _status_processor_time(stage: Stage) -> float:
     """User and system time of the whole process."""
     nowhere = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
-    command = (sys.executable, "-m", "scrubber", "status", "--run-dir", str(stage.root / "run"))
+    command = (sys.executable, "-m", "autoclave", "status", "--run-dir", str(stage.root / "run"))
     _, status, used = os.wait4(os.posix_spawn(command[0], command, os.environ, file_actions=[nowhere]), 0)
     if status != 0:
         raise RuntimeError("`autoclave status` failed")

@@ -10,8 +10,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from policies.base import Duration, Model, Word, impossible
-from policies.units import format_duration
 from policies.xids import Xids
+from scrubber.ground.documents.units import format_duration
 
 
 class DeviceSign(Word):

@@ -13,9 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from policies import match, tree, validation
-from policies.faults import Loc, PolicyError, PolicyFault, path, quote
+from policies import match
 from policies.model import MOST_RULES, Match, Policy, PolicySet
+from scrubber.ground.documents import tree, validation
+from scrubber.ground.documents.faults import Loc, PolicyError, PolicyFault, path, quote
 
 __all__ = ["PolicyError", "PolicyFault", "load", "load_text", "read_shipped", "shipped"]
 

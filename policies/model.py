@@ -17,7 +17,7 @@ from policies.base import Duration, Model, Size, Word, impossible
 from policies.hardware import Reset, SettingsPolicy
 from policies.health import Periodic, QuarantinePolicy
 from policies.path import Path
-from policies.units import format_duration
+from scrubber.ground.documents.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 BYSTANDER = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?(/[^/:\s]+)+")

@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from policies.model import PolicySet
-from policies.units import DURATION, format_duration
+from scrubber.ground.documents.units import DURATION, format_duration
 
 _KINDS = {
     "boolean": "`true`, `false`",

@@ -14,8 +14,8 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from policies.base import Duration, Model, Word
-from policies.units import format_duration
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
+from scrubber.ground.documents.units import format_duration
 
 __all__ = [
     "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidEvent", "XidFinding", "XidRow",

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from policies import faults, tree, validation
 from policies.base import Model, Size, Word, impossible
 from scrubber.ground import http_server, paths, request_limits, unix_sockets
+from scrubber.ground.documents import faults, tree, validation
 from scrubber.ground.errors import FatalError
 
 PREFIX = "AUTOCLAVE_"

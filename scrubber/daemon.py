@@ -11,12 +11,12 @@ from contextlib import suppress
 from asyncinotify import Inotify, Mask
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from policies.faults import PolicyError
 from scrubber import app
 from scrubber.api import server
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
 from scrubber.ground import aio, http_server, log, private_files, unix_sockets
+from scrubber.ground.documents.faults import PolicyError
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector

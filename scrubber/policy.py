@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies import load, match
-from policies.faults import PolicyError
 from policies.model import Policy, PolicySet
 from scrubber.core.model import DeviceInfo
+from scrubber.ground.documents.faults import PolicyError
 
 
 @dataclass(frozen=True, slots=True)

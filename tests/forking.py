@@ -1,6 +1,6 @@
 """Forks services and plugins from one process that has imported both already.
 
-``python -m scrubber scrubber`` spends most of its time on imports, and tests start hundreds of services and plugins.
+``python -m autoclave scrubber`` spends most of its time on imports, and tests start hundreds of services and plugins.
 A fork runs the same ``__main__``, with the arguments, environment, streams, session and parent that ``Popen`` gives.
 Tests of the start itself execute Python: ``tests/test_daemon.py``, the demo and the tutorial.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-PROGRAMS = [[sys.executable, "-m", "scrubber", name] for name in ("scrubber", "plugin")]
+PROGRAMS = [[sys.executable, "-m", "autoclave", name] for name in ("scrubber", "plugin")]
 BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables ...
 IGNORED = "PYTHONDONTWRITEBYTECODE"  # ... and tests/conftest.py takes this one away, later than HERE is read
 NO_FORK = ("executable", "preexec_fn", "pass_fds", "shell")
@@ -156,12 +156,12 @@ def _become(words: list[str], env: dict[str, str], cwd: str, streams: list[int],
     random.seed()
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - open for good
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - open for good
-    sys.argv = ["scrubber", *words]
+    sys.argv = ["autoclave", *words]
 
 
 if __name__ == "__main__":
-    for name in ("plugin.app", "scrubber.cli.verbs.plugin", "scrubber.cli.verbs.scrubber"):
+    for name in ("plugin.app", "autoclave.cli.verbs.plugin", "autoclave.cli.verbs.scrubber"):
         importlib.import_module(name)
     gc.freeze()  # no fork walks through what all of them share
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("scrubber", run_name="__main__", alter_sys=True)
+    runpy.run_module("autoclave", run_name="__main__", alter_sys=True)

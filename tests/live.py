@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from scrubber.api import client
-from scrubber.cli import service_call
 from scrubber.core import views
 from tests.patience import WITHIN
 
@@ -21,7 +21,7 @@ class Service:
         self.root = root
         self.run_dir, self.simulated_dir = root / "run", root / "gpus"
         self.command: list[str | Path] = [
-            sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", "--log-format", "json",
+            sys.executable, "-m", "autoclave", "scrubber", "--backend", "simulated", "--log-format", "json",
             "--run-dir", self.run_dir, "--state-dir", root / "state", "--simulated-dir", self.simulated_dir,
             "--kubelet-dir", root, "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB", *map(str, flags),
         ]  # fmt: skip
@@ -67,4 +67,4 @@ class Service:
     def popen(self, *args, **options):
         """A verb in a process of its own, for signals and terminals."""
         env = {**os.environ, "AUTOCLAVE_RUN_DIR": str(self.run_dir), **options.pop("env", {})}
-        return subprocess.Popen([sys.executable, "-m", "scrubber", *map(str, args)], env=env, text=True, **options)
+        return subprocess.Popen([sys.executable, "-m", "autoclave", *map(str, args)], env=env, text=True, **options)

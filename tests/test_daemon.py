@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from policies import load
 from scrubber.api import client
-from scrubber.cli import service_call
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import AutoclaveError, Reason
 from tests.live import Service

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from scrubber.api import client
-from scrubber.cli import service_call
 from scrubber.core import views
 from scrubber.devices.simulated import layout
 from tests.guests import guest
@@ -20,7 +20,7 @@ from tests.live import Service
 from tests.patience import WITHIN
 
 ROUNDLESS = """
-from scrubber import cli
+from autoclave import cli
 from scrubber.devices.simulated.backend import Simulated
 Simulated.pace = 3600.0
 cli.main()

@@ -125,7 +125,7 @@ def _wait_for(service: subprocess.Popen[bytes], socket: Path, log: Path) -> None
         time.sleep(PAUSE)
 
 
-_AUTOCLAVE = (sys.executable, "-m", "scrubber")
+_AUTOCLAVE = (sys.executable, "-m", "autoclave")
 
 
 def _asked(run: Path, log: Path, *verb: str) -> str:

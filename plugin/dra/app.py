@@ -18,7 +18,7 @@ from plugin.cluster import threads
 from plugin.cluster.base import Unusable
 from plugin.cluster.credentials import Credentials
 from plugin.devices import MigStrategy
-from plugin.dra import config, driver, registration, vendor
+from plugin.dra import config, driver, registration
 from plugin.dra.binding import BindingConditions
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
@@ -27,7 +27,8 @@ from plugin.dra.driver import Driver
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.own_devices import OwnDevices
 from plugin.dra.publisher import SlicePublisher
-from plugin.dra.vendor_registry import VendorRegistry
+from plugin.dra.vendor import devices as vendor
+from plugin.dra.vendor.registry import VendorRegistry
 from plugin.in_flight import InFlight
 from plugin.listing import Listing
 from plugin.registration import endpoint, events

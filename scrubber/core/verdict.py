@@ -19,7 +19,6 @@ from enum import Enum
 from typing import Any
 
 from policies.model import OnChip, Policy
-from policies.units import format_size
 from scrubber.core import proof
 from scrubber.core.ailments import diagnose, next_baseline, worst
 from scrubber.core.measurements import Measurements, Uncovered, own_memory
@@ -39,6 +38,7 @@ from scrubber.core.model import (
     StepResult,
     Vitals,
 )
+from scrubber.ground.documents.units import format_size
 
 _THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
 PLANS: dict[Path, tuple[Step, ...]] = {

@@ -11,15 +11,14 @@ never adjusted: it is near the uptime, but not equal to it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.core.diagnosis.base import CheckFault
 from scrubber.ground import log
-from scrubber.node import safe_read
 
 logger = log.get("kernellog")
 
@@ -40,10 +39,10 @@ class KernelLog:
 
     def open(self) -> str:
         """Open the log; returns why it cannot be read, or "". ``fileno`` is readable when there are new messages."""
-        opened = _opened(self._path)
-        if isinstance(opened, CheckFault):
-            return f"{self._path}: {opened.text}"
-        self._descriptor = opened
+        try:
+            self._descriptor = _opened(self._path)
+        except OSError as error:
+            return f"{self._path}: {(error.strerror or str(error)).lower()}"
         return ""
 
     def fileno(self) -> int:
@@ -86,21 +85,14 @@ def of_the_kernel(line: bytes) -> tuple[int, str] | None:
     return int(found[2]), found[3].decode(errors="replace")
 
 
-def unreadable(path: Path) -> CheckFault | None:
-    """Why this process cannot read the log; None if it can."""
-    opened = _opened(path)
-    if isinstance(opened, CheckFault):
-        return opened
-    os.close(opened)
-    return None
+def check_readable(path: Path) -> None:
+    """Raise OSError if this process cannot read the log."""
+    os.close(_opened(path))
 
 
-def _opened(path: Path) -> int | CheckFault:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return safe_read.fault(error)
+def _opened(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISCHR(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode):
         return descriptor
     os.close(descriptor)
-    return CheckFault("it is not a kernel log")
+    raise OSError(errno.EINVAL, "it is not a kernel log")

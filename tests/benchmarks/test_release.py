@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import processes, release, rig
-from plugin.testing.pods import Pod
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
+from demo.standins.pods import Pod
 from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock
 from tests.patience import WITHIN

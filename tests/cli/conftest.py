@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from scrubber import cli
+from autoclave import cli
 from tests.cli.ward import examine, kubelet, started
 from tests.live import Service
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import service_call
+from autoclave.cli import service_call
 from tests.fakes.nvml.build import build, compiler
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root

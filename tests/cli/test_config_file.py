@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from scrubber import cli
-from scrubber.cli import config_file
+from autoclave import cli
+from autoclave.cli import config_file
 from scrubber.ground.errors import FatalError
 
 

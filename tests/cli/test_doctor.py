@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from autoclave.cli.verbs import doctor
+from autoclave.doctor import gathering
+from autoclave.doctor.findings import roster
+from demo import stage
+from demo.standins import checkpoint
+from demo.standins.api_server import ApiServer
 from plugin.dra import slices
-from plugin.testing import checkpoint
-from plugin.testing.api_server import ApiServer
-from scrubber.cli.verbs import doctor
-from scrubber.core.diagnosis import roster
-from scrubber.demo import stage
 from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, SERVICE, levels, only
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -62,7 +63,7 @@ def test_a_service_that_is_slow_to_answer_is_asked_again(examine, kubelet, start
 
 
 def test_a_service_that_listens_and_never_answers_is_broken(examine, kubelet, short_tmp, monkeypatch):
-    monkeypatch.setattr(doctor, "PATIENCE", 0.2)
+    monkeypatch.setattr(gathering, "PATIENCE", 0.2)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(short_tmp / "admin.sock"))
         deaf.listen()
@@ -292,7 +293,7 @@ async def api(short_tmp, monkeypatch):
 
 async def test_a_feature_gate_that_is_off_is_a_warning_with_its_name(api, short_tmp):
     def gates() -> dict[str, str]:
-        facts = doctor.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev")
+        facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev", ask=doctor._status)
         return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}
 
     assert list((await asyncio.to_thread(gates)).values()) == ["ok"]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from plugin.testing import checkpoint
-from scrubber.cli import exit_codes
-from scrubber.cli.verbs import doctor
+from autoclave.cli import exit_codes
+from autoclave.doctor import gathering
+from autoclave.doctor.facts import process_facts
+from demo.standins import checkpoint
 from scrubber.cuda import warmth
 from scrubber.ground import unix_sockets
-from scrubber.node import process_facts
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
 from tests.patience import WITHIN
 
@@ -32,7 +32,7 @@ def host(short_tmp, monkeypatch):
     (short_tmp / "proc").mkdir()
     (short_tmp / "proc/self").symlink_to("/proc/self")
     (short_tmp / "proc" / str(os.getpid())).symlink_to("/proc/self")
-    monkeypatch.setattr(doctor, "PROC", short_tmp / "proc")
+    monkeypatch.setattr(gathering, "PROC", short_tmp / "proc")
     monkeypatch.setattr(warmth, "missing", lambda: None)
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
     files = {
@@ -156,7 +156,7 @@ def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
 @contextmanager
 def waiting(kubelet_dir, run_dir, patience="60s"):
     words = ("--only=rival-plugin", f"--wait={patience}", f"--kubelet-dir={kubelet_dir}", f"--run-dir={run_dir}")
-    command = [sys.executable, "-m", "scrubber", "doctor", *words]
+    command = [sys.executable, "-m", "autoclave", "doctor", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()

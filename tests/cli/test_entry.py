@@ -8,10 +8,11 @@ import sys
 import click
 import pytest
 
-from policies.faults import PolicyError, PolicyFault
-from scrubber import __version__, cli
-from scrubber.cli import failure
+from autoclave import cli
+from autoclave.cli import failure
+from scrubber import __version__
 from scrubber.devices.base import DeviceError
+from scrubber.ground.documents.faults import PolicyError, PolicyFault
 from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 
 SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}
@@ -26,7 +27,7 @@ def python(script, **env):
 def test_help_loads_no_verb_and_nothing_slow():
     script = """
 import sys
-from scrubber import cli
+from autoclave import cli
 sys.argv = ["autoclave", "--help"]
 try:
     cli.main()
@@ -38,7 +39,7 @@ finally:
     assert "Usage: autoclave" in out
     assert "click" in loaded
     assert not loaded & SLOW
-    assert not {name for name in loaded if name.startswith(("scrubber.", "policies"))} - {"scrubber.cli"}
+    assert not {name for name in loaded if name.startswith(("autoclave.", "scrubber.", "policies"))} - {"autoclave.cli"}
 
 
 ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history", "version")
@@ -52,14 +53,14 @@ def loaded_by(module):
 @pytest.mark.parametrize("verb", ASKING)
 def test_a_verb_that_asks_the_service_loads_nothing_that_an_answer_does_not_need(verb):
     """Each takes as long to load as all the rest."""
-    loaded = loaded_by(f"scrubber.cli.verbs.{cli.VERBS[verb][0]}")
+    loaded = loaded_by(f"autoclave.cli.verbs.{cli.VERBS[verb][0]}")
     assert "click" in loaded
     assert not loaded & {"pydantic", "ruamel", "structlog", "prometheus_client", "rich"}
     assert "scrubber.core.model" not in loaded  # what the service decides from; an answer is made of views
 
 
 def test_the_service_loads_no_rich_and_nothing_for_nvidia_before_it_knows_its_node():
-    loaded = loaded_by("scrubber.cli.verbs.scrubber")
+    loaded = loaded_by("autoclave.cli.verbs.scrubber")
     assert "pydantic" in loaded
     assert not loaded & {"rich", "pygments", "pynvml", "scrubber.devices.nvidia.backend"}
 
@@ -71,7 +72,7 @@ def test_the_zygote_loads_no_policies_and_nothing_for_nvidia_before_it_knows_its
 
 
 def test_the_module_is_the_command():
-    run = subprocess.run([sys.executable, "-m", "scrubber", "--version"], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-m", "autoclave", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout == f"autoclave {__version__}\n"
 
 
@@ -221,7 +222,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run(
-        [sys.executable, "-m", "scrubber", *verb], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "autoclave", *verb], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(writer)
     assert run.stderr == ""

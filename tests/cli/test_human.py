@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from scrubber.cli import human
+from autoclave.cli import human
 
 NOON = datetime(2026, 11, 20, 12, 0, 30, 250000, tzinfo=UTC).timestamp()
 

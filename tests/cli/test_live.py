@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from autoclave.cli import service_call
 from scrubber import __version__
 from scrubber.api import client
-from scrubber.cli import service_call
 from scrubber.core import views
 from scrubber.devices.simulated import tenants
 from scrubber.ground.errors import Reason, Refused
@@ -418,7 +418,7 @@ def test_version_names_command_and_service(autoclave, monkeypatch):
     assert (document["kind"], document["client"], document["service"]["version"]) == (
         "Version", __version__, __version__,
     )  # fmt: skip
-    monkeypatch.setattr("scrubber.cli.verbs.version.__version__", "0.0.0")
+    monkeypatch.setattr("autoclave.cli.verbs.version.__version__", "0.0.0")
     assert "the service has another version than this command" in autoclave("version").stderr
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from scrubber.api import client
-from scrubber.cli import service_call
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
 from tests.devices.nvidia.health.hearing import until

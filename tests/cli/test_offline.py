@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from policies import load
-from scrubber.cli import service_call
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
@@ -95,7 +95,7 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
 )
 def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, told):
     run = subprocess.run(
-        [sys.executable, "-m", "scrubber", "policy", "check", "-"], input=text, capture_output=True, check=False
+        [sys.executable, "-m", "autoclave", "policy", "check", "-"], input=text, capture_output=True, check=False
     )
     assert run.returncode == code
     assert told in (run.stdout + run.stderr).decode()

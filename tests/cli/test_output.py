@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from scrubber.cli import cells, document, exit_codes, job_progress, status_view, table, terminal
-from scrubber.cli.verbs import explain
+from autoclave.cli import cells, document, exit_codes, job_progress, status_view, table, terminal
+from autoclave.cli.verbs import explain
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
 

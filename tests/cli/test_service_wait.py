@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from policies import units
 from scrubber.ground import unix_sockets
+from scrubber.ground.documents import units
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -18,7 +18,7 @@ LONG = f"{WITHIN}s"
 def status(short_tmp):
     """``autoclave status`` in a process of its own, before there is a service."""
     words = {"AUTOCLAVE_RUN_DIR": str(short_tmp / "run"), "AUTOCLAVE_SERVICE_WAIT": LONG}
-    command = [sys.executable, "-m", "scrubber", "status"]
+    command = [sys.executable, "-m", "autoclave", "status"]
     env, pipe = {**os.environ, **words}, subprocess.PIPE
     with subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=pipe) as verb:
         yield verb

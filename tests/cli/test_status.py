@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autoclave.cli import cells, custom_columns, selection, status_view, status_watch, table, terminal
+from autoclave.cli.selection import Selection
 from scrubber.api import client
-from scrubber.cli import cells, custom_columns, selection, status_view, status_watch, table, terminal
-from scrubber.cli.selection import Selection
 from scrubber.core import views
 from scrubber.core.model import State
 from tests.cli.test_output import BUSY, CLEAN, NOW, SERVICE, SICK, SICKNESS

@@ -21,7 +21,7 @@ library = on_machine.library  # a fixture
 
 NO_ROUND, LONG_BEFORE = 3600, 60.0  # seconds: only the alarm calls for one, and no load takes that long
 PATIENTLY = f"""
-from scrubber import cli
+from autoclave import cli
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.simulated.backend import Simulated
 Nvidia.pace = Simulated.pace = {NO_ROUND}

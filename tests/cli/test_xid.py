@@ -217,7 +217,7 @@ def test_a_service_that_is_out_of_order_keeps_nobody_from_looking_up_what_a_code
 
 
 def test_a_service_that_is_silent_keeps_nobody_waiting_for_what_a_code_means(autoclave, short_tmp, monkeypatch):
-    monkeypatch.setattr("scrubber.cli.verbs.xid.PATIENCE", 0.1)
+    monkeypatch.setattr("autoclave.cli.verbs.xid.PATIENCE", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_tmp / "admin.sock"))
         silent.listen()

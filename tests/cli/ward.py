@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plugin.testing import checkpoint
-from plugin.testing.holdings import DeviceHolding
+from demo.standins import checkpoint
+from demo.standins.holdings import DeviceHolding
 from tests.live import Service
 
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}

@@ -27,7 +27,7 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
 POLICY = STATE / "policy.yaml"
 CDI = RUN / "cdi"
-_PROGRAM = [sys.executable, "-m", "scrubber"]
+_PROGRAM = [sys.executable, "-m", "autoclave"]
 
 
 class Operator:

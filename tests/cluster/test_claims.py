@@ -35,7 +35,7 @@ def allocated(claim):
 async def driver(pods, autoclave, request):
     """Our driver, in place of the device plugin. The parameter, if there is one, is more flags."""
     autoclave.plugin.end()
-    program = ("env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "scrubber", "dra")
+    program = ("env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "autoclave", "dra")
     driver = Program("autoclave-dra", [*program, *getattr(request, "param", ())], LOGS)
     driver.start()
     yield driver
@@ -128,7 +128,7 @@ async def test_a_claim_survives_restarts_of_everything(claims, driver, autoclave
 
 
 async def test_the_doctor_names_the_feature_gates_that_are_off(claims, gate):  # noqa: ARG001 - the slice exists
-    command = (sys.executable, "-m", "scrubber", "doctor", "-o", "json", "--driver-name", DRIVER)
+    command = (sys.executable, "-m", "autoclave", "doctor", "-o", "json", "--driver-name", DRIVER)
     doctor = await asyncio.create_subprocess_exec(
         *command, "--only", "feature-gates", env={**os.environ, "KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE},
         stdout=asyncio.subprocess.PIPE,

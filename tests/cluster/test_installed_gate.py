@@ -32,7 +32,7 @@ def vendor(node):  # noqa: ARG001 - it runs
     flags = ["--driver-name", VENDOR, "--registry-dir", str(REGISTRAR), "--run-dir", "/run/autoclave/doors"]
     vendor = Program(
         "vendor-dra",
-        ["env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "scrubber", "dra", *flags],
+        ["env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "autoclave", "dra", *flags],
         LOGS,
     )
     vendor.start()

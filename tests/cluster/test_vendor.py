@@ -110,7 +110,7 @@ async def claims(pods, autoclave, pytestconfig):
     vendor = Program(
         "nvidia-dra", ["env", *assigned, program, "--kubelet-registrar-directory-path", GATED, *flags], LOGS
     )
-    ours: list[str | Path] = [sys.executable, "-m", "scrubber", "dra", "--vendor-registry-dir", GATED]
+    ours: list[str | Path] = [sys.executable, "-m", "autoclave", "dra", "--vendor-registry-dir", GATED]
     gate = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
     autoclave.service.start()
     before = registered(gate)

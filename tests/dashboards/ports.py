@@ -6,7 +6,7 @@ import random
 import socket
 from pathlib import Path
 
-from dashboards.trial.node import LOOPBACK
+from demo.bad_day.node import LOOPBACK
 
 PORTS = 3  # of the service, of the plugin, of Prometheus
 

@@ -6,8 +6,8 @@ import re
 import promql_parser as promql
 import pytest
 
+from autoclave.cli import manual
 from dashboards import runbooks
-from scrubber.cli import manual
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
 

@@ -1,7 +1,7 @@
 """The pages and alerts with a real Prometheus that scrapes a real node through its bad day.
 
 It is one test, because the day is played once; each check returns the faults that it finds. The day is that of ``make
-observe`` (``dashboards.trial``). Unlike on a node, Prometheus scrapes twice a second, the condition of an alert must
+observe`` (``demo.bad_day``). Unlike on a node, Prometheus scrapes twice a second, the condition of an alert must
 hold for half a second (``for``; windows and thresholds stay), and rates look back four seconds.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from dashboards import outages, shipped
-from dashboards.trial import day
-from dashboards.trial.node import CLUSTER, GPUS, NAME, TrialNode
-from dashboards.trial.prometheus import Prometheus
+from demo.bad_day import day
+from demo.bad_day.node import CLUSTER, GPUS, NAME, TrialNode
+from demo.bad_day.prometheus import Prometheus
+from demo.containers import mark
 from scrubber.core.model import Availability
-from scrubber.demo.containers import mark
 from scrubber.ledger import audit
 from scrubber.metrics import table
 from tests.dashboards import rulefiles

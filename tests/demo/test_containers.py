@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scrubber.demo import containers
+from demo import containers
 from scrubber.devices.simulated import containers as simulated
 from tests.patience import WITHIN
 

@@ -7,23 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from scrubber.cli.verbs import demo
+from demo import __main__ as demo
 from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
-
-# As the group would: click makes a command's help option once, for whoever comes first.
-AS_A_VERB: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 @pytest.mark.parametrize(("flags", "promises"), [([], 32), (["--dra"], 31)])
 def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path, flags: list[str], promises: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "scrubber", "demo", "--json", *flags],
+        [sys.executable, "-m", "demo", "--json", *flags],
         capture_output=True,
         text=True,
         timeout=WITHIN,
@@ -45,13 +41,13 @@ def test_a_gpu_that_is_not_overwritten_breaks_the_story(monkeypatch: pytest.Monk
 
     heal = drills.heal
     monkeypatch.setattr(drills, "heal", heal_badly)
-    result = CliRunner().invoke(demo.command, ["--json"], standalone_mode=False, **AS_A_VERB)
+    result = CliRunner().invoke(demo.command, ["--json"], standalone_mode=False)
     broken = [check["line"] for check in json.loads(result.stdout)["checks"] if not check["held"]]
     assert result.return_value == 1
     assert any("GPU 2 is scrubbed again" in line for line in broken)
 
 
 def test_fewer_gpus_than_the_story_needs_are_refused() -> None:
-    result = CliRunner().invoke(demo.command, ["--gpus", "2"], **AS_A_VERB)
+    result = CliRunner().invoke(demo.command, ["--gpus", "2"])
     assert result.exit_code == 2
     assert "3<=x<=64" in result.output

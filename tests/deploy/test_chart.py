@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import scrubber
+from autoclave import cli
+from autoclave.doctor.findings import roster
 from dashboards import runbooks
 from deploy import generate
-from scrubber import cli
-from scrubber.core.diagnosis import roster
 from tests.deploy import manifests
 from tests.deploy.manifests import MATRIX
 

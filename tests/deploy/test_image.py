@@ -169,7 +169,7 @@ def test_both_commands_run_from_the_locked_packages_alone(prefix, short_tmp):
     kubelet.mkdir()
     where = {"env": {"PATH": os.defpath, "AUTOCLAVE_RUN_DIR": str(short_tmp / "run")}, "cwd": short_tmp}
     scrubber = [program, "scrubber", "--backend", "simulated", "--simulated-memory", "1MiB", "--kubelet-dir", kubelet]
-    stand_in = [prefix / "bin" / "python", "-m", "plugin.testing", "--directory", kubelet]
+    stand_in = [sys.executable, "-m", "demo.standins", "--directory", kubelet]
     with ExitStack() as stack:
         serving = [*scrubber, "--state-dir", short_tmp / "state"]
         service = stack.enter_context(begun(serving, "stderr", '"event": "serving"', **where))

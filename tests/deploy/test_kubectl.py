@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import click
 import pytest
 
-from scrubber import cli
+from autoclave import cli
 from tests.deploy import manifests
 
 ROOT = Path(__file__).parents[2]

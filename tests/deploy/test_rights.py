@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Container, Phase, Pod
 from plugin.registration.watch import FileWatch
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Container, Phase, Pod
 from tests.deploy import manifests
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
@@ -126,7 +126,7 @@ class Node:
         words = manifests.words(one, {"/etc/autoclave/policy": self.root / "policy", "/host": self.root})
         for port in one.get("ports", ()):
             words = [word.replace(f"$(POD_IP):{port['containerPort']}", "127.0.0.1:0") for word in words]
-        return [*ALONE, str(self.root), *reduced(one), sys.executable, "-m", "scrubber", *words]
+        return [*ALONE, str(self.root), *reduced(one), sys.executable, "-m", "autoclave", *words]
 
     async def once(self, name):
         """The exit code of a container that ends."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import service_call
+from autoclave.cli import service_call
 from scrubber.devices.simulated import drills, layout, tenants
 from tests.live import Service
 
@@ -44,7 +44,7 @@ class Slurmd:
             "PATH": f"{programs}:{os.defpath}", "AUTOCLAVE_RUN_DIR": str(run_dir), "SLURMD_NODENAME": "node7.example",
             "AUTOCLAVE_SLURM_STATE": str(self.state), "AUTOCLAVE_SLURM_DRIVER": str(root / "no-driver"),
         }  # fmt: skip
-        self.program(programs / "autoclave", f'exec {sys.executable} -P -m scrubber "$@"')
+        self.program(programs / "autoclave", f'exec {sys.executable} -P -m autoclave "$@"')
         self.environment["PYTHONPATH"] = str(ROOT)
         self.answer = root / "answer"  # of ``scontrol show``
         script = f'if [ "$1" = show ]; then cat {self.answer}; else printf "%s\\n" "$@" >> {self.drained}; fi'

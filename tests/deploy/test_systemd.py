@@ -50,7 +50,7 @@ def test_its_directories_are_those_of_the_service_and_private():
 
 
 def test_wrong_settings_are_not_tried_again(short_tmp):
-    command = [sys.executable, "-P", "-m", "scrubber", "scrubber", "--run-dir", short_tmp, "--policy", "nonesuch"]
+    command = [sys.executable, "-P", "-m", "autoclave", "scrubber", "--run-dir", short_tmp, "--policy", "nonesuch"]
     run = subprocess.run(command, capture_output=True, check=False)
     assert read()["RestartPreventExitStatus"] == str(run.returncode)
     assert read()["Restart"] == "on-failure"
@@ -58,7 +58,7 @@ def test_wrong_settings_are_not_tried_again(short_tmp):
 
 def test_a_driver_that_is_not_loaded_yet_is_tried_again(short_tmp):
     places = ("--run-dir", short_tmp / "run", "--state-dir", short_tmp / "state", "--host-root", short_tmp)
-    command = [sys.executable, "-P", "-m", "scrubber", "scrubber", "--backend", "nvidia", *places]
+    command = [sys.executable, "-P", "-m", "autoclave", "scrubber", "--backend", "nvidia", *places]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "cannot find the NVIDIA driver" in run.stderr
     assert str(run.returncode) not in read()["RestartPreventExitStatus"].split()

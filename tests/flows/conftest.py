@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
 from tests.flows.node import BRISK, Node, Watched
 
 Maker = Callable[..., Node]

@@ -12,18 +12,18 @@ from pathlib import Path
 import grpc.aio
 from asyncinotify import Inotify, Mask
 
+from demo.containers import ContainerRunner, mark
+from demo.handout import RESOURCE
+from demo.programs import ServiceProgram
+from demo.stage import Stage, halfway
+from demo.standins import endpoint
+from demo.standins.journal import Call
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Container, Phase, Pod
+from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
-from plugin.testing import endpoint
-from plugin.testing.journal import Call
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Container, Phase, Pod
-from plugin.testing.runtime import Devices
 from scrubber.core import views
-from scrubber.demo.containers import ContainerRunner, mark
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.programs import ServiceProgram
-from scrubber.demo.stage import Stage, halfway
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
 from tests.patience import WITHIN

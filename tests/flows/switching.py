@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.testing.pods import ContainerState, Phase, Pod
-from scrubber.demo.handout import RESOURCE
+from demo.handout import RESOURCE
+from demo.standins.pods import ContainerState, Phase, Pod
 from tests.deploy import manifests
 from tests.flows.node import Node, Watched
 from tests.plugin.live_plugin import Plugin
@@ -93,7 +93,7 @@ async def doctor(node: Node) -> int:
     program.command = [
         sys.executable,
         "-m",
-        "scrubber",
+        "autoclave",
         *manifests.words(container, {**places, "/host": root}),
         "--wait=0s",
     ]

@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Phase
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.documents import Resetting
 from tests.flows.node import Node, brisk

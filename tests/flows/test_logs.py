@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scrubber.demo.programs import ServiceProgram
+from demo.programs import ServiceProgram
 from scrubber.devices.simulated import layout
 from tests.flows.node import Node
 

@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import ContainerState, Phase, Pod
+from demo.standins.quirks import Timing
 from plugin.registration import sockets
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import ContainerState, Phase, Pod
-from plugin.testing.quirks import Timing
 from scrubber.core import views
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import identity
 from tests.flows.node import BRISK, Node, brisk

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from plugin.testing.pods import Container, ContainerKind
-from scrubber.demo.handout import RESOURCE
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, ContainerKind
 from scrubber.node import checkpoint
 
 

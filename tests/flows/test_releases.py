@@ -17,9 +17,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Container, Phase
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import layout
 from scrubber.ground.errors import Refused
 from tests.flows.node import Node, brisk

@@ -11,10 +11,10 @@ import signal
 
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.kubelet import NotRunning
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.kubelet import NotRunning
-from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.handout import RESOURCE
 from tests.flows.node import Node, brisk
 
 ONE = {RESOURCE: 1}

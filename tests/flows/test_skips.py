@@ -18,9 +18,9 @@ import signal
 import subprocess
 import sys
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from tests.flows.node import brisk
 from tests.node.test_open_check import IN_TRANSIT

@@ -21,9 +21,9 @@ import shutil
 import grpc
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
-from scrubber.demo.handout import RESOURCE
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.node import checkpoint
 from tests.flows.node import brisk

@@ -13,7 +13,7 @@ from tests.house.test_style import modules, place
 PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
 SPEAKS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 LOGGERS = {"logger", "log"}
-NO_PART = ("scrubber/cli/", "plugin/testing/")
+NO_PART = ("autoclave/cli/", "demo/standins/")
 OWN_WORDS = "(…)"  # an event that is not known beforehand: what a driver said, what a row of the ledger tells
 CHOSEN = "…"  # a level that is not known beforehand
 

@@ -39,7 +39,7 @@ LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the
 JUDGE = """
 import json, os, sys
 import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
-import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.tenants, tests.core.nodes
+import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.tenants, tests.doctor.nodes
 assert not sys.modules.keys() & set(sys.argv[1:])
 for line in sys.stdin:
     output, sys.dont_write_bytecode, arguments = json.loads(line)
@@ -308,10 +308,10 @@ class Judge:
 
 def test_the_copy_is_what_is_judged(judge, tree):
     test = tree / "tests/test_places.py"
-    places = [str(tree / place) for place in ("scrubber/core/model.py", "policies/units.py")]
+    places = [str(tree / place) for place in ("scrubber/core/model.py", "policies/match.py")]
     test.write_text(
-        "from scrubber.core import model\nfrom policies import units\n\n"
-        f"def test_places():\n    assert [model.__file__, units.__file__] == {places}\n"
+        "from scrubber.core import model\nfrom policies import match\n\n"
+        f"def test_places():\n    assert [model.__file__, match.__file__] == {places}\n"
     )
     ended, output = judge.run(test)
     test.unlink()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("scrubber", "plugin", "policies", "dashboards")
+HOUSES = ("autoclave", "scrubber", "plugin", "policies")
 
 
 @pytest.mark.parametrize("house", HOUSES)

@@ -9,16 +9,17 @@ import pytest
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("scrubber", "plugin", "policies", "dashboards")
+HOUSES = ("autoclave", "demo", "scrubber", "plugin", "policies", "dashboards")
 DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-LAZY = "scrubber/cli/"  # the verbs are loaded when they are called
+LAZY = "autoclave/cli/"  # the verbs are loaded when they are called
 EXTRAS = (
+    "autoclave/doctor/gathering.py",  # the API server's client, for a check that few ask for
     "scrubber/app.py",  # the NVIDIA backend: a service with simulated GPUs does not wait for its modules
     "scrubber/devices/roster.py",  # the same in a worker
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened
     "plugin/cluster/starting.py",  # the API server's client, where there is one to speak to
     "plugin/dra/app.py",  # the same: who lacks it gets a line that says what to install
-    "plugin/dra/vendor_cdi.py",  # YAML, which that client brings; a driver of our own reads none
+    "plugin/dra/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
 IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])

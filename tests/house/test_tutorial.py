@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import service_call
+from autoclave.cli import service_call
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]

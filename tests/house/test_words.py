@@ -34,7 +34,7 @@ REPLACED = {
     "zombie": "leftover",
 }
 CONTRACTS = {
-    "scrubber/cli/verbs/simulate.py": {"zombie"},  # the drill that the command line calls so
+    "autoclave/cli/verbs/simulate.py": {"zombie"},  # the drill that the command line calls so
     "scrubber/config.py": {"sight", "SightMode"},  # the flag --sight
     "scrubber/devices/simulated/tenants.py": {"zombie"},  # what that drill starts
 }

@@ -173,7 +173,7 @@ def test_an_address_that_is_taken_ends_the_start_with_one_line(short_tmp):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ":".join(map(str, taken.getsockname()))
         command: list[str | Path] = [
-            sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", "--run-dir", short_tmp / "run",
+            sys.executable, "-m", "autoclave", "scrubber", "--backend", "simulated", "--run-dir", short_tmp / "run",
             "--state-dir", short_tmp / "state", "--kubelet-dir", short_tmp, "--metrics-address", address,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from demo.standins.kubelet import Kubelet
 from plugin.devices import MigStrategy
 from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, registry, watch
-from plugin.testing.kubelet import Kubelet
 from scrubber.api import client
 from tests.live import Service
 from tests.patience import WITHIN

@@ -22,7 +22,7 @@ class Plugin:
     def __init__(self, root: Path, *flags: object, before: Sequence[str] = (), **env: str) -> None:
         """``before`` is put in front of the command, to run it in a smaller world."""
         self.command = [
-            *before, sys.executable, "-m", "scrubber", "plugin", "--log-format", "json",
+            *before, sys.executable, "-m", "autoclave", "plugin", "--log-format", "json",
             "--kubelet-dir", str(root), "--run-dir", str(root / "run"), *map(str, flags),
         ]  # fmt: skip
         self.env = {**os.environ, **env}

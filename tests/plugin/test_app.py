@@ -10,8 +10,8 @@ from datetime import datetime
 
 import pytest
 
+from demo.standins.pods import Phase, Pod
 from plugin.registration import watch
-from plugin.testing.pods import Phase, Pod
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_server import ScrubServer, gpu, hang
 
@@ -194,7 +194,7 @@ async def test_it_stays_small(scrub_server, kubelet, plugin):
 
 
 def test_it_loads_no_driver_library_and_nothing_heavy():
-    script = "import sys, scrubber.cli.verbs.plugin; print(*{name.partition('.')[0] for name in sys.modules})"
+    script = "import sys, autoclave.cli.verbs.plugin; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "plugin" in loaded
     assert not HEAVY & set(loaded)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from policies import load
-from policies.faults import quote
 from policies.hardware import Means
 from policies.model import Mode, PolicySet
 from policies.path import Path
+from scrubber.ground.documents.faults import quote
 
 
 def faults(text):

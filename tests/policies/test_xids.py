@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import load, validation, xids
+from policies import load, xids
 from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
+from scrubber.ground.documents import validation
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
 CATALOG, PLUGIN, GKE = Preset

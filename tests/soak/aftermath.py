@@ -7,9 +7,9 @@ import json
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
-from plugin.testing.pods import Phase, Pod
+from demo.handout import RESOURCE
+from demo.standins.pods import Phase, Pod
 from scrubber.core import views
-from scrubber.demo.handout import RESOURCE
 from scrubber.ground.errors import Unreachable
 from scrubber.ledger import audit
 from tests.flows.node import Node

@@ -29,10 +29,10 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TextIO
 
-from plugin.testing.pods import Phase, Pod
+from demo.handout import RESOURCE
+from demo.stage import Stage
+from demo.standins.pods import Phase, Pod
 from scrubber.core import ownership, views
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.stage import Stage
 from scrubber.devices.simulated import drills
 from tests import forking
 from tests.flows.node import Node

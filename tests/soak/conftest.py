@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
 from tests.flows.node import Node
 from tests.soak.witness import Witness
 

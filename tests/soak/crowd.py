@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections import Counter
 
-from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.handout import RESOURCE
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from tests.flows.node import Node
 from tests.soak.guests import Guests
 from tests.soak.pods import Pods

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from demo.containers import ContainerRunner
+from demo.standins.pods import Container, ContainerKind, Pod
+from demo.standins.runtime import CannotCreate, Devices
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, ContainerKind, Pod
-from plugin.testing.runtime import CannotCreate, Devices
-from scrubber.demo.containers import ContainerRunner
 from scrubber.devices.simulated import containers, layout
 from tests.patience import WITHIN
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from demo.standins.pods import Container, Pod
+from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, Pod
-from plugin.testing.runtime import Devices
 from scrubber.devices.simulated import layout
 from scrubber.node.cgroups import GROUPS
 from tests.patience import WITHIN

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from plugin.testing.kubelet import Kubelet
+from demo.standins.kubelet import Kubelet
 from scrubber.devices.simulated import layout
 from tests.soak.hostile import FOREIGN, VISITOR, Attacker, Hostile, uptime
 from tests.soak.tenant import BLOCK

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import grpc.aio
 
+from demo.handout import RESOURCE
+from demo.programs import ServiceProgram
+from demo.standins.kubelet import NotRunning
+from demo.standins.pods import Phase, Pod
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.kubelet import NotRunning
-from plugin.testing.pods import Phase, Pod
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.programs import ServiceProgram
 from scrubber.devices.simulated import drills
 from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.node import checkpoint

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from plugin.testing.kubelet import NotRunning, PodEnded
-from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from scrubber.demo.handout import RESOURCE
+from demo.handout import RESOURCE
+from demo.standins.kubelet import NotRunning, PodEnded
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from tests.flows.node import Node
 from tests.soak.dice import dice as dice_of
 from tests.soak.waiting import within

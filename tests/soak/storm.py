@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from plugin.testing.pods import ContainerKind, ContainerState, Pod
-from scrubber.demo.handout import RESOURCE
+from demo.handout import RESOURCE
+from demo.standins.pods import ContainerKind, ContainerState, Pod
 from scrubber.devices.simulated import drills
 from tests.flows.node import Node
 from tests.soak.dice import dice

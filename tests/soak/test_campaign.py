@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.journal import Call
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Pod
+from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.journal import Call
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Pod
-from plugin.testing.runtime import CannotCreate
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
 from tests.patience import WITHIN

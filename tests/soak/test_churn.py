@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from plugin.testing.pods import Phase, Pod
-from scrubber.demo.handout import RESOURCE
-from scrubber.demo.stage import Stage
+from demo.handout import RESOURCE
+from demo.stage import Stage
+from demo.standins.pods import Phase, Pod
 from scrubber.devices.simulated import drills
 from tests.flows.node import Node
 from tests.soak.conftest import witness

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from plugin.testing.pods import Pod
-from scrubber.demo.stage import Stage
+from demo.stage import Stage
+from demo.standins.pods import Pod
 from tests.flows.node import Node
 from tests.soak.aftermath import complaints, demand_none, demand_whole
 from tests.soak.crowd import Crowd

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Container, ContainerKind, Pod
+from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, ContainerKind, Pod
-from plugin.testing.runtime import CannotCreate
-from scrubber.demo.handout import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from tests.patience import WITHIN
 from tests.soak.guests import Guests

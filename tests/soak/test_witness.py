@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from demo.handout import RESOURCE
+from demo.standins.pods import Pod
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Pod
-from scrubber.demo.handout import RESOURCE
 from tests.soak.conftest import witness
 
 pytestmark = pytest.mark.night

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 
-from plugin.testing.kubelet import NotRunning
+from demo.standins.kubelet import NotRunning
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.ledger import database

@@ -7,10 +7,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from demo.containers import mark
+from demo.standins.pods import Container, ContainerKind, Pod
+from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, ContainerKind, Pod
-from plugin.testing.runtime import Devices
-from scrubber.demo.containers import mark
 from scrubber.devices.simulated import containers, layout, tenants
 from tests.flows.node import Watched
 from tests.soak.tenancy import Tenancies

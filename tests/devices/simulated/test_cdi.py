@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from autoclave.doctor.facts import container_toolkit
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import cdi, layout
 from scrubber.ground.errors import FatalError
-from scrubber.node import container_toolkit
 
 
 def test_each_gpu_shows_its_memory_under_its_index(bank, tmp_path):

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plugin.testing import http_api
-from plugin.testing.http_api import JSON, Answer, HttpApi, Request, on, silence, status
+from demo.standins import http_api
+from demo.standins.http_api import JSON, Answer, HttpApi, Request, on, silence, status
 from tests.patience import WITHIN
 
 __all__ = ["NODE", "Answer", "ApiServer", "Request", "drip", "on", "silence", "status"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Phase, Pod
 from plugin.cluster.api_objects import TAINT
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
 from tests.live import Service
 from tests.patience import WITHIN
@@ -29,7 +29,7 @@ def brisk(it, also="", stop_within=0.2):
     pace = f"lambda: Pace(spacing=0.01, stop_within={stop_within})"
     script = (
         "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
-        f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"
+        f"starting.Pace = {pace}; {also} from autoclave.cli import main; sys.exit(main())"
     )
     it.command[:3] = [sys.executable, "-c", script]
     return it

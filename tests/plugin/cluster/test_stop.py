@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from demo.standins.http_api import Fault
 from plugin.cluster import api_objects, apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
-from plugin.testing.http_api import Fault
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK

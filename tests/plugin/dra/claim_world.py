@@ -10,6 +10,13 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
+from demo.standins.api_server import ApiServer
+from demo.standins.claims import Claims
+from demo.standins.cluster import GROUP, Cluster
+from demo.standins.endpoint import PluginError
+from demo.standins.http_api import Request, ServerAway
+from demo.standins.journal import Journal
+from demo.standins.quirks import Quirks, Timing
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
 from plugin.devices import MigStrategy
@@ -22,21 +29,14 @@ from plugin.dra.own_devices import OwnDevices
 from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
-from plugin.testing.api_server import ApiServer
-from plugin.testing.claims import Claims
-from plugin.testing.cluster import GROUP, Cluster
-from plugin.testing.endpoint import PluginError
-from plugin.testing.http_api import Request, ServerAway
-from plugin.testing.journal import Journal
-from plugin.testing.quirks import Quirks, Timing
 from scrubber.api import client
 from scrubber.core import events as ev
 from scrubber.ground.errors import NotReady, Reason, Unreachable
 from scrubber.ground.granted_device import GrantedDevice
-from tests.plugin.testing.little_driver import device_slice
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop, is_kill
 from tests.service.world import World
+from tests.standins.little_driver import device_slice
 
 NODE = "node-1"
 LAG = 0.2  # seconds until the list shows a change

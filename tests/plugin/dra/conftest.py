@@ -2,7 +2,7 @@
 
 import pytest
 
-from plugin.testing.api_server import ApiServer
+from demo.standins.api_server import ApiServer
 from tests.plugin.dra.live_driver import NODE, LiveDriver
 
 

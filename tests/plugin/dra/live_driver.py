@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc.aio
 
+from demo.standins.api_server import CLAIMS, ApiServer
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration.watch import FileWatch
-from plugin.testing.api_server import CLAIMS, ApiServer
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get, scrape
@@ -35,7 +35,7 @@ class LiveDriver(Plugin):
         for name in ("plugins", "registry"):
             (root / name).mkdir(exist_ok=True)
         self.command = [
-            sys.executable, "-m", "scrubber", "dra", "--log-format", "json", "--metrics-address", "127.0.0.1:0",
+            sys.executable, "-m", "autoclave", "dra", "--log-format", "json", "--metrics-address", "127.0.0.1:0",
             "--plugins-dir", f"{root}/plugins", "--registry-dir", f"{root}/registry", "--run-dir", f"{root}/run",
             *map(str, flags),
         ]  # fmt: skip

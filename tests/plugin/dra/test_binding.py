@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from demo.standins.api_server import CLAIMS
+from demo.standins.http_api import on, status
 from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, binding, config
 from plugin.dra.binding import BindingConditions
 from plugin.dra.config import DRIVER, DraConfig
-from plugin.testing.api_server import CLAIMS
-from plugin.testing.http_api import on, status
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from demo.standins.api_server import CLAIMS
+from demo.standins.http_api import Answer, on, silence, status
 from plugin.cluster import api_objects
 from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DRIVER
-from plugin.testing.api_server import CLAIMS
-from plugin.testing.http_api import Answer, on, silence, status
 from scrubber.ground.granted_device import GrantedDevice
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE, allocate

@@ -9,10 +9,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from demo.standins.claims import ClaimError
+from demo.standins.pods import Pod
 from plugin.dra.config import DRIVER
 from plugin.dra.driver import FAULT
-from plugin.testing.claims import ClaimError
-from plugin.testing.pods import Pod
 from tests.plugin.dra.claim_world import ClaimWorld
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop

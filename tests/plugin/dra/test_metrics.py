@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from demo.standins.http_api import on, status
 from plugin.dra.config import DRIVER
 from plugin.metrics import table
-from plugin.testing.http_api import on, status
 from scrubber import __version__
 from tests.plugin.dra.live_driver import allocate
 from tests.plugin.dra.test_driver import SOON

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from demo.standins.api_server import ApiServer, watch_error
+from demo.standins.http_api import Answer, Request, on, status
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, publisher
 from plugin.dra.publisher import SlicePublisher
 from plugin.listing import Listing
-from plugin.testing.api_server import ApiServer, watch_error
-from plugin.testing.http_api import Answer, Request, on, status
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 

@@ -7,17 +7,17 @@ import asyncio
 
 import pytest
 
+from demo.containers import ContainerRunner, mark
+from demo.standins import http_api
+from demo.standins.api_server import CLAIMS
+from demo.standins.cluster import KUBELET, Cluster
+from demo.standins.kubelet import Kubelet, NotRunning
+from demo.standins.pods import Phase, Pod
 from plugin.dra.config import DRIVER
-from plugin.testing import http_api
-from plugin.testing.api_server import CLAIMS
-from plugin.testing.cluster import KUBELET, Cluster
-from plugin.testing.kubelet import Kubelet, NotRunning
-from plugin.testing.pods import Phase, Pod
-from scrubber.demo.containers import ContainerRunner, mark
 from scrubber.devices.simulated import drills, layout, tenants
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE
-from tests.plugin.testing.little_driver import NIC, LittleDriver, device_slice
+from tests.standins.little_driver import NIC, LittleDriver, device_slice
 
 GPUS = 2
 

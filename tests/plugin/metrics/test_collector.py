@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import grpc.aio
 import pytest
 
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Phase, Pod
 from plugin.metrics import table
-from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Phase, Pod
 from scrubber import __version__
 from scrubber.api import client
 from scrubber.ground.errors import Reason, Refused

@@ -1,0 +1,4 @@
+"""What people type: the command ``autoclave`` and its doctor.
+
+Top of the tree: it imports everything below (``plugin``, ``scrubber``, ``policies``), and nothing below imports it.
+"""

@@ -1,0 +1,147 @@
+"""The command line: one verb, one file. A verb asks the service and prints the answer; it decides nothing.
+
+A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
+remedies go to stderr. ``exit_codes`` has the exit codes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from scrubber import __version__
+
+VERBS = {
+    "scrubber": ("scrubber", "Run the scrub service of this node."),
+    "plugin": ("plugin", "Run the device plugin of this node."),
+    "dra": ("dra", "Run the DRA driver of this node."),
+    "status": ("status", "Show the state of GPUs, and why."),
+    "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
+    "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
+    "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
+    "release": ("release", "Give back the GPUs of a job that has ended."),
+    "quarantine": ("quarantine", "Quarantine GPUs until they are reinstated."),
+    "reinstate": ("reinstate", "End the quarantine of GPUs with a scrub and a self-test."),
+    "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
+    "history": ("history", "List the events of the ledger, oldest first."),
+    "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
+    "policy": ("policy", "Check and show policies, and name the one that applies to a GPU."),
+    "xid": ("xid", "Explain a driver error code, and what this node does about it."),
+    "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
+    "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
+    "version": ("version", "Show the version of this command and of the running service."),
+    "manual": ("manual", "Write the man pages of all verbs into a directory."),
+    "completion": ("completion", "Print the completion script of a shell."),
+}
+"""For each verb: its module, and its line in the list."""
+
+SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
+
+EPILOG = """\
+A GPU is named by its index, its UUID, or a unique prefix of its UUID.
+
+Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
+
+Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 4 left alone (nothing was
+done: the GPU belongs to a pod or a job, or does not need it), 130 interrupted. Of several GPUs, the worst decides:
+3, 2, 1, 4, 0.
+"""
+
+
+class Verbs(click.Group):
+    """Imports verbs by name, and ends every failure with one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which a newcomer needs them."""
+        del ctx
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb."""
+        del ctx
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"autoclave.cli.verbs.{VERBS[cmd_name][0]}").command
+        if not gc.isenabled():  # ``main`` switched it off
+            gc.freeze()  # what was loaded stays loaded
+            gc.enable()
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a verb, or propose verbs with a similar spelling."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing one."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+    def main(self, *args: Any, **extra: Any) -> NoReturn:  # noqa: ANN401 - handed on as it comes
+        """Run a verb and exit with its code."""
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+            sys.stdout.flush()  # here, where a closed pipe is still handled
+        except Exception as error:  # noqa: BLE001 - every error becomes one line and an exit code
+            code = importlib.import_module("autoclave.cli.failure").report(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Duration(click.ParamType[float]):
+    """A duration such as ``5s``. Its module is imported for a given value only, so that ``--help`` is quick."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+        """The seconds, or a usage error."""
+        try:
+            given = isinstance(value, str)
+            seconds: float = (
+                importlib.import_module("scrubber.ground.documents.units").parse_duration(value) if given else value
+            )
+        except ValueError as error:
+            self.fail(f"found {value!r}, {error}", param, ctx)
+        return seconds
+
+
+@click.group(
+    cls=Verbs,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
+@click.version_option(__version__, prog_name="autoclave", message="%(prog)s %(version)s")
+@click.option(
+    "--service-wait",
+    type=_Duration(),
+    default=5.0,
+    show_default=False,
+    envvar="AUTOCLAVE_SERVICE_WAIT",
+    help="How long a verb waits for a scrub service whose socket is missing or refuses, because it may be starting; "
+    "0s: not at all [default: 5s].",
+)
+def cli(service_wait: float) -> None:
+    """Prove that a GPU is clean and healthy before a container gets it."""
+    del service_wait  # for ``service_call``
+
+
+def main() -> NoReturn:
+    """The command ``autoclave``."""
+    if sys.argv[1:2] and sys.argv[1] in SERVERS:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until ``aio.on_hangup``
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported; keeps its debug output from users
+    gc.disable()  # loading a verb leaves no garbage: to search for it again and again takes a tenth of a start
+    try:
+        cli.main(prog_name="autoclave")
+    finally:
+        gc.freeze()  # the process ends: without this, Python first searches all loaded modules for garbage

@@ -1,0 +1,83 @@
+"""``-o json`` and ``-o yaml``: a stable contract.
+
+Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. In a
+ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. Times
+(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
+text is empty; any other missing value is null.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from autoclave.cli import human
+from scrubber.core import views
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+API_VERSION = "autoclave/v1"
+TIMES = frozenset({"at", "since", "started", "finished"})
+
+
+def single(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
+    """A document about one thing."""
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
+
+
+def listing(kind: str, items: Iterable[object]) -> dict[str, object]:
+    """A document with a list of items of one kind."""
+    return single(f"{kind}List", {"items": list(items)})
+
+
+def fields(view: DataclassInstance) -> dict[str, object]:
+    """A view as plain data."""
+    return {name: _plain(name, value) for name, value in asdict(view).items()}
+
+
+def entry(it: views.HistoryEntry) -> dict[str, object]:
+    """A row of the ledger, with the event as data instead of JSON text."""
+    return {**fields(it), "body": json.loads(it.body)}
+
+
+def explanation(it: views.Explanation) -> dict[str, object]:
+    """An explanation, with its entries in the form of ``entry``."""
+    return {**fields(it), "entries": [entry(row) for row in it.entries]}
+
+
+def emit(document: Mapping[str, object], output: str) -> None:
+    """Print the document on stdout."""
+    if output == "yaml":
+        _yaml(document, sys.stdout)
+    else:
+        click.echo(json.dumps(document, indent=2))
+
+
+def emit_line(document: Mapping[str, object]) -> None:
+    """Print the document on one line, for JSON Lines."""
+    click.echo(json.dumps(document))
+
+
+def _yaml(document: Mapping[str, object], stream: TextIO) -> None:
+    yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # slow to import, and rarely used
+    yaml.explicit_start = True  # so that a watch is a stream of documents
+    yaml.width = 4096  # one line for each value, for grep
+    yaml.dump(document, stream)
+
+
+def _plain(name: str, value: object) -> object:
+    match value:
+        case dict():
+            return {key: _plain(key, it) for key, it in value.items()}
+        case list() | tuple():
+            return [_plain(name, it) for it in value]
+        case float() if name in TIMES:
+            return human.iso(value)
+    return value

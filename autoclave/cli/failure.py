@@ -1,0 +1,91 @@
+"""Turns every error into one line on stderr and an exit code.
+
+The line says what could not be done, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+from click.core import ParameterSource
+
+from autoclave.cli import human
+from autoclave.cli.exit_codes import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE
+from scrubber.devices.base import DeviceError
+from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
+
+
+def report(error: Exception) -> int:
+    """Print the error and return its exit code."""
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message(), err=True)
+            return WRONG_USAGE
+        case click.UsageError():
+            return _print(_usage(error), WRONG_USAGE)
+        case click.Abort():
+            return INTERRUPTED
+        case BrokenPipeError():
+            # The reader closed the pipe. Without this, Python prints an error about the buffered rest at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NOT_CLEAN
+        case Unreachable():
+            return _print(error.message, UNREACHABLE)
+        case InvalidRequest():
+            return _print(_invalid_request(error), WRONG_USAGE)
+        case FatalError() | PolicyError():
+            return _print(str(error), WRONG_USAGE)
+        case AutoclaveError(reason=Reason.OTHER_OWNER):
+            return _print(error.message, LEFT_ALONE)
+        case AutoclaveError() | DeviceError():
+            return _print(str(error), NOT_CLEAN)
+    return _unexpected(error)
+
+
+def _print(message: str, code: int) -> int:
+    lines = [human.printable(line) for line in message.splitlines()]
+    click.echo(
+        "\n".join(["autoclave: " + lines[0], *lines[1:]]) if lines else "autoclave: failed without a message", err=True
+    )
+    return code
+
+
+def _invalid_request(error: InvalidRequest) -> str:
+    """The service's refusal of a request, as a sentence for the person at the shell."""
+    text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
+    return f"{text}; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else text
+
+
+def _usage(error: click.UsageError) -> str:
+    """A usage error of click, as one line in our format."""
+    text = error.format_message().strip().removesuffix(".")
+    what = f"{text[:1].lower()}{text[1:]}{_variable(error)}".replace("\n", " ")
+    if error.ctx is None:
+        return what
+    command = error.ctx.command_path
+    return f"cannot run `{command}`: {what}{'' if what.endswith('?') else ';'} see `{command} --help`"
+
+
+def _variable(error: click.UsageError) -> str:
+    """Names the environment variable that a wrong value came from."""
+    parameter = getattr(error, "param", None)
+    if not isinstance(parameter, click.Option) or error.ctx is None or parameter.name is None:
+        return ""
+    if error.ctx.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    return f" (from {parameter.envvar or f'{error.ctx.auto_envvar_prefix}_{parameter.name.upper()}'})"
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get("AUTOCLAVE_DEBUG"):
+        traceback.print_exception(error)
+    return _print(f"unexpected error: {_named(error)}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
+
+
+def _named(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,108 @@
+"""Follows scrub jobs to their end: progress bars on a terminal, one line per step elsewhere, then the results.
+
+Progress and reasons go to stderr, results to stdout. A device without a result is not clean.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from autoclave.cli import cells, document, exit_codes, human, service_call, table
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.ground.errors import Reason
+
+Results = dict[str, views.ScrubProgress]
+Devices = Mapping[str, views.DeviceStatus]
+
+MISSING = views.ScrubResult(
+    clean=False, state="unknown", why="the service sent no result", reason=Reason.INTERNAL.value
+)
+
+
+def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) -> int:
+    """Run ``work`` to its end. After Ctrl-C, say that the scrub goes on."""
+    try:
+        return service_call.ask(run_dir, work)
+    except KeyboardInterrupt:
+        click.echo("autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it", err=True)
+        raise
+
+
+async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices) -> Results:
+    """The last message of each device. Shows the progress meanwhile."""
+    results = {device: views.ScrubProgress(device, "", result=MISSING) for device in devices}
+    with _shown(devices) as show:
+        async for message in stream:
+            show(message)
+            if message.result is not None:
+                results[message.device] = message
+    return results
+
+
+def report(results: Results, devices: Devices, output: str) -> int:
+    """Print the results and return the exit code."""
+    ordered = sorted(results.values(), key=lambda it: list(devices).index(it.device))
+    if output == "table":
+        table.show(cells.RESULTS, cells.results(ordered, devices))
+    else:
+        document.emit(document.listing("ScrubResult", [_item(it, devices) for it in ordered]), output)
+    for it in ordered:
+        if _code(it.result) != exit_codes.DONE:
+            click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
+    return exit_codes.worst(_code(it.result) for it in ordered)
+
+
+def named(devices: Sequence[views.DeviceStatus]) -> Devices:
+    """The devices by UUID, in the given order."""
+    return {device.device: device for device in devices}
+
+
+def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
+    result = document.fields(it.result) if it.result else {}
+    device = devices[it.device]
+    return {"device": it.device, "index": device.index, "slice": device.slice, "job": it.job, **result}
+
+
+def _code(result: views.ScrubResult | None) -> int:
+    if result is None or not (result.clean or result.running or result.left_alone):
+        return exit_codes.NOT_CLEAN
+    return exit_codes.LEFT_ALONE if result.left_alone else exit_codes.DONE
+
+
+def _refusal(it: views.ScrubProgress, name: str) -> str:
+    why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
+    if it.result and it.result.left_alone:
+        return human.printable(f"GPU {name} is {it.result.state} and left as it is: {why}")
+    return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` shows the history")
+
+
+@contextmanager
+def _shown(devices: Devices) -> Iterator[Callable[[views.ScrubProgress], None]]:
+    if not sys.stderr.isatty():
+        yield _Lines(devices)
+        return
+    with importlib.import_module("autoclave.cli.terminal").progress(devices) as show:
+        yield show
+
+
+class _Lines:
+    """One line for each new step of a device."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._steps: dict[str, str] = {}
+
+    def __call__(self, message: views.ScrubProgress) -> None:
+        step = message.step
+        if message.queue_place is not None and not step:
+            step = "waiting for a slot"  # said once: the place changes often
+        if step and self._steps.get(message.device) != step:
+            self._steps[message.device] = step
+            click.echo(f"GPU {self._devices[message.device].name}: {step} (job {message.job})", err=True)

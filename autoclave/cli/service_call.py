@@ -1,0 +1,85 @@
+"""One request to the service, from an event loop of its own, with a helpful error when the service does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from scrubber.api import client
+from scrubber.ground import paths, unix_sockets
+from scrubber.ground.documents import units
+from scrubber.ground.errors import Unreachable
+
+T = TypeVar("T")
+
+# What a connection attempt finds while a service starts. Another error, such as a denied access, does not go away.
+STARTING = (FileNotFoundError, ConnectionRefusedError)
+SAID_AFTER = 0.5  # seconds of waiting without a word
+TRIED_EVERY = 0.05  # seconds
+
+
+def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+    """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``)."""
+    _wait_for_service(paths.admin_socket(run_dir))
+    return ask_now(run_dir, question)
+
+
+def ask_now(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+    """The answer. Unreachable says why the service cannot be reached, as far as this process can find out."""
+    return asyncio.run(_ask(paths.admin_socket(run_dir), question))
+
+
+def _wait_for_service(socket: Path) -> None:
+    """Return when a process listens on the socket, or when waiting longer is of no use."""
+    within = _patience()
+    began, said = time.monotonic(), False
+    while isinstance(unix_sockets.connect_error(socket), STARTING):
+        waited = time.monotonic() - began
+        if waited >= SAID_AFTER and not said:
+            longest = units.format_duration(within)
+            click.echo(f"autoclave: waiting at most {longest} for the scrub service at {socket}", err=True)
+            said = True
+        if waited >= within:
+            return
+        time.sleep(TRIED_EVERY)
+
+
+def _patience() -> float:
+    """``--service-wait`` of the command line; nothing for a caller that is no verb."""
+    ctx = click.get_current_context(silent=True)
+    wait: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
+    return wait
+
+
+async def _ask(socket: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+    async with client.AdminClient(socket) as admin:
+        try:
+            return await question(admin)
+        except Unreachable as error:
+            raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
+
+
+def asker() -> str:
+    """The user at this shell, for the ledger."""
+    uid = os.getuid()
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:  # a container's user need not have a name
+        return f"uid {uid}"
+
+
+def _hint(socket: Path) -> str:
+    try:
+        socket.stat()
+    except PermissionError:
+        return f"this user may not open {socket.parent}; run the command as the user of the service (usually root)"
+    except OSError:
+        return "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir"
+    return "no process listens on it; start `autoclave scrubber` again"

@@ -1,0 +1,160 @@
+"""``autoclave doctor``: checks whether this node can prove GPUs clean."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+
+from autoclave.cli import document, exit_codes, options, service_call, table
+from autoclave.doctor import gathering
+from autoclave.doctor.base import Finding, Level, printable
+from autoclave.doctor.findings import roster
+from scrubber.core import views
+from scrubber.ground import paths
+from scrubber.ground.documents import units
+
+HEADERS = ("LEVEL", "CHECK", "FINDING")
+AGAIN = 2.0  # seconds between two checks with --wait
+
+
+class Chosen(TypedDict):
+    """The flags that select findings."""
+
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    without_kubernetes: bool
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@options.output("table", "json", "yaml")
+@options.run_dir
+@click.option(
+    "--kubelet-dir",
+    type=options.DIRECTORY,
+    default=paths.KUBELET_DIR,
+    help="Directory with the socket and the checkpoint of the kubelet.",
+)
+@click.option(
+    "--host-root",
+    type=options.DIRECTORY,
+    default="/",
+    help="Where this process sees the host's /etc, /proc/driver, /run, /sys, /usr and /var.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(roster.NAMES),
+    metavar="NAME",
+    help="Report and judge only this finding; can be repeated.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    type=click.Choice(roster.NAMES),
+    metavar="NAME",
+    help="Leave this finding out of report and judgement; can be repeated.",
+)
+@click.option(
+    "--without-kubernetes",
+    is_flag=True,
+    help="Skip the findings about kubelet, plugin and pods, on a node without Kubernetes.",
+)
+@click.option(
+    "--cdi-kind",
+    default="",
+    show_default=False,
+    metavar="VENDOR/CLASS",
+    help="The CDI kind that the plugin uses: a missing CDI specification of this kind is broken.",
+)
+@click.option(
+    "--driver-name",
+    default="",
+    show_default=False,
+    metavar="DOMAIN",
+    help="The name of the DRA driver: find feature gates that are off, with the driver's credentials and NODE_NAME.",
+)
+@click.option(
+    "--wait",
+    type=options.Parsed("duration", units.parse_duration),
+    default="0s",
+    help="While a finding is broken, check again for this time and report changes.",
+)
+def command(
+    output: str,
+    run_dir: Path,
+    kubelet_dir: Path,
+    host_root: Path,
+    cdi_kind: str,
+    driver_name: str,
+    wait: float,
+    **chosen: Unpack[Chosen],
+) -> int:
+    """Check whether this node can prove GPUs clean; each finding has a remedy.
+
+    Checks the scrub service, its policy and its GPUs, the driver, the container toolkit, the node, the kubelet and the
+    device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
+    code 1 when a finding is broken, or when no finding is left.
+    """
+    wanted = frozenset(chosen["only"] or roster.NAMES).difference(chosen["skip"])
+    wanted -= roster.OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
+
+    def look() -> tuple[Finding, ...]:
+        facts = gathering.gather(
+            run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind, driver_name, ask=_status
+        )
+        return tuple(finding for finding in roster.judge(facts) if finding.name in wanted)
+
+    findings = _until_not_broken(look, output, wait) if wait else look()
+    _print(findings, output)
+    if not findings:
+        click.echo("autoclave: nothing was checked: no finding is left, which counts as broken", err=True)
+    broken = sum(finding.level is Level.BROKEN for finding in findings)
+    if broken:
+        click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
+    return exit_codes.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
+
+
+def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:
+    """The findings once none is broken, or when the time is over. Prints a table at each change, for a log."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as PID 1 of a container, Python ignores SIGTERM
+    until, printed = time.monotonic() + wait, None
+    while True:
+        findings = look()
+        if roster.worst(findings) is not Level.BROKEN or time.monotonic() >= until:
+            return findings
+        if findings != printed and output == "table":
+            _print(findings, output)
+            click.echo(f"autoclave: checking again for at most {units.format_duration(wait)}", err=True)
+        printed = findings
+        time.sleep(min(AGAIN, max(0.0, until - time.monotonic())))
+
+
+def _print(findings: Sequence[Finding], output: str) -> None:
+    if output == "table":
+        table.show(HEADERS, rows(findings))
+    else:
+        document.emit(report(findings), output)
+
+
+def report(findings: Sequence[Finding]) -> dict[str, object]:
+    """The stable JSON form: the overall level and every finding."""
+    items = [
+        {"name": it.name, "level": it.level.value, "text": printable(it.text), "remedy": printable(it.remedy)}
+        for it in findings
+    ]
+    return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
+
+
+def rows(findings: Sequence[Finding]) -> list[list[str]]:
+    """One row for each finding. The remedy is in the last column, the only one that wraps."""
+    sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
+    return [[it.level.value, it.name, printable(text)] for it, text in zip(findings, sentences, strict=True)]
+
+
+def _status(run_dir: Path) -> views.Status:
+    return service_call.ask_now(run_dir, lambda admin: admin.status())

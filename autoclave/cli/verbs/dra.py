@@ -1,0 +1,98 @@
+"""``autoclave dra``: run the DRA driver of this node until a signal stops it."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+
+import autoclave.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
+
+# isort: split
+from autoclave.cli import environment
+from autoclave.cli.verbs.plugin import PATH, log_format, log_level, metrics_address, node_name
+from plugin import config as plugin_config
+from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.dra import app, config
+from scrubber import __version__
+from scrubber.ground import log, paths
+
+
+@click.command(context_settings=environment.ENVIRONMENT)
+@click.option(
+    "--driver-name",
+    default="",
+    show_default=f"{config.DRIVER}, or {config.VENDOR_DRIVER} with --vendor-registry-dir",
+    metavar="DOMAIN",
+    help="Name of the driver in ResourceClaims.",
+)
+@click.option(
+    "--vendor-registry-dir",
+    type=PATH,
+    default=None,
+    help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
+)
+@click.option(
+    "--cdi-dir",
+    type=PATH,
+    multiple=True,
+    default=config.CDI_DIRS,
+    help="A directory with CDI specifications of the vendor's driver; may be repeated.",
+)
+@node_name
+@click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
+@click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
+@click.option("--registry-dir", type=PATH, default=plugin_config.REGISTRY_DIR, help="The kubelet's plugin registry.")
+@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@click.option(
+    "--clean-within",
+    type=click.FloatRange(min=0, max=40),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long a claim keeps its devices at its end, until they are clean again.",
+)
+@click.option(
+    "--claim-status",
+    is_flag=True,
+    help="Show in the status of each claim the receipts of its devices. It needs further rights.",
+)
+@click.option(
+    "--binding-conditions",
+    is_flag=True,
+    help="Let the scheduler bind a pod only when its GPUs are scrubbed. It needs further rights.",
+)
+@metrics_address
+@log_level
+@log_format
+def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+    """Run the DRA driver of this node.
+
+    Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
+    its end until they are clean again. With --vendor-registry-dir, the driver of another vendor offers the GPUs and
+    prepares the containers, and this program holds back each claim until its GPUs are proven clean. Needs Kubernetes
+    1.34, and credentials for the API server: a service account, or a file that KUBECONFIG names. Do not run it beside
+    `autoclave plugin` on one node. Logs go to stderr.
+    """
+    vendor = flags["vendor_registry_dir"]
+    chosen = config.DraConfig(
+        driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
+        vendor_registry_dir=Path(vendor).absolute() if vendor else None,
+        cdi_dirs=tuple(map(Path, flags["cdi_dir"])),
+        plugins_dir=Path(flags["plugins_dir"]).absolute(),
+        registry_dir=Path(flags["registry_dir"]).absolute(),
+        run_dir=Path(flags["run_dir"]).absolute(),
+        cluster=ReportChoice(Reports.ON, flags["node_name"]),
+        cdi_kind=flags["cdi_kind"],
+        clean_within=flags["clean_within"],
+        claim_status=flags["claim_status"],
+        binding_conditions=flags["binding_conditions"],
+        metrics_address=flags["metrics_address"],
+        version=__version__,
+        instance=secrets.token_hex(4),
+        log_level=flags["log_level"],
+        log_format=flags["log_format"],
+    )
+    log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
+    return app.run(chosen)

@@ -1,0 +1,81 @@
+"""``autoclave explain``: why a GPU is in its state, step by step.
+
+The service makes the sentences about events (``core/event_text``), about the offer (``core/offering``) and the advice
+(``core/device_status``). This module and ``cells`` make the lines about the present state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from autoclave.cli import cells, document, human, options, service_call
+from scrubber.core import views
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@options.gpu
+@options.output("text", "json", "yaml")
+@options.run_dir
+def command(gpu: str, output: str, run_dir: Path) -> None:
+    """Explain why a GPU is in its state, and what to do."""
+    explanation = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
+    if output == "text":
+        click.echo("\n".join(map(human.printable, story(explanation, time.time()))))
+    else:
+        document.emit(document.single("Explanation", document.explanation(explanation)), output)
+
+
+def story(explanation: views.Explanation, now: float) -> Iterator[str]:
+    """The lines: the GPU, its events, its state, its policy, and what to do."""
+    device = explanation.device
+    yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
+    yield ""
+    for entry in _without_step_starts(explanation.entries):
+        yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
+    yield ""
+    yield f"now     {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
+    yield from _state(device)
+    yield f"policy  {explanation.policy_why}"
+    for line in explanation.advice or ("nothing to do",):
+        yield f"advice  {line}"
+
+
+def _without_step_starts(entries: Sequence[views.HistoryEntry]) -> Iterator[views.HistoryEntry]:
+    """The entries without the starts of steps that have ended. ``autoclave history`` lists all entries."""
+    for number, entry in enumerate(entries):
+        if entry.kind != "step-started" or number == len(entries) - 1:
+            yield entry
+
+
+def _state(device: views.DeviceStatus) -> Iterator[str]:
+    """The lines about the present state."""
+    if device.quarantine is not None:
+        yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
+        yield f"        {_way_back(device.quarantine)}"
+    elif note := cells.note(device):
+        yield f"        {note}"
+    if device.owner and device.pod:  # the entries above name the pod by its UID
+        yield f"        its UID is {device.owner}"
+    if device.receipt is not None:
+        yield f"        proven by receipt {device.receipt.id}"
+        yield from (f"          {line}" for line in cells.proof(device.receipt))
+    yield f"        {'offered to the kubelet' if device.healthy else 'not offered to the kubelet'}: {device.why}"
+
+
+def _way_back(quarantine: views.QuarantineStatus) -> str:
+    tried = f"probations so far: {quarantine.probes}" if quarantine.probes else "no probation yet"
+    if quarantine.last_try:
+        tried = f"{tried}, last result: {quarantine.last_try}"
+    if quarantine.next_probe_seconds is None:
+        return f"quarantined until `autoclave reinstate`; {tried}"
+    due = quarantine.next_probe_seconds
+    when = f"in {human.span(due)}" if due else "when the cause is gone and no process holds the GPU"
+    return f"next probation, on the {quarantine.next_path} path, {when}; {tried}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{human.span(seconds)} ago"

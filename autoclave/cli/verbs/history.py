@@ -1,0 +1,131 @@
+"""``autoclave history``: the events in the ledger of the running service."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+from click.shell_completion import CompletionItem
+
+from autoclave.cli import cells, document, human, options, service_call, status_watch, table
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.ground.errors import NotReady, Unreachable
+
+EVERY = 2**31  # rows: more than a ledger has
+
+
+class Which(TypedDict):
+    """The flags that say which events."""
+
+    kinds: tuple[str, ...]
+    warnings: bool
+
+
+def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Kinds of events for the shell. Imported late, because the codec takes long to load."""
+    del ctx, param
+    kinds = importlib.import_module("scrubber.ledger.codec").CLASSES
+    return [CompletionItem(kind) for kind in kinds if kind.startswith(incomplete)]
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
+@click.option(
+    "--since",
+    type=options.Parsed("time", human.since),
+    default=0.0,
+    show_default=False,
+    help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
+)
+@click.option("--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
+@click.option(
+    "--kind", "kinds", multiple=True, envvar="AUTOCLAVE_KIND", shell_complete=complete_kinds,
+    help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
+)  # fmt: skip
+@click.option("--warnings", is_flag=True, help="Only faults, failed scrubs, unauthorised use, lost and missing proofs.")
+@click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event.")
+@options.output("table", "json", "jsonl", "yaml")
+@options.run_dir
+def command(
+    gpu: str, since: float, limit: int, follow: bool, output: str, run_dir: Path, **which: Unpack[Which]
+) -> None:
+    """List the events of the ledger, oldest first.
+
+    The table shows local time with the UTC offset; json and yaml show UTC. If older events are left out, stderr says
+    so. The ledger keeps about 30,000 events.
+    """
+    if follow and output not in {"table", "jsonl"}:
+        raise click.UsageError("--follow needs -o table or -o jsonl: a document has an end")
+
+    async def ask(admin: client.AdminClient) -> None:
+        seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows if follow else 0
+        entries = await admin.history(gpu, since=since, limit=limit + 1, **which)
+        older, entries = entries[:-limit], entries[-limit:]
+        if older:
+            said = f"older events are not shown: only the newest {limit}; --limit shows more"
+            click.echo(f"autoclave: {said}", err=True)
+        if not follow:
+            _show(entries, output)
+            return
+        lines = _Lines(entries, output)
+        lines(entries)
+        await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
+
+    service_call.ask(run_dir, ask)
+
+
+def _show(entries: Sequence[views.HistoryEntry], output: str) -> None:
+    if output == "table":
+        table.show(cells.HISTORY, cells.history(entries))
+    elif output == "jsonl":
+        for entry in entries:
+            document.emit_line(document.entry(entry))
+    else:
+        document.emit(document.listing("HistoryEntry", map(document.entry, entries)), output)
+
+
+async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines, which: Which) -> None:
+    """Print the rows after ``seen`` as they come, until the user stops it. Survives a restart of the service."""
+    reachable = True
+    while True:
+        try:
+            status = await admin.status([gpu] if gpu else (), newer_than=seen, wait=status_watch.QUIET)
+            if status.service.ledger_rows < seen:
+                click.echo("autoclave: a new ledger was begun", err=True)
+                seen = 0
+            entries = await admin.history(gpu, after=seen, limit=EVERY, **which)
+        except (Unreachable, NotReady):
+            if reachable:
+                click.echo(f"autoclave: {status_watch.UNREACHABLE}", err=True)
+            reachable = False
+            await asyncio.sleep(status_watch.RETRY)
+            continue
+        reachable = True
+        lines(entries)
+        seen = max(status.service.ledger_rows, entries[-1].seq if entries else 0)
+
+
+class _Lines:
+    """Prints entries one by one, each at once. A table's columns are as wide as the first entries need."""
+
+    def __init__(self, entries: Sequence[views.HistoryEntry], output: str) -> None:
+        self._output = output
+        rows = [cells.HISTORY, *cells.history(entries)]
+        self._widths = [max(len(row[column]) for row in rows) for column in range(len(cells.HISTORY) - 1)]
+        if output == "table":
+            click.echo(self._line(cells.HISTORY))
+
+    def __call__(self, entries: Sequence[views.HistoryEntry]) -> None:
+        if self._output == "table":
+            for row in cells.history(entries):
+                click.echo(self._line([human.printable(cell) for cell in row]))
+        else:
+            _show(entries, self._output)
+
+    def _line(self, row: Sequence[str]) -> str:
+        return "  ".join([*(cell.ljust(width) for cell, width in zip(row, self._widths, strict=False)), row[-1]])

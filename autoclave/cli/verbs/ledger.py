@@ -1,0 +1,63 @@
+"""``autoclave ledger``: check and export the ledger file, with or without a running service."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from autoclave.cli import document, human, options
+from scrubber.ground import paths
+from scrubber.ledger import audit
+
+file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+
+
+@click.group()
+def command() -> None:
+    """Check or export the ledger, with or without a running service."""
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@options.output("text", "json", "yaml")
+@file
+@options.state_dir
+def verify(output: str, file: Path | None, state_dir: Path) -> int:
+    """Check that no row was changed, lost or moved.
+
+    FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Exit code 1,
+    with the first wrong row, when the check fails.
+    """
+    path = file or paths.ledger(state_dir)
+    found = audit.verify(path)
+    if output != "text":
+        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
+    elif found.broken is None:
+        click.echo(human.printable(f"{path} is intact: {_rows(found)}"))
+    for name in found.set_aside:
+        click.echo(
+            human.printable(f"autoclave: a damaged ledger was set aside before: {path.with_name(name)}"), err=True
+        )
+    if found.broken is None:
+        return 0
+    text = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; {_rows(found)} before that are intact"
+    click.echo(human.printable(text), err=True)
+    return 1
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@file
+@options.state_dir
+def export(file: Path | None, state_dir: Path) -> None:
+    """Print every row as a line of JSON, hashes included.
+
+    FILE is a ledger, for example one that was set aside. Use verify to check it.
+    """
+    for row in audit.export(file or paths.ledger(state_dir)):
+        document.emit_line(row)
+
+
+def _rows(found: audit.Audit) -> str:
+    head = f", the last is {found.head.seq} ({found.head.hash[:16]})" if found.head else ""
+    return f"{found.rows} {'row' if found.rows == 1 else 'rows'}{head}"

@@ -1,0 +1,74 @@
+"""``autoclave policy``: check policy files, show shipped policies and the one in force."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from autoclave.cli import human, options, service_call
+from policies import load, schema
+from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.errors import FatalError
+
+
+@click.group()
+def command() -> None:
+    """Check and show policies, and name the one that applies to a GPU."""
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_policies)
+def check(files: tuple[str, ...]) -> int:
+    """Check policy files and list every fault with its place.
+
+    FILE is a file, the name of a shipped policy, or - for stdin.
+
+    Exit code 2 when a service would refuse one of them.
+    """
+    return max([_check(file) for file in files])
+
+
+def _check(file: str) -> int:
+    try:
+        found = load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
+    except PolicyError as error:
+        click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
+        return 2
+    rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
+    click.echo(human.printable(f"{'stdin' if file == '-' else file}: policy {found.name} is valid, {rules}"))
+    return 0
+
+
+def _stdin() -> bytes:
+    return sys.stdin.buffer.read(load.LARGEST + 1)
+
+
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@click.argument("name", shell_complete=_names)
+def show(name: str) -> None:
+    """Print a shipped policy with its comments, as a start for your own."""
+    if name not in load.shipped():
+        raise FatalError(f"cannot show policy {name}: the shipped policies are {', '.join(load.shipped())}")
+    click.echo(load.read_shipped(name), nl=False)
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@options.gpu
+@options.run_dir
+def which(gpu: str, run_dir: Path) -> None:
+    """Say which rule applies to a GPU in the running service, and why."""
+    found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
+    click.echo(human.printable(f"GPU {found.device.name} ({found.device.device}): {found.policy_why}"))
+
+
+@command.command("schema", context_settings=options.ENVIRONMENT)
+def show_schema() -> None:
+    """Print the JSON Schema of policy files, for editors."""
+    click.echo(schema.render(), nl=False)

@@ -1,0 +1,218 @@
+"""``autoclave simulate``: drills on simulated GPUs. Real GPUs are never touched."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autoclave.cli import drill_targets, human, options
+from policies.health import DeviceSign
+from scrubber.core.model import AilmentKind
+from scrubber.devices.simulated import chip, documents, drills, tenants
+from scrubber.ground.documents import units
+
+DURATION = options.Parsed("duration", units.parse_duration)
+SIZE = options.Parsed("size", units.parse_size)
+SECRET = "the last tenant was here"  # noqa: S105 - no secret, only text for a scrub to find
+
+simulated_dir = click.option(
+    "--simulated-dir",
+    type=options.DIRECTORY,
+    help="Directory of the simulated GPUs; the default is that of the running service.",
+)
+secret = click.option("--secret", default=SECRET, help="Text to write into the memory.")
+
+
+@click.group()
+def command() -> None:
+    """Inject faults and processes on simulated GPUs.
+
+    The service is not told. It has to find out by itself, as with real GPUs.
+    """
+
+
+def drill(act: Callable[..., str]) -> click.Command:
+    """A verb that acts on one simulated GPU. ``act`` returns the sentence to print."""
+
+    @functools.wraps(act)
+    def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
+        target = drill_targets.find(gpu, simulated_dir, run_dir)
+        click.echo(human.printable(f"GPU {target.index}: {act(target, **extra)}"))
+
+    verb = options.gpu(simulated_dir(options.run_dir(run)))
+    return command.command(act.__name__.replace("_", "-"), context_settings=options.ENVIRONMENT)(verb)
+
+
+@drill
+@secret
+@click.option("--container", default="tenant", help="The container of the process.")
+@click.option(
+    "--offset",
+    type=SIZE,
+    default=0,
+    help="Where to write the secret, as in 1MiB; it is also written halfway and at the end.",
+)
+def occupy(target: drill_targets.DrillTarget, secret: str, container: str, offset: int) -> str:
+    """Start a process of a container that uses the GPU."""
+    pid = tenants.occupy(target.root, target.uuid, secret.encode(), container, offset)
+    return f"process {pid} of container {container} uses the GPU; `autoclave simulate release {target.index}` ends it"
+
+
+@drill
+def release(target: drill_targets.DrillTarget) -> str:
+    """End the container processes that use the GPU."""
+    ended = tenants.release(target.root, target.uuid)
+    return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses the GPU"
+
+
+@drill
+@secret
+def zombie(target: drill_targets.DrillTarget, secret: str) -> str:
+    """Leave a process behind that belongs to no container.
+
+    It holds the memory open and ignores SIGTERM.
+    """
+    pid = tenants.zombie(target.root, target.uuid, secret.encode())
+    return f"process {pid} holds the memory, belongs to no container and ignores SIGTERM; `kill -9 {pid}` ends it"
+
+
+@drill
+@click.option("--size", type=SIZE, default="1MiB", help="How much memory.")
+def leak(target: drill_targets.DrillTarget, size: int) -> str:
+    """Leak memory: no process holds it, and only a reset frees it."""
+    drills.leak(target.root, target.uuid, size)
+    return f"{human.size(size)} are leaked: no process holds them, and only a reset frees them"
+
+
+@drill
+@click.argument("code", type=options.IntRange(1, 1000))
+@click.option("--count", type=options.IntRange(1), default=1, help="How many at once.")
+def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
+    """Report a driver error event."""
+    drills.xid(target.root, target.uuid, code, count)
+    return f"the driver reports xid {code}" + (f" {count} times" if count > 1 else "")
+
+
+@drill
+@click.option("--count", type=options.IntRange(1), default=1, help="How many errors.")
+def ecc(target: drill_targets.DrillTarget, count: int) -> str:
+    """Report uncorrectable memory errors."""
+    drills.ecc(target.root, target.uuid, count)
+    return f"{count} more uncorrectable memory errors are reported"
+
+
+@drill
+@click.option("--failed", is_flag=True, help="The remap failed: no spare row is left.")
+def remap(target: drill_targets.DrillTarget, failed: bool) -> str:
+    """Report a row remap that is pending or failed."""
+    drills.remap(target.root, target.uuid, failed=failed)
+    return (
+        "a row remap failed; its memory cannot be repaired" if failed else "a row remap is pending; a reset applies it"
+    )
+
+
+@drill
+def lost(target: drill_targets.DrillTarget) -> str:
+    """Make the GPU fall off the bus."""
+    drills.lose(target.root, target.uuid)
+    return f"the GPU fell off the bus; {_healed_by(target)}"
+
+
+@drill
+def hang(target: drill_targets.DrillTarget) -> str:
+    """Make driver calls for the GPU hang."""
+    drills.hang(target.root, target.uuid)
+    return f"driver calls for the GPU hang; {_healed_by(target)}"
+
+
+@drill
+@click.option("--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", help="In which way.")
+@click.option("--duration", type=DURATION, default="30s", help="How long a slow reset takes.")
+def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) -> str:
+    """Make resets refuse, fail, or take long."""
+    drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
+    return f"resets are {how}; {_healed_by(target)}"
+
+
+@drill
+@click.option("--offset", type=SIZE, default="0B", help="Which byte, as in 1MiB.")
+@click.option("--bit", type=options.IntRange(0, 7), default=0, help="Which bit of it.")
+def bad_memory(target: drill_targets.DrillTarget, offset: int, bit: int) -> str:
+    """Make one bit of the memory stick at one."""
+    drills.bad_memory(target.root, target.uuid, offset, bit)
+    return f"bit {bit} of byte {offset} is stuck at one; {_healed_by(target)}"
+
+
+@drill
+def stall_clears(target: drill_targets.DrillTarget) -> str:
+    """Make clears stall."""
+    drills.stall_clears(target.root, target.uuid)
+    return f"clears stall; {_healed_by(target)}"
+
+
+@drill
+def skip_clears(target: drill_targets.DrillTarget) -> str:
+    """Make clears report success and write nothing."""
+    drills.skip_clears(target.root, target.uuid)
+    return f"clears report success and write nothing; {_healed_by(target)}"
+
+
+@drill
+def skip_scratch(target: drill_targets.DrillTarget) -> str:
+    """Make scratch overwrite nothing and report success."""
+    drills.skip_scratch(target.root, target.uuid)
+    return f"scratch reports success and overwrites nothing; {_healed_by(target)}"
+
+
+@drill
+@click.option("--unit", type=options.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
+def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
+    """Make one unit compute wrong results."""
+    drills.bad_compute(target.root, target.uuid, unit)
+    return f"unit {unit} computes wrong results; {_healed_by(target)}"
+
+
+@drill
+@click.argument("kind", type=click.Choice([sign.value for sign in DeviceSign]))
+@click.option("--detail", default="so the drill says", help="The text of the sign.")
+def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
+    """Report a sign until it is healed.
+
+    The policy (quarantine.signs) says whether the sign leads to a quarantine.
+    """
+    drills.sign(target.root, target.uuid, AilmentKind(kind), detail)
+    return f"the GPU reports {kind}: {detail}; {_healed_by(target)}"
+
+
+@drill
+@click.option("--watts", type=options.IntRange(1), default=200, help="The power limit to leave behind.")
+def drift(target: drill_targets.DrillTarget, watts: int) -> str:
+    """Leave a changed setting behind, as a container could."""
+    drills.drift(target.root, target.uuid, watts)
+    return f"the power limit is {watts} W now; a scrub restores it"
+
+
+@drill
+@click.option("--celsius", type=options.IntRange(1, 150), default=95, help="The temperature.")
+def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
+    """Report a high temperature.
+
+    Metrics show it, and no policy acts on it: a policy acts on `simulate sign GPU heat`.
+    """
+    drills.heat(target.root, target.uuid, celsius)
+    return f"the GPU reports {celsius} degrees Celsius; {_healed_by(target)}"
+
+
+@drill
+def heal(target: drill_targets.DrillTarget) -> str:
+    """Remove every injected fault. Counters and processes stay."""
+    drills.heal(target.root, target.uuid)
+    return "no injected fault is left"
+
+
+def _healed_by(target: drill_targets.DrillTarget) -> str:
+    return f"`autoclave simulate heal {target.index}` ends it"

@@ -1,0 +1,184 @@
+"""``autoclave xid``: explains a driver error code, what each preset and this node do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from autoclave.cli import document, human, options, service_call, table
+from policies import load, match, xids
+from policies.model import PolicySet
+from policies.xids import Preset, Treatment, Xids
+from scrubber.ground.documents import units
+from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.errors import AutoclaveError, Unreachable
+
+PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
+DEFAULT = "default"
+SCOPES = {
+    xids.XidScope.APP: "one process",
+    xids.XidScope.GPU: "one GPU",
+    xids.XidScope.LINK: "a link of the GPU: its other end may be the culprit",
+    xids.XidScope.NODE: "the node, or the power of the board",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class XidPolicy:
+    """A policy, its origin, and its XID rules by rule name; no rules when it cannot be read."""
+
+    name: str
+    origin: str
+    rules: Mapping[str, Xids]
+
+
+def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Codes for the shell."""
+    del ctx, param
+    rows = xids.ROWS.values()
+    return [CompletionItem(str(it.code), help=it.mnemonic) for it in rows if str(it.code).startswith(incomplete)]
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@click.argument("code", required=False, type=options.IntRange(1), shell_complete=complete)
+@click.option(
+    "--policy",
+    metavar="NAME|FILE",
+    shell_complete=options.complete_policies,
+    help="Use this policy instead of the one in force.",
+)
+@options.output("text", "json", "yaml")
+@options.run_dir
+def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
+    """Explain a driver error code, and what this node does about it.
+
+    Without CODE, lists all codes of the catalogue. The running service says which policy is in force; when it does
+    not answer, the shipped default is used. The policy file is read from this machine. If the service runs in a
+    container and reads another file, name that file with --policy.
+    """
+    chosen = _named(policy) if policy else _in_force(run_dir)
+    if output != "text" and code is None:
+        document.emit(document.listing("Xid", [_fields(known, chosen) for known in xids.ROWS]), output)
+    elif output != "text":
+        document.emit(document.single("Xid", _fields(code or 0, chosen)), output)
+    elif code is None:
+        table.show(("CODE", "NAME", "ASKS", *(it.value.upper() for it in Preset), "POLICY"), list(_rows(chosen)))
+    else:
+        click.echo("\n".join(map(human.printable, _story(code, chosen))))
+
+
+def _named(policy: str) -> XidPolicy:
+    return _read(load.load(policy), f"as named: {policy}")
+
+
+def _in_force(run_dir: Path) -> XidPolicy:
+    try:
+        service = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
+    except Unreachable:
+        return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
+    except AutoclaveError as error:  # a service with a fault: people look up codes just then
+        why = f"as the service in {run_dir} does not answer: {error.message}"
+        return _read(load.load(DEFAULT), f"the shipped default, {why}")
+    source = service.policy_source
+    try:
+        policies = load.load(source)
+    except (PolicyError, OSError):  # the service goes on with the policy it has read before
+        return XidPolicy(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
+    if policies.name != service.policy:  # the service may see other files
+        return XidPolicy(
+            service.policy, f"in force here; {source} is {policies.name} as seen from here: see --policy", {}
+        )
+    return _read(policies, f"in force here, read from {source}")
+
+
+def _read(policies: PolicySet, origin: str) -> XidPolicy:
+    rules = {match.DEFAULTS: policies.defaults.quarantine.xids}
+    rules |= {rule.name: rule.policy.quarantine.xids for rule in policies.rules}
+    return XidPolicy(policies.name, origin, rules)
+
+
+def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
+    """The lines: the code, what each policy does about it, and what a person should do."""
+    known = xids.row(code)
+    yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
+    pairs = list(_pairs(code, chosen))
+    width = max(len(name) for name, _ in pairs)
+    yield from (f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
+    known = xids.row(code)
+    if known:
+        yield "meaning", known.description
+        yield "concerns", SCOPES[known.scope]
+        yield "catalogue asks for", f"{known.action.value} (NVIDIA, {xids.DATE})"
+    yield from ((f"under preset {preset}", done) for preset, done in _presets(code).items())
+    if note := _note(code):
+        yield "note", note
+    yield "policy", f"{chosen.name}, {chosen.origin}"
+    for rule, rules in chosen.rules.items():
+        yield f"under rule {rule}", _does(rules, code)
+    yield "to do", xids.remedy(code)
+
+
+def _does(rules: Xids, code: int) -> str:
+    """What a policy does on a code, with the limit for repeats."""
+    done, limit = xids.treatment(rules, code), xids.limit(rules, code)
+    if done is Treatment.QUARANTINE or limit is None:
+        return done.value
+    return f"{done.value}, and quarantine at {limit.count} within {units.format_duration(limit.within)}"
+
+
+def _note(code: int) -> str:
+    """The reason behind the presets, when the table does not show it."""
+    known = xids.row(code)
+    if known is None:
+        return f"NVIDIA's catalogue of {xids.DATE} does not know it: under each preset the policy's `unknown` decides"
+    if code == xids.RECOVERY:
+        return "catalog: its message decides; shown is what is done when that cannot be read"
+    if known.application:
+        return "an application error: counted under each preset; the policy's `codes` may say otherwise"
+    if known.action is xids.Action.NONE:
+        return "catalog: no action is published, so the policy's `unknown` decides"
+    return ""
+
+
+def _presets(code: int) -> dict[str, str]:
+    return {it.value: xids.treatment(Xids(preset=it), code).value for it in Preset}
+
+
+def _rows(chosen: XidPolicy) -> Iterator[list[str]]:
+    for known in xids.ROWS.values():
+        done = {xids.treatment(rules, known.code).value for rules in chosen.rules.values()}
+        policy = "by rule" if len(done) > 1 else "".join(done)
+        yield [str(known.code), known.mnemonic, known.action.value, *_presets(known.code).values(), policy]
+
+
+def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
+    known = xids.row(code)
+    return {
+        "code": code,
+        "known": known is not None,
+        "mnemonic": known.mnemonic if known else "",
+        "description": known.description if known else "",
+        "scope": known.scope.value if known else "",
+        "action": known.action.value if known else "",
+        "application": known is not None and known.application,
+        "remedy": xids.remedy(code),
+        "presets": _presets(code),
+        "policy": {
+            "name": chosen.name,
+            "origin": chosen.origin,
+            "rules": [_ruled(rule, rules, code) for rule, rules in chosen.rules.items()],
+        },
+    }
+
+
+def _ruled(rule: str, rules: Xids, code: int) -> dict[str, object]:
+    limit = xids.limit(rules, code)
+    repeats = {"count": limit.count, "within": limit.within} if limit else None
+    return {"rule": rule, "treatment": xids.treatment(rules, code).value, "repeats": repeats}

@@ -1,0 +1,236 @@
+"""What checks get and return: facts that the caller gathered, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scrubber.core import views
+from scrubber.core.model import Holder
+from scrubber.ground.errors import AutoclaveError
+
+OTHER_USER = "become the user that runs the service (root, usually)"
+NVIDIA = "nvidia"  # the backend
+
+
+class Level(Enum):
+    """How bad a finding is. BROKEN: a promise is not kept, or no device is handed out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. The remedy is empty when there is nothing to do."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFault:
+    """Why something could not be used, and whether it is missing or access was denied."""
+
+    text: str
+    absent: bool = False
+    denied: bool = False
+    dead: bool = False  # of a socket: certainly no process listens there
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory. ``private`` and ``ours`` have no meaning when there is a fault."""
+
+    path: str
+    fault: CheckFault | None = None
+    private: bool = False  # only its owner may enter
+    ours: bool = False  # the user that runs the doctor is its owner
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A socket, and why it accepts no connections."""
+
+    path: str
+    fault: CheckFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The sockets of a directory, or why they cannot be listed."""
+
+    directory: str
+    found: tuple[Socket, ...] = ()
+    fault: CheckFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFields:
+    """Which feature gates the API server lacks for ResourceSlices, or why it cannot be asked."""
+
+    missing: frozenset[str] = frozenset()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The pods of each device in the kubelet's checkpoint, or why it cannot be read."""
+
+    owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    fault: CheckFault | None = None
+
+
+class Capability(Enum):
+    """The privileges that the service needs, by their numbers in the kernel."""
+
+    DAC_READ_SEARCH = 2
+    KILL = 5
+    SYS_PTRACE = 19
+    SYS_ADMIN = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The privileges of a process, and whether it sees every process of the node."""
+
+    sees_all: bool
+    capabilities: int  # one bit each
+
+    def may(self, capability: Capability) -> bool:
+        """Whether the process has this capability."""
+        return bool(self.capabilities >> capability.value & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolkitConfig:
+    """A configuration of NVIDIA's container toolkit: how a container without privileges can get GPUs."""
+
+    path: str
+    by_environment: bool = True
+    by_mounts: bool = False
+    fault: CheckFault | None = None  # then the two fields above have no meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """NVIDIA's container toolkit. Without a configuration its defaults apply."""
+
+    installed: bool
+    configs: tuple[ToolkitConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """A CDI specification: the devices that a container runtime knows by name. Empty when there is a fault."""
+
+    path: str
+    kind: str = ""
+    names: frozenset[str] = frozenset()
+    fault: CheckFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free space of a filesystem. ``free_files`` is None where the filesystem does not count files."""
+
+    free_bytes: int
+    free_files: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A Python interpreter, and what it lacks; empty when nothing is missing."""
+
+    path: str
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Posture:
+    """The facts about the node and the driver."""
+
+    driver: str | CheckFault  # the loaded version
+    libraries: tuple[str, ...]  # the installed versions of the driver's library, as far as found
+    options: Mapping[str, str] | CheckFault  # the options with which the driver says it was loaded
+    shared_with_guests: tuple[str, ...] | CheckFault  # the signs that virtual machines share GPUs
+    cupy: Python  # whether CuPy is installed for the Python of the doctor
+    mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
+    persistenced: bool | CheckFault
+    toolkit: Toolkit
+    cdi: tuple[CdiSpec, ...]
+    cgroups: str | CheckFault  # the versions in use, in words
+    sees_all: bool | CheckFault  # whether the doctor sees every process of the node
+    service: Process | CheckFault
+    room: Room | CheckFault | None  # at the ledger; None when its place is not known
+    kubelet_dir_writable: bool
+    rivals: Sockets  # sockets of other plugins for NVIDIA GPUs
+    registered: (
+        Mapping[str, frozenset[str]] | CheckFault
+    )  # the healthy devices of each resource, as the kubelet knows them
+    kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
+    openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """All facts about a node. ``answer``: the status of the service, or why there is none."""
+
+    now: float
+    answer: views.Status | AutoclaveError
+    scrubber_socket: Socket
+    run_dir: Directory
+    kubelet_dir: Directory
+    kubelet: Socket
+    checkpoint: Checkpoint
+    plugin: Sockets
+    posture: Posture
+    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
+    slices: SliceFields | None = None  # None: nobody asked for the DRA driver
+
+    @property
+    def status(self) -> views.Status | None:
+        """The service's answer, if it gave one."""
+        return self.answer if isinstance(self.answer, views.Status) else None
+
+    @property
+    def guards_nvidia(self) -> bool:
+        """Whether the service guards NVIDIA GPUs. Without an answer: whether their driver is present."""
+        if self.status is not None:
+            return self.status.service.backend == NVIDIA
+        return isinstance(self.posture.driver, str) or not self.posture.driver.absent
+
+
+def ok(name: str, text: str) -> Finding:
+    """A finding without a problem."""
+    return Finding(name, Level.OK, text)
+
+
+def warning(name: str, text: str, remedy: str) -> Finding:
+    """A finding that a person should know; the promise is kept."""
+    return Finding(name, Level.WARNING, text, remedy)
+
+
+def broken(name: str, text: str, remedy: str) -> Finding:
+    """A finding that breaks the promise, or stops the node from handing out devices."""
+    return Finding(name, Level.BROKEN, text, remedy)
+
+
+def as_root(fault: CheckFault, remedy: str) -> str:
+    """The remedy. When access was denied, it is to become root."""
+    return OTHER_USER if fault.denied else remedy
+
+
+def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
+    """A finding about something that could not be read: it counts as the worst that it may be."""
+    return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))
+
+
+def printable(text: str) -> str:
+    """The text with unprintable characters replaced: findings quote names, which can hold any character."""
+    return "".join(it if it.isprintable() or it == "\n" else "?" for it in text)

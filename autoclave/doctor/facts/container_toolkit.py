@@ -1,0 +1,97 @@
+"""Read the configuration of NVIDIA's container toolkit, and the CDI specifications of the node."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from autoclave.doctor.base import CdiSpec, CheckFault, Toolkit, ToolkitConfig
+from autoclave.doctor.facts import safe_read
+
+# Paths of the toolkit's packages, and of the GPU operator.
+CONFIGS = (
+    "etc/nvidia-container-runtime/config.toml",
+    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+)
+PROGRAMS = (
+    "usr/bin/nvidia-container-runtime",
+    "usr/bin/nvidia-container-runtime-hook",
+    "usr/local/nvidia/toolkit/nvidia-container-runtime",
+    "usr/local/nvidia/toolkit/nvidia-container-runtime-hook",
+)
+CDI = ("etc/cdi", "run/cdi", "var/run/cdi")
+_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+
+def toolkit(root: Path) -> Toolkit:
+    """The toolkit and each of its configurations. A file that cannot be read counts as present."""
+    configs = (_config(root / place) for place in CONFIGS)
+    installed = any(safe_read.there(root / program) is not False for program in PROGRAMS)
+    return Toolkit(installed, tuple(config for config in configs if config is not None))
+
+
+def _config(file: Path) -> ToolkitConfig | None:
+    said = safe_read.text(file)
+    if isinstance(said, CheckFault):
+        return None if said.absent else ToolkitConfig(str(file), fault=said)
+    try:
+        document = tomllib.loads(said)
+    except (ValueError, RecursionError) as error:
+        return ToolkitConfig(str(file), fault=CheckFault(f"it is not valid TOML: {error}"))
+    environment, mounts = document.get(_ENVIRONMENT, True), document.get(_MOUNTS, False)  # the toolkit's defaults
+    if not isinstance(environment, bool) or not isinstance(mounts, bool):
+        return ToolkitConfig(str(file), fault=CheckFault("an option in it is neither true nor false"))
+    return ToolkitConfig(str(file), environment, mounts)
+
+
+def cdi(root: Path) -> tuple[CdiSpec, ...]:
+    """Every specification in the directories that container runtimes read."""
+    return tuple(spec for directory in _directories(root) for spec in _specs(directory))
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    """Each directory once: /var/run is usually a link to /run, and under another root the link may lead elsewhere."""
+    for place in CDI:
+        if not (place.startswith("var/run/") and (root / "var/run").is_symlink()):
+            yield root / place
+
+
+def _specs(directory: Path) -> Iterator[CdiSpec]:
+    found = safe_read.names(directory)
+    if isinstance(found, CheckFault):
+        if not found.absent:
+            yield CdiSpec(str(directory), fault=found)
+        return
+    for name in found:
+        read = READERS.get(Path(name).suffix)
+        if read is not None:
+            yield _spec(directory / name, read)
+
+
+def _spec(file: Path, read: Callable[[str], Any]) -> CdiSpec:
+    said = safe_read.text(file)
+    if isinstance(said, CheckFault):
+        return CdiSpec(str(file), fault=said)
+    try:
+        document = read(said)
+        names = [device["name"] for device in document.get("devices") or ()]
+        kind = document["kind"]
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return CdiSpec(str(file), fault=CheckFault(f"it is not a CDI specification ({type(error).__name__})"))
+    if not all(isinstance(each, str) for each in (kind, *names)):
+        return CdiSpec(str(file), fault=CheckFault("it is not a CDI specification (a name that is not text)"))
+    return CdiSpec(str(file), kind, frozenset(names))
+
+
+def _yaml(text: str) -> Any:  # noqa: ANN401 - a file may hold anything
+    return YAML(typ="safe", pure=True).load(text)
+
+
+READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".yaml": _yaml}

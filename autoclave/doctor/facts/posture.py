@@ -1,0 +1,133 @@
+"""Read the state of the driver and of the node from files under a root, such as /proc/driver and /sys.
+
+Only files of the kernel, the driver and its installer are read; the driver itself is not called.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from autoclave.doctor.base import CheckFault, Room
+from autoclave.doctor.facts import safe_read
+from scrubber.node import kernellog
+
+VENDOR = "0x10de"  # NVIDIA, on the PCI bus
+_VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)*\b")
+_LIBRARY = re.compile(rf"libnvidia-ml\.so\.({_VERSION.pattern})")
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
+_DRIVER_ROOTS = ("", "run/nvidia/driver")  # the node's own, and that of a driver container
+
+
+def driver(root: Path) -> str | CheckFault:
+    """The version of the loaded driver, from the kernel's file or else from the driver's."""
+    said = safe_read.text(root / "sys/module/nvidia/version")
+    if isinstance(said, str):
+        return said.strip()
+    text = safe_read.text(root / "proc/driver/nvidia/version")
+    if isinstance(text, CheckFault):
+        return text if said.absent else said
+    found = _VERSION.search(text)
+    return found[0] if found else CheckFault(f"{root / 'proc/driver/nvidia/version'} names no version")
+
+
+def libraries(root: Path) -> tuple[str, ...]:
+    """The versions of the driver's library in the usual directories, without duplicates."""
+    directories = [root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
+    listed = [names for names in map(safe_read.names, directories) if not isinstance(names, CheckFault)]
+    found = [_LIBRARY.fullmatch(name) for names in listed for name in names]
+    return tuple(sorted({match[1] for match in found if match}))
+
+
+def options(root: Path) -> dict[str, str] | CheckFault:
+    """The options that the driver was loaded with, without quotation marks."""
+    said = safe_read.text(root / "proc/driver/nvidia/params")
+    if isinstance(said, CheckFault):
+        return said
+    pairs = (line.partition(":") for line in said.splitlines() if ":" in line)
+    return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
+
+
+def amdgpu(root: Path) -> str:
+    """The release of the kernel if AMD's GPU driver is loaded; empty if it is not, or cannot be seen."""
+    release = safe_read.text(root / "proc/sys/kernel/osrelease")
+    loaded = safe_read.there(root / "sys/module/amdgpu") is True
+    return (release if isinstance(release, str) else os.uname().release).strip() if loaded else ""
+
+
+def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:
+    """Signs that parts of these GPUs are given to virtual machines."""
+    module = safe_read.there(root / "sys/module/nvidia_vgpu_vfio")
+    if isinstance(module, CheckFault):
+        return module
+    devices = root / "sys/bus/pci/devices"
+    addresses = safe_read.names(devices)
+    if isinstance(addresses, CheckFault):
+        return addresses
+    signs = ["module nvidia_vgpu_vfio is loaded"] if module else []
+    for address in addresses:
+        functions = _virtual_functions(devices / address)
+        if isinstance(functions, CheckFault):
+            return functions
+        if functions:
+            signs.append(f"{address} has {functions} virtual functions")
+    return tuple(signs)
+
+
+def _virtual_functions(device: Path) -> int | CheckFault:
+    vendor = safe_read.text(device / "vendor")
+    if isinstance(vendor, CheckFault):
+        return 0 if vendor.absent else vendor  # the device was removed meanwhile
+    if vendor.strip().lower() != VENDOR:
+        return 0
+    count = safe_read.text(device / "sriov_numvfs")
+    if isinstance(count, CheckFault):
+        return 0 if count.absent else count  # the device does not support virtual functions
+    return int(count) if count.strip().isdecimal() else CheckFault(f"{device / 'sriov_numvfs'} holds no number")
+
+
+def persistenced(root: Path) -> bool | CheckFault:
+    """Whether the socket of nvidia-persistenced exists."""
+    try:
+        return stat.S_ISSOCK((root / "run/nvidia-persistenced/socket").stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return safe_read.fault(error)
+
+
+def cgroups(root: Path) -> str | CheckFault:
+    """The version of control groups in use, in words; both versions can be in use."""
+    place = root / "sys/fs/cgroup"
+    found = safe_read.names(place)
+    if isinstance(found, CheckFault):
+        return found
+    if "cgroup.controllers" in found:
+        return "version 2"
+    beside = safe_read.there(place / "unified/cgroup.controllers")
+    if isinstance(beside, CheckFault):
+        return beside
+    first = bool({"memory", "pids", "systemd"} & set(found))
+    if not first:
+        return CheckFault(f"{place} is empty") if not beside else "version 2, below unified"
+    return "versions 1 and 2 side by side" if beside else "version 1"
+
+
+def room(directory: Path) -> Room | CheckFault:
+    """The free space and inodes of a file system, without the reserve of root."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        return safe_read.fault(error)
+    return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def kernel_log(root: Path) -> CheckFault | None:
+    """Why this process cannot read the kernel log; None if it can."""
+    try:
+        kernellog.check_readable(root / "dev/kmsg")
+    except OSError as error:
+        return safe_read.fault(error)
+    return None

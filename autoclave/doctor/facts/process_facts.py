@@ -1,0 +1,81 @@
+"""Find the process that serves a socket and its rights, and the processes of CUDA's multi-process service."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from pathlib import Path
+
+from autoclave.doctor.base import CheckFault, Process
+from autoclave.doctor.facts import safe_read
+from scrubber.node.proc import INITIAL_PID_NAMESPACE
+
+MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
+
+
+def mps(proc: Path) -> tuple[str, ...] | CheckFault:
+    """The processes of the multi-process service, by their executable: any process can choose this name."""
+    entries = safe_read.names(proc)
+    if isinstance(entries, CheckFault):
+        return entries
+    found: list[str] = []
+    hidden: CheckFault | None = None
+    for pid in filter(str.isdecimal, entries):
+        try:
+            program = os.readlink(proc / pid / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - the raw text
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a kernel thread, or ended
+        except OSError as error:
+            hidden = safe_read.fault(error)
+            continue
+        if program.rpartition("/")[2] in MPS:
+            found.append(f"process {pid}")
+    return hidden if hidden is not None and not found else tuple(found)
+
+
+def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:
+    """Whether a process is in the node's own PID namespace, which shows all processes."""
+    try:
+        return (proc / pid / "ns/pid").stat().st_ino == INITIAL_PID_NAMESPACE
+    except OSError as error:
+        return safe_read.fault(error)
+
+
+def server(path: Path, proc: Path) -> Process | CheckFault:
+    """The process that serves a socket, as the kernel reports it; no request is sent."""
+    pid = _listener(path)
+    if isinstance(pid, CheckFault):
+        return pid
+    if pid == 0:
+        return CheckFault("its process is not visible in this PID namespace")
+    seen = sees_all(proc, str(pid))
+    status = safe_read.text(proc / str(pid) / "status")
+    if isinstance(seen, CheckFault):
+        return seen
+    if isinstance(status, CheckFault):
+        return status
+    capabilities = _CAPABILITIES.search(status)
+    if capabilities is None:
+        return CheckFault(f"{proc / str(pid) / 'status'} shows no capabilities")
+    return Process(seen, int(capabilities[1], 16))
+
+
+def pids(path: Path) -> tuple[int, ...]:
+    """The pid of the process that serves a socket; empty if it is not known."""
+    pid = _listener(path)
+    return (pid,) if isinstance(pid, int) and pid else ()
+
+
+def _listener(path: Path) -> int | CheckFault:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(os.fspath(path))
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError as error:
+            return safe_read.fault(error)
+    return int(_CREDENTIALS.unpack(credentials)[0])

@@ -1,0 +1,328 @@
+"""Checks of NVIDIA's driver and container tools: they could undo, or bypass, what the service proves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from autoclave.doctor import base
+from scrubber.core import cluster_programs, views
+from scrubber.ground import process_names
+
+HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
+KIND = "nvidia.com/gpu"  # the default of the plugin
+SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes freed memory
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+_OPTIONS = ("RegistryDwords", "RegistryDwordsPerDevice")
+_HOST_MEMORY = "InitializeSystemMemoryAllocations"
+_NO_SCRUB, _NO_FAST_SCRUB = "RMDisableScrubOnFree".lower(), "RMDisableFastScrubber".lower()
+_ZERO = re.compile(r"(0[xX]?0*)?")
+
+
+def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    driver = facts.posture.driver
+    if not facts.guards_nvidia:
+        if isinstance(driver, str):
+            text = f"the NVIDIA driver is loaded ({driver}), but the scrub service uses another backend"
+            yield base.warning(
+                "driver", text, "to protect the NVIDIA GPUs, start `autoclave scrubber --backend nvidia`"
+            )
+        return
+    if isinstance(driver, base.CheckFault):
+        text = "cannot tell which driver is loaded" if driver.denied else "the NVIDIA driver is not loaded"
+        remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
+        yield base.unseen("driver", text, driver, remedy)
+        return
+    installed = facts.posture.libraries
+    if installed and driver not in installed:
+        text = f"the loaded driver is {driver}, but the installed driver library is {', '.join(installed)}"
+        yield base.broken("driver", text, "reboot the node, or unload the driver and load the new one")
+    else:
+        yield base.ok("driver", f"the driver is loaded: {driver}")
+
+
+def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
+    name, options = "scrub-on-free", facts.posture.options
+    if not _driver_loaded(facts):
+        return
+    if isinstance(options, base.CheckFault):
+        yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
+        return
+    found = [*_unlisted(options), *_switched_off(options), *_too_old(facts)]
+    yield from found
+    if not found:
+        yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
+
+
+def _unlisted(options: Mapping[str, str]) -> Iterator[base.Finding]:
+    for option in (*_OPTIONS, _HOST_MEMORY):
+        if option not in options:
+            text = f"cannot tell which options the driver was loaded with: {option} is not listed"
+            remedy = f"find out what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
+            yield base.broken("scrub-on-free", text, remedy)
+
+
+def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
+    remedy = "remove it from the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
+    for place, key in _keys(options):
+        if key == _NO_SCRUB:
+            text = f"RMDisableScrubOnFree is set{place}: freed memory keeps its bytes where no clear can reach it"
+            yield base.broken("scrub-on-free", text, remedy)
+        elif key == _NO_FAST_SCRUB:
+            text = f"RMDisableFastScrubber is set{place}: the driver uses its slow way to zero freed memory"
+            yield base.warning("scrub-on-free", text, remedy)
+    if _ZERO.fullmatch(options.get(_HOST_MEMORY, "1")):
+        text = f"{_HOST_MEMORY} is off: a tenant may be given host memory with the bytes of another"
+        yield base.broken("scrub-on-free", text, remedy)
+
+
+def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each registry key in effect, with its device, read as the driver does: without spaces, in upper or lower case.
+
+    A value that is not zero counts as set. The driver ignores a key without a value.
+    """
+    for option in _OPTIONS:
+        place = ""
+        for pair in re.sub(r"\s", "", options.get(option, "")).split(";"):
+            key, _, value = pair.partition("=")
+            if key.lower() == "pci":
+                place = f" for {value}"
+            elif not _ZERO.fullmatch(value):
+                yield place, key.lower()
+
+
+def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    for device in facts.status.devices if facts.status is not None else ():
+        number = re.fullmatch(r"(\d+)\.(\d+)", device.compute)
+        if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
+            text = (
+                f"GPU {device.name} ({device.device}) is older than Turing (compute capability {device.compute}): "
+                "there are no kernels to clear it, so it is never handed out, "
+                "and its driver does not zero freed memory"
+            )
+            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
+
+
+_INSTALL = (
+    "where the service runs, install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12, but not both; "
+    "then restart it"
+)
+
+
+def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    if facts.status is None:
+        yield _cupy_here(facts.posture.cupy)
+        return
+    service = facts.status.service
+    if service.cupy:
+        yield base.ok("cupy", f"CuPy {service.cupy} is loaded for the service: memory can be overwritten and read back")
+        return
+    why = service.lacks or "CuPy is not loaded yet"
+    text = f"the scrub service cannot overwrite memory, so it hands out no GPU: {why}"
+    yield base.broken(
+        "cupy",
+        text,
+        _INSTALL if service.lacks else "check again in a minute; if CuPy is still missing, read the log of the service",
+    )
+
+
+def _cupy_here(python: base.Python) -> base.Finding:
+    """Without an answer of the service, only the Python of the doctor can be checked."""
+    doubt = f"for {python.path}, which runs this check; the scrub service does not say which Python it uses"
+    if python.lacks:
+        return base.broken("cupy", f"CuPy is not installed {doubt}", _INSTALL)
+    return base.ok("cupy", f"CuPy is installed {doubt}")
+
+
+def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not _driver_loaded(facts):
+        return
+    signs = facts.posture.shared_with_guests
+    if isinstance(signs, base.CheckFault):
+        yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
+    elif signs:
+        text = (
+            f"virtual machines share the GPUs of this node ({'; '.join(signs)}): the driver does not zero freed memory"
+        )
+        yield base.broken("vgpu-host", text, "use containers and virtual machines on different nodes")
+    else:
+        yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
+
+
+def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia or facts.posture.sees_all is False:  # ``pid-namespace`` then says why
+        return
+    found = facts.posture.mps
+    if isinstance(found, base.CheckFault):
+        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
+    elif found:
+        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that no scrub clears"
+        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and make sure that it is not started again"
+        yield base.broken("mps", text, remedy)
+    else:
+        yield base.ok("mps", "CUDA's multi-process service does not run")
+
+
+def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not _driver_loaded(facts):
+        return
+    there = facts.posture.persistenced
+    remedy = "start nvidia-persistenced"
+    if isinstance(there, base.CheckFault):
+        text = "cannot tell whether nvidia-persistenced runs"
+        yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
+    elif not there:
+        text = "nvidia-persistenced does not run: an idle GPU loses its settings, and its first use takes seconds"
+        yield base.warning("persistence", text, remedy)
+    else:
+        yield base.ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
+
+
+def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    name, toolkit = "container-toolkit", facts.posture.toolkit
+    found = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
+    yield from found
+    if toolkit.configs and not found:
+        yield base.ok(name, "no container can get a GPU by naming it in an environment variable")
+    elif not toolkit.configs and toolkit.installed:
+        text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
+        yield base.broken(name, text, _DENY)
+    elif not toolkit.configs:
+        text = "the NVIDIA container toolkit was not found in its usual places, so its settings could not be checked"
+        yield base.warning(
+            name, text, f"if it is installed elsewhere, make sure that {ENVIRONMENT} is false; or {HOST_ROOT}"
+        )
+
+
+_ANY_POD = "any pod can name any GPU in NVIDIA_VISIBLE_DEVICES and gets it without a request"
+_DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy of the plugin other than envvar"
+
+
+def _toolkit_config(config: base.ToolkitConfig) -> Iterator[base.Finding]:
+    name = "container-toolkit"
+    if config.fault is not None:
+        yield base.unseen(name, f"cannot read {config.path}", config.fault, "repair it")
+        return
+    if config.by_environment:
+        yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
+    if config.by_mounts:
+        text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU without a request"
+        remedy = "set it to false; with the plugin's strategy volume-mounts, let no tenant mount host paths instead"
+        yield base.warning(name, text, remedy)
+
+
+def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """A container does not start when no specification names its device. Strategies without CDI need none."""
+    if not (facts.cdi_kind or facts.guards_nvidia):
+        return
+    kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
+    faults = [(spec.path, spec.fault) for spec in facts.posture.cdi if spec.fault is not None]
+    for path, fault in faults:
+        yield base.unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", base.Level.WARNING)
+    named = frozenset(name for spec in facts.posture.cdi if spec.kind == kind for name in spec.names)
+    lack = _unnamed(facts, named)
+    if lack and (facts.cdi_kind or not faults):
+        yield base.Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
+    elif not faults:
+        yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {len(named)} devices")
+
+
+_NAME_GPUS = (
+    "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`, "
+    "again after each driver update; or give the plugin another --strategy or --cdi-kind"
+)
+
+
+def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
+    """What no specification does, as the end of a sentence. While the devices are not known, one UUID is enough."""
+    missing = sorted(_handed_out(facts) - named)
+    if not named:
+        return "exists, but the strategies cdi-cri and cdi-annotations need one"
+    if missing:
+        return f"names {', '.join(missing)}"
+    return "" if any(name.startswith(("GPU-", "MIG-")) for name in named) else "names a GPU by its UUID"
+
+
+def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
+    """The devices that a container may get: slices, and GPUs without slices."""
+    devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
+    sliced = {device.index for device in devices if device.mig}
+    return frozenset(device.device for device in devices if device.mig or device.index not in sliced)
+
+
+_T4 = "Tesla T4"
+_VGPU = re.compile(r"-\d+[ABCQ]$")  # the end of the names of vGPUs, such as "NVIDIA A40-8Q"
+_WHEN = "a reset is needed only after a fault, or if the policy has the path reset"
+_REBOOTS = "after a fault, reboot the node or the virtual machine; choose no policy with the path reset"
+
+
+def _resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """What would refuse a reset now. GPUs with the same obstacle share a finding."""
+    if not facts.guards_nvidia or facts.status is None:
+        return
+    found: dict[tuple[str, str], list[str]] = {}
+    for device in facts.status.devices:
+        for obstacle in _obstacles(device, facts):
+            found.setdefault(obstacle, []).append(device.name)
+    for (why, remedy), gpus in found.items():
+        yield base.warning("reset", f"no reset of GPU {', '.join(gpus)} is possible: {why}", remedy)
+    if not found:
+        yield base.ok("reset", "nothing stands in the way of a reset of a GPU")
+
+
+def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tuple[str, str]]:
+    """Each with its remedy. The owner of a device is none, because a device in use is not reset."""
+    if device.model == _T4:
+        yield "a Tesla T4 has no function-level reset", _REBOOTS
+    if _VGPU.search(device.model):
+        yield "it is a vGPU, which only its host can reset", _REBOOTS
+    holders = facts.posture.openers.get(device.device)
+    if holders is None:
+        yield "the processes that have it open cannot be found", "run the doctor as root, where it sees all processes"
+        return
+    others = tuple(it for it in holders if it.container is None or it.container != device.owner)
+    if others:
+        names = ", ".join(process_names.describe(it.command, it.pid) for it in others)
+        yield f"it is open in {names}", f"{_WHEN}; then {cluster_programs.how_to_stop(others)}"
+
+
+_FLIPS = (
+    "a tenant can flip bits of memory that is not its own, in GDDR memory also of the driver (GPUHammer, GPUBreach)"
+)
+_ECC_ON = (
+    "switch ECC on: `settings: {ecc: true}` in the policy, then `autoclave scrub GPU --path reset`; keep a GPU without "
+    "ECC for tenants that trust each other"
+)
+_AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
+
+
+def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Memory that one tenant can change, or read, for another, whatever a scrub does."""
+    if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.posture.amdgpu):
+        kernel = (int(found[1]), int(found[2]), int(found[3] or 0))
+        if _AMD_FROM <= kernel < _AMD_UNTIL:
+            text = f"AMD's GPU driver of kernel {facts.posture.amdgpu} may hand out the bytes of another process"
+            remedy = "use kernel 6.15.9, 6.16 or later, or one with that fix; Autoclave does not guard AMD GPUs"
+            yield base.warning("amdgpu", text, remedy)
+    if not facts.guards_nvidia or facts.status is None:
+        return
+    bare = [device.name for device in facts.status.devices if device.ecc is False]
+    if bare:
+        yield base.broken("ecc", f"the memory of GPU {', '.join(bare)} has no ECC: {_FLIPS}", _ECC_ON)
+    else:
+        yield base.ok("ecc", "ECC is in force on every GPU that reports it")
+
+
+def _driver_loaded(facts: base.NodeFacts) -> bool:
+    """Whether to check the driver further: its absence has a finding of its own."""
+    return facts.guards_nvidia and isinstance(facts.posture.driver, str)
+
+
+CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)

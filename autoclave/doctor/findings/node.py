@@ -1,0 +1,183 @@
+"""Checks of the node: privileges of the service, clock, disk, and other plugins that hand out GPUs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from autoclave.doctor import base
+from autoclave.doctor.base import Capability
+
+YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
+# The ledger's journal grows to 4 MiB. Then it is written into the ledger, and both need space for a moment: with less
+# than 10 MiB the next write may fail. 100 MiB hold more than 100,000 events: weeks on a busy node.
+LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
+LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
+
+NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
+
+
+def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The driver silently leaves out processes of other PID namespaces: an empty list would prove nothing."""
+    if not facts.guards_nvidia:
+        return
+    name, service, here = "pid-namespace", facts.posture.service, facts.posture.sees_all
+    if isinstance(service, base.Process):
+        if service.sees_all:
+            yield base.ok(name, "the scrub service sees every process of this node")
+        else:
+            text = "the scrub service runs in a PID namespace of its own: it cannot see which processes use a GPU"
+            yield base.broken(name, text, NODE_NAMESPACE)
+    elif facts.status is not None:
+        text = "cannot tell whether the scrub service sees every process of this node"
+        yield base.unseen(name, text, service, f"run this check where the service runs, or {NODE_NAMESPACE}")
+    elif isinstance(here, base.CheckFault):
+        yield base.unseen(name, "cannot tell in which PID namespace this check runs", here, "mount /proc")
+    elif not here:
+        text = "this check runs in a PID namespace of its own: it cannot see which processes use a GPU"
+        yield base.broken(name, text, f"if the scrub service runs here, {NODE_NAMESPACE}")
+    else:
+        yield base.ok(name, "this check sees every process of this node")
+
+
+def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    service = facts.posture.service
+    if not facts.guards_nvidia or isinstance(service, base.CheckFault):  # ``service`` or ``pid-namespace`` says why
+        return
+    remedy = "run it as root, and let it keep CAP_{} (in a pod: securityContext.capabilities.add)"
+    lacks = [capability for capability in LOSSES if not service.may(capability)]
+    for capability in lacks:
+        level, loss = LOSSES[capability]
+        text = f"the scrub service lacks CAP_{capability.name}: {loss}"
+        yield base.Finding("privileges", level, text, remedy.format(capability.name))
+    if not lacks:
+        yield base.ok("privileges", "the scrub service has the privileges that it needs")
+
+
+LOSSES = {
+    Capability.DAC_READ_SEARCH: (
+        base.Level.BROKEN,
+        "it cannot inspect processes of other users, which may use a GPU, so nothing is handed out",
+    ),
+    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that no process uses a GPU, so nothing is handed out"),
+    Capability.KILL: (base.Level.WARNING, "it cannot end the processes that a tenant left behind"),
+    Capability.SYS_ADMIN: (
+        base.Level.BROKEN,
+        "it cannot see which processes have a GPU mapped, so nothing is handed out",
+    ),
+}
+
+
+def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    versions = facts.posture.cgroups
+    if isinstance(versions, base.CheckFault):
+        text = "cannot tell which container a process belongs to"
+        yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
+    else:
+        yield base.ok(
+            "cgroups", f"control groups are in use, {versions}: they show which container a process belongs to"
+        )
+
+
+def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The driver reports errors in two ways. Only the kernel's log has those from before the service started."""
+    if not facts.guards_nvidia:
+        return
+    name, fault = "kernel-log", facts.posture.kernel_log
+    if fault is None:
+        yield base.ok(name, "the kernel log can be read: the driver reports XIDs and SXids there")
+        return
+    text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen"
+    remedy = "let the service have the host's /dev/kmsg, and CAP_SYSLOG (in a pod: privileged)"
+    yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
+
+
+def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The clock matters to people who read the ledger; decisions use uptime."""
+    remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
+    if facts.now < YEAR_2024:
+        yield base.warning("clock", "the clock was never set: the times in the ledger mean nothing", remedy)
+    elif facts.status is not None and facts.now < facts.status.service.started:
+        text = "the clock was set back since the scrub service started: the times in the ledger are out of order"
+        yield base.warning("clock", text, remedy)
+    else:
+        yield base.ok("clock", "the clock is set")
+
+
+def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    room = facts.posture.room
+    if facts.status is None or room is None:
+        return
+    place = facts.status.service.state_dir
+    if isinstance(room, base.CheckFault):
+        text, remedy = f"cannot tell how much room there is in {place}", "run this check where the service runs"
+        yield base.unseen("disk", text, room, remedy, base.Level.WARNING)
+        return
+    files = float("inf") if room.free_files is None else room.free_files
+    left = f"{room.free_bytes // 2**20} MiB" + ("" if room.free_files is None else f" and {room.free_files} files")
+    remedy = f"make room in {place}, or move it with --state-dir"
+    if room.free_bytes < FEW_BYTES or files < FEW_FILES:
+        text = f"the ledger in {place} has room for only {left}: if the next write fails, nothing is handed out"
+        yield base.broken("disk", text, remedy)
+    elif room.free_bytes < LOW_BYTES or files < LOW_FILES:
+        yield base.warning("disk", f"the ledger in {place} has room for only {left}", remedy)
+    else:
+        yield base.ok("disk", f"the ledger in {place} has room for {left}")
+
+
+def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """A plugin that answers has made its directory, whether or not the doctor may write there."""
+    if facts.kubelet_dir.fault is not None:
+        return
+    path = facts.kubelet_dir.path
+    if facts.posture.kubelet_dir_writable or any(socket.fault is None for socket in facts.plugin.found):
+        yield base.ok("plugin-dir", f"the plugin can make its sockets in {path}")
+    else:
+        text = f"this check cannot write to {path}, where the plugin makes its sockets"
+        yield base.warning("plugin-dir", text, f"mount it read-write for `autoclave plugin`; or {base.OTHER_USER}")
+
+
+def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
+    if facts.kubelet_dir.fault is not None:
+        return
+    sockets = facts.posture.rivals
+    if sockets.fault is not None:
+        text = f"cannot tell whether another plugin serves in {sockets.directory}"
+        yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's directory with --kubelet-dir")
+        return
+    hidden = [(it.path, it.fault) for it in sockets.found if it.fault is not None and not it.fault.dead]
+    for path, fault in hidden:
+        yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, REMOVE_OTHER)
+    texts = [f"another plugin for NVIDIA GPUs serves at {it.path}" for it in sockets.found if it.fault is None]
+    texts += list(_other_names(facts))
+    for text in texts:
+        yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", REMOVE_OTHER)
+    if not texts and not hidden:
+        yield base.ok("rival-plugin", "no other plugin for NVIDIA GPUs was found")
+
+
+REMOVE_OTHER = (
+    "remove the other plugin (in NVIDIA's GPU Operator: devicePlugin.enabled=false), then restart `autoclave plugin`"
+)
+
+
+def _other_names(facts: base.NodeFacts) -> Iterator[str]:
+    """Our devices that the kubelet knows under several names: a plugin with time-slicing registers such names."""
+    registered = facts.posture.registered
+    if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
+        return
+    names: dict[str, set[str]] = defaultdict(set)
+    for resource, ids in registered.items():
+        for each in ids:
+            names[each.partition("::")[0]].add(f"{resource} as {each}")
+    known = None if facts.status is None else {device.device for device in facts.status.devices}
+    for device, places in sorted(names.items()):
+        ours = device in known if known is not None else device.startswith(("GPU-", "MIG-"))
+        if ours and (len(places) > 1 or any("::" in place for place in places)):
+            yield f"the kubelet knows {device} under names that another plugin registered ({', '.join(sorted(places))})"
+
+
+CHECKS = (_pid_namespace, _privileges, _cgroups, _kernel_log, _clock, _disk, _plugin_dir, _rivals)

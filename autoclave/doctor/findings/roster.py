@@ -1,0 +1,44 @@
+"""All checks, in the order of a report, and the level of the whole report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from autoclave.doctor.base import Finding, Level, NodeFacts
+from autoclave.doctor.findings import devices, hardware, kubelet, node, service
+
+CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
+    *service.CHECKS,
+    *devices.CHECKS,
+    *hardware.CHECKS,
+    *node.CHECKS,
+    *kubelet.CHECKS,
+)
+
+NAMES = (
+    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "device", "driver",
+    "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc", "amdgpu",
+    "pid-namespace",
+    "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet",
+    "checkpoint", "double-allocation", "plugin", "feature-gates",
+)  # fmt: skip
+"""The names of findings, to select some of them."""
+
+OF_KUBERNETES = frozenset(
+    {
+        "container-toolkit", "cdi", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin",
+        "feature-gates",
+    }
+)  # fmt: skip
+"""The names of findings about the kubelet, our device plugin, and how pods get GPUs."""
+
+
+def judge(facts: NodeFacts) -> tuple[Finding, ...]:
+    """All findings, in the order of ``CHECKS``."""
+    return tuple(finding for check in CHECKS for finding in check(facts))
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The worst level of a report. A report without findings has checked nothing, so it counts as broken."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in (Level.BROKEN, Level.WARNING, Level.OK) if level in levels), Level.BROKEN)

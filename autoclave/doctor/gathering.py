@@ -1,0 +1,165 @@
+"""Gathers the facts of this node for ``autoclave doctor``: it reads files, connects to sockets, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from autoclave.doctor import base
+from autoclave.doctor.base import CheckFault
+from autoclave.doctor.facts import container_toolkit, gpu_openers, kubelet_devices, posture, process_facts, safe_read
+from plugin.cluster import credentials
+from plugin.cluster.base import Failure, Unusable
+from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.dra import slices
+from plugin.dra.slices import Pool
+from plugin.registration import sockets
+from scrubber.core import views
+from scrubber.core.model import Holder
+from scrubber.cuda import warmth
+from scrubber.ground import paths, unix_sockets
+from scrubber.ground.errors import AutoclaveError, Unreachable
+from scrubber.node import checkpoint
+
+PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
+RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks
+# Any other error does not say that no process listens: SELinux, a file mode or a full backlog may refuse us.
+DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
+API_WITHIN = 5.0  # seconds for a call of the API server
+PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
+
+Ask = Callable[[Path], views.Status]
+
+
+def gather(
+    run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "", driver: str = "", *, ask: Ask
+) -> base.NodeFacts:
+    """All facts that the checks need, gathered once. ``ask`` asks the service for its status."""
+    answer = _answer(run_dir, ask)
+    return base.NodeFacts(
+        answer=answer,
+        scrubber_socket=_socket(run_dir / "scrubber.sock"),
+        run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
+        kubelet_dir=_directory(kubelet_dir, links=True),
+        kubelet=_socket(kubelet_dir / "kubelet.sock"),
+        checkpoint=_checkpoint(kubelet_dir),
+        plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
+        posture=_posture(answer, run_dir, kubelet_dir, host_root),
+        cdi_kind=cdi_kind,
+        slices=_slice_fields(driver) if driver else None,
+        now=time.time(),  # last, because gathering takes time
+    )
+
+
+def _slice_fields(driver: str) -> base.SliceFields:
+    """Give the API server a slice with every field, as a dry run, and see what it keeps."""
+    node = os.environ.get("NODE_NAME", "")
+    choice = ReportChoice(Reports.ON, node)
+    found = credentials.find(choice, os.environ)
+    if found is None or not node:
+        return base.SliceFields(fault="there are no credentials, or NODE_NAME is not set")
+
+    async def ask() -> frozenset[str]:
+        server = importlib.import_module("plugin.dra.apiserver").connect(found, node, API_WITHIN)
+        try:
+            tried = slices.with_all_fields(Pool(driver, node, await server.node_uid()))
+            return slices.missing_gates(await server.apply_slice(tried, dry_run=True))
+        finally:
+            await server.close()
+
+    try:
+        return base.SliceFields(missing=asyncio.run(ask()))
+    except (ImportError, Unusable) as error:
+        return base.SliceFields(fault=str(error))
+    except Failure as failure:
+        return base.SliceFields(fault=failure.message)
+
+
+def _answer(run_dir: Path, ask: Ask) -> views.Status | AutoclaveError:
+    """The status, or the error instead of it: the other findings matter most when the service does not answer.
+
+    A connection attempt gives up soon. On a busy node that can be too soon, so a service that listens is asked again.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask(run_dir)
+        except Unreachable as error:
+            if unix_sockets.connect_error(paths.admin_socket(run_dir)) is not None or time.monotonic() > until:
+                return error
+        except AutoclaveError as error:
+            return error
+
+
+def _directory(path: Path, *, links: bool) -> base.Directory:
+    try:
+        found = path.stat(follow_symlinks=links)
+    except OSError as error:
+        return base.Directory(str(path), safe_read.fault(error))
+    if not stat.S_ISDIR(found.st_mode):
+        return base.Directory(str(path), CheckFault("it is not a directory"))
+    private = stat.S_IMODE(found.st_mode) & 0o077 == 0
+    return base.Directory(str(path), private=private, ours=found.st_uid == os.geteuid())
+
+
+def _socket(path: Path) -> base.Socket:
+    refused = unix_sockets.connect_error(path)
+    if refused is None:
+        return base.Socket(str(path))
+    return base.Socket(str(path), replace(safe_read.fault(refused), dead=isinstance(refused, DEAD)))
+
+
+def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
+    """The sockets of plugins whose names start with ``prefix``."""
+    found = safe_read.names(directory)
+    if isinstance(found, CheckFault):
+        return base.Sockets(str(directory), fault=found)
+    ours = (name for name in found if name.lower().startswith(prefix) and name.endswith(".sock"))
+    return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
+
+
+def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: Path, root: Path) -> base.Posture:
+    return base.Posture(
+        driver=posture.driver(root),
+        libraries=posture.libraries(root),
+        options=posture.options(root),
+        shared_with_guests=posture.shared_with_guests(root),
+        cupy=base.Python(base.printable(sys.executable), warmth.missing() or ""),
+        mps=process_facts.mps(PROC),
+        persistenced=posture.persistenced(root),
+        toolkit=container_toolkit.toolkit(root),
+        cdi=container_toolkit.cdi(root),
+        cgroups=posture.cgroups(root),
+        sees_all=process_facts.sees_all(PROC),
+        service=process_facts.server(paths.admin_socket(run_dir), PROC),
+        room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
+        kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
+        rivals=_plugins(kubelet_dir, RIVALS),
+        registered=kubelet_devices.devices(kubelet_dir),
+        kernel_log=posture.kernel_log(root),
+        amdgpu=posture.amdgpu(root),
+        openers=_openers(answer, run_dir, root),
+    )
+
+
+def _openers(answer: views.Status | AutoclaveError, run_dir: Path, root: Path) -> Mapping[str, tuple[Holder, ...]]:
+    if not isinstance(answer, views.Status) or answer.service.backend != base.NVIDIA:
+        return {}
+    addresses = {device.device: device.pci_address for device in answer.devices}
+    return gpu_openers.openers(root, PROC, addresses, process_facts.pids(paths.admin_socket(run_dir)))
+
+
+def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
+    try:
+        return base.Checkpoint({device: it.pods for device, it in checkpoint.assignments(kubelet_dir).items()})
+    except checkpoint.CheckpointError as error:
+        cause = error.__cause__
+        fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")
+        return base.Checkpoint(fault=replace(fault, text=str(error)))

@@ -1,0 +1,249 @@
+"""The two ways to give GPUs to pods: by the device plugin, and by the DRA driver for ResourceClaims.
+
+The story is the same for both. What differs between them is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from demo.programs import ServiceProgram
+from demo.standins.api_server import ApiServer
+from demo.standins.cluster import Cluster
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Phase, Pod, PodStatus
+from demo.standins.runtime import Runtime
+
+RESOURCE, DRIVER, NODE = "nvidia.com/gpu", "gpu.autoclave.dev", "demo"
+OFFERED_WITHIN = 60.0
+PAUSE = 0.2  # seconds between two attempts; the kubelet's pauses are longer
+
+
+class Handout(ABC):
+    """One way to give GPUs to pods, for one kubelet stand-in."""
+
+    name: str  # of the program that answers the kubelet
+    short: str
+    call: str  # with which a pod gets its GPUs
+    quarantined: str  # how the cluster treats a quarantined GPU
+    still_quarantined: str
+
+    def __init__(self, root: Path, containers: Runtime, flags: tuple[str, ...]) -> None:
+        """``flags``: more flags for the program. Nothing runs yet."""
+        self.root, self.flags = root, flags
+        self.kubelet = self._kubelet(containers)
+        self.program = self._program(("--run-dir", str(root / "run"), "--log-format", "json"))
+
+    @abstractmethod
+    def _kubelet(self, containers: Runtime) -> Kubelet: ...
+
+    @abstractmethod
+    def _program(self, flags: tuple[str, ...]) -> ServiceProgram: ...
+
+    async def begin(self) -> None:  # noqa: B027 - not every way needs it
+        """Start what the kubelet and the program need."""
+
+    async def end(self) -> None:  # noqa: B027 - not every way needs it
+        """End what ``begin`` has started."""
+
+    @abstractmethod
+    async def registered(self, within: float) -> None:
+        """Return when the kubelet knows the program, and GPUs are offered."""
+
+    @abstractmethod
+    async def gone(self) -> None:
+        """Return when the kubelet has noticed that the program has ended."""
+
+    @abstractmethod
+    def offers(self) -> dict[str, bool]:
+        """All GPUs by UUID, and whether a pod may get them."""
+
+    def offered(self) -> int:
+        """How many GPUs a pod may get."""
+        return sum(self.offers().values())
+
+    @abstractmethod
+    async def until_offered(self, uuid: str, *, offered: bool = True) -> None:
+        """Return when pods may get this GPU, or may not."""
+
+    @abstractmethod
+    def pod(self, name: str, gpus: int) -> Pod:
+        """A new pod that asks for this number of GPUs."""
+
+    @abstractmethod
+    async def run(self, pod: Pod) -> PodStatus:
+        """Run a pod."""
+
+    @abstractmethod
+    def early(self, pod: Pod, uuid: str) -> AsyncIterator[tuple[bool, str]]:
+        """Let a pod ask for a GPU that a container of a force-deleted pod still uses. Yields what holds then."""
+
+    @abstractmethod
+    async def later(self, pod: Pod) -> Pod:
+        """Run that pod, or one in its place, after the GPU is clean."""
+
+    @abstractmethod
+    async def refused(self, pod: Pod) -> str:
+        """Let a pod ask while no GPU is offered. Returns why it gets none, and nothing if it gets one."""
+
+    @abstractmethod
+    def gpus_of(self, pod: Pod) -> tuple[str, ...]:
+        """The UUIDs of the GPUs of a running pod."""
+
+
+class ByPlugin(Handout):
+    """By the device plugin: pods ask for a resource."""
+
+    name, short, call = "the device plugin", "the plugin", "Allocate"
+    quarantined = "GPU 1 stays in the kubelet's capacity and is not allocatable"
+    still_quarantined = "GPU 1 is still Unhealthy after the restart of the plugin"
+
+    def _kubelet(self, containers: Runtime) -> Kubelet:
+        return Kubelet(self.root / "kubelet", containers, logs=self.root / "pods")
+
+    def _program(self, flags: tuple[str, ...]) -> ServiceProgram:
+        places = ("--kubelet-dir", str(self.root / "kubelet"))
+        return ServiceProgram(("plugin", *flags, *places, *self.flags), self.root / "plugin.log")
+
+    async def registered(self, within: float) -> None:
+        """Wait for the list of the plugin."""
+        await self.kubelet.registered(RESOURCE, within)
+
+    async def gone(self) -> None:
+        """Wait until no GPU is allocatable."""
+        await self.kubelet.until(lambda: self.kubelet.allocatable[RESOURCE] == 0)
+
+    def offers(self) -> dict[str, bool]:
+        """Healthy GPUs are offered."""
+        return {uuid: health == "Healthy" for uuid, health in self.kubelet.devices(RESOURCE).items()}
+
+    async def until_offered(self, uuid: str, *, offered: bool = True) -> None:
+        """Wait for a list of the plugin."""
+        await self.kubelet.until(lambda: self.offers()[uuid] is offered)
+
+    def pod(self, name: str, gpus: int) -> Pod:
+        """A pod that asks for the resource."""
+        return Pod.of(name, {RESOURCE: gpus})
+
+    async def run(self, pod: Pod) -> PodStatus:
+        """Admit and start the pod."""
+        return await self.kubelet.run(pod)
+
+    async def early(self, pod: Pod, uuid: str) -> AsyncIterator[tuple[bool, str]]:
+        """The plugin refuses, and the kubelet fails the pod."""
+        status = await self.kubelet.admit(pod)
+        refused = status.phase is Phase.FAILED and "still in use" in status.message
+        yield refused, "the kubelet gives GPU 0 to pod B: the plugin refuses, and pod A's memory is unchanged"
+        await self.until_offered(uuid, offered=False)
+        yield True, "GPU 0 is now Unhealthy, so the kubelet tries no other pod on it"
+
+    async def later(self, pod: Pod) -> Pod:
+        """A new pod in place of the failed one."""
+        again = Pod.of(pod.name, pod.containers[0].resources)
+        await self.run(again)
+        return again
+
+    async def refused(self, pod: Pod) -> str:
+        """The text of the failed pod."""
+        status = await self.kubelet.admit(pod)
+        await self.gone()
+        return status.message if status.phase is Phase.FAILED else ""
+
+    def gpus_of(self, pod: Pod) -> tuple[str, ...]:
+        """From the records of the kubelet."""
+        return self.kubelet.held(pod)["main"][RESOURCE]
+
+
+class ByClaims(Handout):
+    """By the DRA driver: pods ask with ResourceClaims, and an API server has the claims and the slice."""
+
+    name, short, call = "the DRA driver", "the driver", "NodePrepareResources"
+    quarantined = "GPU 1 stays in the ResourceSlice with a taint, so no claim gets it"
+    still_quarantined = "GPU 1 still has its taint after the restart of the driver"
+    _waiting: asyncio.Task[bool] | None = None
+
+    def _kubelet(self, containers: Runtime) -> Kubelet:
+        for name in ("registry", "plugins"):
+            (self.root / name).mkdir()
+        self.server = ApiServer(self.root, NODE)
+        self.cluster = Cluster(self.server, NODE)
+        return Kubelet(
+            *(self.root / "kubelet", containers),
+            registry=self.root / "registry",
+            logs=self.root / "pods",
+            cluster=self.cluster,
+        )
+
+    def _program(self, flags: tuple[str, ...]) -> ServiceProgram:
+        places = ("--plugins-dir", str(self.root / "plugins"), "--registry-dir", str(self.root / "registry"))
+        # Without an address of a cluster: in a pod of a real cluster the driver would ask that one.
+        environment = {"KUBECONFIG": str(self.server.kubeconfig), "NODE_NAME": NODE, "KUBERNETES_SERVICE_HOST": ""}
+        return ServiceProgram(("dra", *flags, *places, *self.flags), self.root / "dra.log", environment)
+
+    async def begin(self) -> None:
+        """Open the API server."""
+        await self.server.open()
+
+    async def end(self) -> None:
+        """Close the API server, and end what still waits for it."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait({self._waiting})
+        await self.server.leave()
+
+    async def registered(self, within: float) -> None:
+        """Wait for the connection to the driver, and for its slice."""
+        await self.kubelet.driver_registered(DRIVER, within)
+        await self.server.until(lambda: self.offered() > 0, within)
+
+    async def gone(self) -> None:
+        """Wait for the end of the connection."""
+        await self.kubelet.until(lambda: not self.kubelet.has_driver(DRIVER))
+
+    def offers(self) -> dict[str, bool]:
+        """GPUs without a taint are offered."""
+        listed = self.cluster.listed(DRIVER)
+        return {device["attributes"]["uuid"]["string"]: offered for device, offered in listed}
+
+    async def until_offered(self, uuid: str, *, offered: bool = True) -> None:
+        """Wait for a change of the slice."""
+        await self.server.until(lambda: self.offers().get(uuid, False) is offered, OFFERED_WITHIN)
+
+    def pod(self, name: str, gpus: int) -> Pod:
+        """A pod with a claim of the same name."""
+        self.cluster.claim(name, driver=DRIVER, count=gpus)
+        return Pod.of(name, None, name)
+
+    async def run(self, pod: Pod) -> PodStatus:
+        """Allocate the claim, then start the pod."""
+        why = self.cluster.place(pod)
+        return PodStatus(Phase.PENDING, "Unschedulable", why) if why else await self.kubelet.run(pod)
+
+    async def early(self, pod: Pod, uuid: str) -> AsyncIterator[tuple[bool, str]]:
+        """The driver does not answer yet."""
+        self.cluster.place(pod)
+        await self.kubelet.admit(pod)
+        self._waiting = asyncio.create_task(self.kubelet.sync(pod))
+        await self.kubelet.until(lambda: self.kubelet.calls[-1].method == self.call)
+        placed = self.cluster.devices(pod.name) == [uuid.lower()]
+        yield placed, "the scheduler gives GPU 0 to pod B: the driver lets pod B wait, and pod A's memory is unchanged"
+
+    async def later(self, pod: Pod) -> Pod:
+        """The pod that waits."""
+        if self._waiting is not None:
+            await self._waiting
+        await self.kubelet.keep_trying(pod, lambda _seconds: asyncio.sleep(PAUSE))
+        return pod
+
+    async def refused(self, pod: Pod) -> str:
+        """The text of the scheduler."""
+        await self.server.until(lambda: self.offered() == 0, OFFERED_WITHIN)
+        return self.cluster.place(pod)
+
+    def gpus_of(self, pod: Pod) -> tuple[str, ...]:
+        """From the CDI devices of the container."""
+        starts = [start for start in self.kubelet.starts if start.pod == pod.uid]
+        return tuple(one.partition("=")[2] for ids in starts[-1].devices.values() for one in ids)

@@ -1,0 +1,136 @@
+"""The stage of the demo: a whole node in a temporary directory.
+
+The scrub service and the device plugin, or the DRA driver, are processes of their own, the kubelet is the stand-in,
+containers are real processes. The stage ends every process that it started, by process id, also after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from demo.containers import ContainerRunner
+from demo.handout import ByPlugin, Handout
+from demo.programs import ServiceProgram
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.ground import paths
+from scrubber.ground.errors import FatalError, Unreachable
+
+ANSWERS_WITHIN = 60.0
+
+
+@dataclass
+class Stage:
+    """The directories, the programs, and connections to the service."""
+
+    gpus: int
+    memory: str = "64MiB"
+    policy: str = "default"
+    root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-")))
+    uuids: tuple[str, ...] = ()
+    runs: type[ContainerRunner] = ContainerRunner
+    flags: tuple[str, ...] = ()  # more flags for the plugin
+    hands_out: type[Handout] = ByPlugin
+
+    def __post_init__(self) -> None:
+        """Make the directories. Nothing runs yet."""
+        self.kubelet_dir, self.pod_logs = self.root / "kubelet", self.root / "pods"
+        self.simulated = self.root / "gpus"
+        self.ledger = paths.ledger(self.root / "state")
+        self.kubelet_dir.mkdir(exist_ok=True)
+        places = ("--run-dir", str(self.root / "run"), "--kubelet-dir", str(self.kubelet_dir), "--log-format", "json")
+        gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
+        memory = ("--backend", "simulated", "--simulated-memory", self.memory)
+        rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
+        names = ("--pod-logs-dir", str(self.pod_logs))
+        self.service = ServiceProgram(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
+        self.containers = self.runs(self.simulated)
+        self.handout = self.hands_out(self.root, self.containers, self.flags)
+        self.kubelet, self.plugin = self.handout.kubelet, self.handout.program
+
+    def memory_of(self, gpu: int) -> Path:
+        """The file with the memory of a GPU."""
+        return self.simulated / f"gpu{gpu}" / "memory"
+
+    def admin(self) -> client.AdminClient:
+        """A connection for an operator."""
+        return client.AdminClient(paths.admin_socket(self.root / "run"))
+
+    def scrubber(self) -> client.ScrubberClient:
+        """A connection like that of the device plugin."""
+        return client.ScrubberClient(self.root / "run" / "scrubber.sock")
+
+    async def start(self) -> views.Status:
+        """Start the service and wait for its first answer."""
+        await self.service.start()
+        status = await self._first_answer()
+        self.uuids = tuple(device.device for device in status.devices)
+        return status
+
+    async def start_node(self) -> None:
+        """Start the kubelet and the plugin, and wait until the plugin is registered."""
+        await self.handout.begin()
+        await self.kubelet.start()
+        await self.plugin.start()
+        try:
+            await self.handout.registered(ANSWERS_WITHIN)
+        except TimeoutError:
+            words = self.plugin.last_words()
+            raise FatalError(f"{self.handout.name} does not register; the last line of its log: {words}") from None
+
+    async def settled(
+        self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = 15.0
+    ) -> views.DeviceStatus:
+        """The status of a GPU once ``wanted`` holds, or after ``within`` seconds."""
+        ends = asyncio.get_running_loop().time() + within
+        seen = 0
+        async with self.admin() as admin:
+            while True:
+                status = await admin.status([str(gpu)], newer_than=seen, wait=0.2 if seen else 0.0)
+                seen = status.service.ledger_rows
+                if wanted(status.devices[0]) or asyncio.get_running_loop().time() >= ends:
+                    return status.devices[0]
+
+    async def clear_away(self, *, keep: bool) -> None:
+        """End all processes and remove the directory."""
+        await self.plugin.end(signal.SIGKILL)
+        await self.service.end(signal.SIGKILL)
+        await self.kubelet.kill()
+        await self.handout.end()
+        await self.containers.clear_away()
+        if not keep:
+            shutil.rmtree(self.root)
+
+    def _given_up(self, attempts: RetryCallState) -> bool:
+        """Whether to stop waiting: the service has ended, or the time is over."""
+        return self.service.ended or stop_after_delay(ANSWERS_WITHIN)(attempts)
+
+    async def _first_answer(self) -> views.Status:
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(Unreachable),
+                stop=self._given_up,
+                wait=wait_fixed(0.05),
+                reraise=True,
+            ):
+                with attempt:
+                    async with self.admin() as admin:
+                        return await admin.status()
+        except Unreachable as error:
+            words = self.service.last_words()
+            raise FatalError(f"the scrub service does not answer; the last line of its log: {words}") from error
+        raise AssertionError  # a retry ends with an answer or an error
+
+
+def halfway(device: views.DeviceStatus) -> bool:
+    """Whether the first pass of the clear has written half of the memory, where a stalled clear stops."""
+    job = device.job
+    return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes

@@ -1,0 +1,364 @@
+"""The story of ``autoclave demo``: each line is checked on simulated GPUs.
+
+The chain is the real one: a kubelet (the stand-in, with the real one's faults), the device plugin or the DRA driver,
+and the scrub service as processes of their own, containers as real processes. What they can read is read from the
+memory itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from demo import containers
+from demo.handout import PAUSE, ByClaims, ByPlugin
+from demo.stage import ANSWERS_WITHIN, Stage, halfway
+from demo.standins.pods import ContainerState, Phase, Pod
+from scrubber.core import views
+from scrubber.devices.simulated import drills, tenants
+from scrubber.ground.errors import AutoclaveError, Reason, Refused
+from scrubber.ledger import audit
+
+T = TypeVar("T")
+LEAST_GPUS, MOST_GPUS = 3, 64
+TENANT, BAD, KILLED = 0, 1, 2  # which GPU plays which part
+BAD_BYTE, BAD_BIT = 12_345_678, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the demo: a promise, and whether it held."""
+
+    act: str
+    line: str
+    held: bool
+    seconds: float
+    detail: str
+
+
+@dataclass
+class Play:
+    """The running demo and its checks."""
+
+    stage: Stage
+    as_json: bool
+    checks: list[Check] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    act: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    def begin(self, act: str) -> None:
+        """Start a new act."""
+        self.act = act
+        if not self.as_json:
+            click.echo(click.style(f"\n{act}", bold=True))
+
+    def check(self, held: bool, line: str, detail: str = "") -> None:
+        """Print a line with its result, and keep it."""
+        seconds = time.monotonic() - self.began
+        self.checks.append(Check(self.act, line, held, round(seconds, 3), detail))
+        if self.as_json:
+            return
+        mark = click.style("  ok  ", fg="green") if held else click.style("  NO  ", fg="red", bold=True)
+        click.echo(f"{mark} {line}" + (click.style(f"  [{detail}]", dim=True) if detail else ""))
+
+    def pod(self, name: str, gpus: int) -> Pod:
+        """A new pod that requests this number of GPUs."""
+        self.pods[name] = self.stage.handout.pod(name, gpus)
+        return self.pods[name]
+
+    def secret_of(self, pod: str) -> bytes:
+        """The data that no other pod may find."""
+        return containers.mark(self.pods[pod].uid).encode()
+
+    def gpus_of(self, pod: str) -> tuple[str, ...]:
+        """The GPUs of a pod."""
+        return self.stage.handout.gpus_of(self.pods[pod])
+
+    @property
+    def held(self) -> bool:
+        """Whether every promise held."""
+        return bool(self.checks) and all(check.held for check in self.checks)
+
+
+def show(gpus: int, *, dra: bool, as_json: bool, keep: bool) -> int:
+    """Run the demo, with the device plugin or the DRA driver. The exit code says whether every promise held."""
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM ends the demo like Ctrl-C, with all its processes
+    stage = Stage(gpus, hands_out=ByClaims if dra else ByPlugin)
+    return asyncio.run(_show(Play(stage, as_json), keep=keep))
+
+
+async def _show(play: Play, *, keep: bool) -> int:
+    try:
+        for scene in (_opening, _pod_a, _hand_over, _bad_memory, _killed, _restarts, _ledger):
+            await scene(play)
+    except (AutoclaveError, TimeoutError) as error:
+        play.check(False, f"the demo runs to its end: {error!r}")
+    finally:
+        for pid in play.pids:
+            tenants.kill(pid)
+        await play.stage.clear_away(keep=keep)
+    _close(play, keep=keep)
+    return 0 if play.held else 1
+
+
+async def _opening(play: Play) -> None:
+    play.begin("The scrub service starts with GPUs of unknown state")
+    stage, began = play.stage, time.monotonic()
+    status = await stage.start()
+    play.check(len(status.devices) == stage.gpus, "the service answers", f"after {time.monotonic() - began:.2f} s")
+    clean = [await stage.settled(gpu, lambda device: device.receipt is not None) for gpu in range(stage.gpus)]
+    proven = all(device.state == "clean" and device.receipt and _whole(device.receipt) for device in clean)
+    play.check(proven, "each GPU is reset, overwritten, read back and found clean before any pod asks for it")
+    receipts = [device.receipt for device in clean if device.receipt is not None]
+    deep = all(_tested(receipt) for receipt in receipts) and len(receipts) == stage.gpus
+    detail = f"{receipts[0].units_reached} of {receipts[0].units} units; {', '.join(receipts[0].tests)}" if deep else ""
+    play.check(deep, "on-chip memory is overwritten and each GPU passes a self-test", detail)
+    began = time.monotonic()
+    await stage.start_node()
+    offered = stage.handout.offered() == stage.gpus
+    play.check(offered, f"{stage.handout.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
+
+
+async def _pod_a(play: Play) -> None:
+    play.begin("Pod A gets GPU 0 and writes a secret; pod A is force-deleted while its container still runs")
+    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    await _run(play, "a", 1)
+    await _run(play, "neighbour", stage.gpus - 1)
+    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    play.check(play.gpus_of("a") == (uuid,) and left > 0, "pod A runs on GPU 0 and has written a secret")
+    await stage.kubelet.force_delete(play.pods["a"])
+    async for held, line in stage.handout.early(play.pod("b", 1), uuid):
+        untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
+        play.check(held and untouched, line, uuid)
+
+
+async def _hand_over(play: Play) -> None:
+    play.begin("Pod A's container ends and leaves a process behind; pod B gets GPU 0 next")
+    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    leftover = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
+    play.pids.append(leftover)
+    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    first = (await stage.settled(TENANT, lambda _: True)).receipt
+    ending = asyncio.create_task(_ended(stage.kubelet.end_orphan, play.pods["a"]))
+    play.check(
+        _runs(leftover) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {leftover}"
+    )
+    began = time.monotonic()
+    receipt = (await stage.settled(TENANT, lambda device: device.receipt not in (None, first))).receipt
+    seconds = time.monotonic() - began
+    async with stage.admin() as admin:
+        story = [entry.text for entry in await admin.history(uuid)]
+    ended = any(f"ended pid {leftover}" in text for text in story)
+    play.check(ended and not _runs(leftover), "the service finds and ends the leftover process", "TERM, a pause, KILL")
+    ladder = [step.step for step in receipt.steps] if receipt else []
+    play.check(
+        ladder == ["evict", "clear", "verify", "scratch", "settings", "health"],
+        "the steps of the fast path run",
+        " > ".join(ladder),
+    )
+    # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
+    residue = sum(int(found) for text in story for found in re.findall(r"(\d+) bytes were not zero before", text))
+    play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
+    # A pod that waited for the GPU may write already.
+    proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT), play.secret_of("b"))
+    play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
+    await ending
+    await stage.handout.until_offered(uuid)
+    play.pods["b"] = await stage.handout.later(play.pods["b"])
+    call = [call for call in stage.kubelet.calls if call.method == stage.handout.call][-1]
+    found = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    in_time = f"{call.method} took {call.seconds * 1000:.1f} ms"
+    play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds no data", in_time)
+
+
+async def _bad_memory(play: Play) -> None:
+    play.begin("GPU 1 has a stuck memory bit")
+    stage, uuid = play.stage, play.stage.uuids[BAD]
+    await stage.kubelet.delete(play.pods["neighbour"])
+    for gpu in range(1, stage.gpus):
+        await stage.settled(gpu, lambda device: device.state == "clean")
+    drills.bad_memory(stage.simulated, uuid, BAD_BYTE, BAD_BIT)
+    async with stage.admin() as admin:
+        results = [progress.result async for progress in admin.scrub([uuid]) if progress.result]
+        play.check(not results[-1].clean, "a scrub ends not clean")
+        story = " | ".join(entry.text for entry in (await admin.explain(uuid)).entries)
+        play.check(f"at byte {BAD_BYTE} " in story, "the result names the byte", f"byte {BAD_BYTE}, bit {BAD_BIT}")
+        play.check("escalated to the reset path" in story, "a reset is tried too: it does not repair the bit")
+        device = (await admin.status([uuid])).devices[0]
+    sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
+    play.check(sick and not device.healthy, "GPU 1 is quarantined, with the reason", device.why)
+    await stage.handout.until_offered(uuid, offered=False)
+    offered, there = stage.handout.offered(), len(stage.handout.offers())
+    play.check((offered, there) == (stage.gpus - 1, stage.gpus), stage.handout.quarantined)
+
+
+async def _killed(play: Play) -> None:
+    play.begin("The scrub service is killed with SIGKILL in the middle of a clear")
+    stage, uuid = play.stage, play.stage.uuids[KILLED]
+    await _run(play, "c", 1)
+    all_of_it = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    drills.stall_clears(stage.simulated, uuid)
+    ending = asyncio.create_task(_ended(stage.kubelet.delete, play.pods["c"]))
+    busy = await stage.settled(KILLED, halfway)
+    cut = busy.job.id if busy.job else ""
+    await stage.service.end(signal.SIGKILL)
+    remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    partly = "the service is killed while a part of pod C's memory is overwritten"
+    play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
+    refusal = await stage.handout.refused(play.pod("early", 1))
+    play.check(bool(refusal), "a pod that asks meanwhile gets no GPU", refusal)
+    play.check(stage.handout.offered() == 0, "no GPU is offered while the service is down")
+    drills.heal(stage.simulated, uuid)
+    await stage.start()
+    device = await stage.settled(KILLED, lambda device: device.receipt is not None or device.quarantine is not None)
+    async with stage.admin() as admin:
+        history = await admin.history(uuid)
+        others = (await admin.status()).devices
+    interrupted = any("cancelled, nothing was proven" in entry.text for entry in history)
+    receipts = [json.loads(entry.body) for entry in history if entry.kind == "scrub-passed"]
+    honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
+    play.check(honest, "after the restart the interrupted job proves nothing")
+    play.check(device.state == "clean", "GPU 2 is scrubbed again from the start, and ends clean")
+    if device.quarantine is not None:
+        raise Refused(Reason.NOT_READY, f"GPU 2 is not offered again: {device.why}")
+    await ending
+    await stage.handout.until_offered(uuid)
+    await _run(play, "d", 1)
+    found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets GPU 2 and finds no data of pod C")
+    alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_of("b")) > 0
+    play.check(others[TENANT].state == "in_use" and alive, "pod B's memory is unchanged")
+    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined after the restart")
+
+
+async def _restarts(play: Play) -> None:
+    play.begin(f"The kubelet and {play.stage.handout.name} are killed and restarted")
+    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    await stage.kubelet.kill()
+    began = time.monotonic()
+    await stage.kubelet.start()
+    await stage.handout.registered(ANSWERS_WITHIN)
+    play.check(
+        True,
+        f"{stage.handout.short} registers with the new kubelet",
+        f"after {(time.monotonic() - began) * 1000:.0f} ms",
+    )
+    started = await stage.kubelet.restart_container(play.pods["b"], "main")
+    alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
+    play.check(
+        started.state is ContainerState.RUNNING and alive, "pod B's container restarts and its memory is unchanged"
+    )
+    await stage.plugin.end(signal.SIGKILL)
+    await stage.handout.gone()  # otherwise the registration of the killed program would count
+    await stage.plugin.start()
+    await stage.handout.registered(ANSWERS_WITHIN)
+    play.check(not stage.handout.offers()[stage.uuids[BAD]], stage.handout.still_quarantined)
+    for name in ("b", "d"):
+        await _ended(stage.kubelet.delete, play.pods[name])
+
+
+async def _ledger(play: Play) -> None:
+    play.begin("The ledger")
+    plugin = await play.stage.plugin.end(signal.SIGTERM)
+    status = await play.stage.service.end(signal.SIGTERM)
+    result = audit.verify(play.stage.ledger)
+    detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
+    play.check(not detail, f"{play.stage.handout.short} and the service stop cleanly", detail)
+    play.check(result.broken is None, "the hash chain is intact", f"{result.rows} rows")
+    forged = play.stage.root / "forged"
+    shutil.copytree(
+        play.stage.ledger.parent, forged, ignore=lambda _, names: [name for name in names if "lock" in name]
+    )
+    row = _forge(forged / play.stage.ledger.name)
+    broken = audit.verify(forged / play.stage.ledger.name).broken
+    play.check(
+        broken is not None and broken.seq == row, "a changed byte in a copy is found, with its row", f"row {row}"
+    )
+
+
+def _forge(path: Path) -> int:
+    """Change one character of the newest receipt, as an attacker would."""
+    with closing(sqlite3.connect(path)) as database, database:
+        [(row, body)] = database.execute(
+            "SELECT seq, body FROM entries WHERE kind = 'scrub-passed' ORDER BY seq DESC LIMIT 1"
+        )
+        at = body.index('"residue_bytes":') + len('"residue_bytes":')
+        forged = body[:at] + ("8" if body[at] == "9" else "9") + body[at + 1 :]
+        database.execute("UPDATE entries SET body = ? WHERE seq = ?", (forged, row))
+    return int(row)
+
+
+async def _run(play: Play, name: str, gpus: int) -> None:
+    """Run a pod until its container runs; any other result ends the demo."""
+    status = await play.stage.handout.run(play.pod(name, gpus))
+    if status.phase is not Phase.RUNNING:
+        waiting = play.pods[name].statuses["main"].message
+        raise Refused(Reason.NOT_READY, f"pod {name} does not run: {status.message or waiting}")
+
+
+async def _ended(end: Callable[[Pod], Awaitable[bool]], pod: Pod) -> None:
+    """End a pod. The kubelet tries again until it has ended."""
+    while not await end(pod):  # noqa: ASYNC110 - each try is a call of the driver
+        await asyncio.sleep(PAUSE)
+
+
+async def _blocking(work: Callable[..., T], *arguments: object) -> T:
+    return await asyncio.to_thread(work, *arguments)
+
+
+def _whole(receipt: views.ReceiptView) -> bool:
+    return 0 < receipt.covered_bytes == receipt.allocatable_bytes
+
+
+def _tested(receipt: views.ReceiptView) -> bool:
+    return 0 < (receipt.units or 0) == receipt.units_reached and bool(receipt.tests)
+
+
+def _zero(memory: Path, allowed: bytes) -> bool:
+    """Whether the memory has zeros only, except for this text."""
+    data = memory.read_bytes().replace(allowed, bytes(len(allowed)))
+    return data.count(0) == len(data) > 0
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; a zombie that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _close(play: Play, *, keep: bool) -> None:
+    if play.as_json:
+        document = {
+            "apiVersion": "autoclave/v1",
+            "kind": "DemoReport",
+            "passed": play.held,
+            "checks": [asdict(check) for check in play.checks],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    broken = sum(not check.held for check in play.checks)
+    seconds = time.monotonic() - play.began
+    if broken:
+        click.echo(f"\n{broken} of {len(play.checks)} promises were broken.", err=True)
+    else:
+        click.echo(f"\nAll {len(play.checks)} promises held, in {seconds:.1f} s.")
+    if keep:
+        click.echo(f"Left behind: {play.stage.root}", err=True)

@@ -1,0 +1,172 @@
+"""The devices of another vendor's DRA driver, which runs unchanged and behind the gate of this program.
+
+The vendor's driver publishes the ResourceSlices and prepares the containers. Before it hears of a claim, the devices of
+the claim are taken, proven clean. After it has answered, the answer is checked: no container may get another device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from plugin.cluster.base import Failure
+from plugin.devices import Device
+from plugin.dra import slices
+from plugin.dra.claims import AllocatedDevice, NamedDevice
+from plugin.dra.driver import HEALTH
+from plugin.dra.vendor import cdi as vendor_cdi
+from plugin.dra.vendor import slices as vendor_slices
+from plugin.dra.vendor.slices import Key, ListedDevice
+from plugin.kubelet_api import dra_pb2 as wire
+from plugin.listing import Listing
+from scrubber.ground import log
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason
+
+logger = log.get("vendor")
+
+SERVED = frozenset({"v1.DRAPlugin", "v1beta1.DRAPlugin"})  # versions with the same messages
+LISTED_WITHIN = 10.0  # seconds: at its start the kubelet deletes the slices, and the vendor's driver writes them again
+PAUSE = 1.0  # seconds between two looks at the slices
+
+
+class SliceSource(Protocol):
+    """Where the vendor's ResourceSlices are read."""
+
+    async def slices_of(self, driver: str) -> Sequence[Mapping[str, Any]]:
+        """The slices of a driver on this node as they are now, or a Failure."""
+
+
+class VendorService:
+    """The calls to the vendor's driver. What this program does not know in a message is kept."""
+
+    def __init__(self, channel: grpc.aio.Channel, driver: str, versions: Sequence[str]) -> None:
+        """``versions``: of the calls, as the vendor's driver names them; one of them is in ``SERVED``."""
+        self._driver = driver
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{next(it for it in versions if it in SERVED)}"
+        self._prepare = channel.unary_unary(
+            f"{path}/NodePrepareResources",
+            wire.NodePrepareResourcesRequest.SerializeToString,
+            wire.NodePrepareResourcesResponse.FromString,
+        )
+        self._unprepare = channel.unary_unary(
+            f"{path}/NodeUnprepareResources",
+            wire.NodeUnprepareResourcesRequest.SerializeToString,
+            wire.NodeUnprepareResourcesResponse.FromString,
+        )
+
+    async def prepare(self, claim: wire.Claim, until: float) -> wire.NodePrepareResourceResponse:
+        """What the vendor's driver answers for this claim; NotReady without an answer."""
+        request = wire.NodePrepareResourcesRequest(claims=[claim])
+        answer: wire.NodePrepareResourcesResponse = await self._answer(self._prepare(request, timeout=_left(until)))
+        self._demand(claim, answer.claims)
+        return answer.claims[claim.uid]
+
+    async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:
+        """The same, at the end of the claim."""
+        request = wire.NodeUnprepareResourcesRequest(claims=[claim])
+        answer: wire.NodeUnprepareResourcesResponse = await self._answer(self._unprepare(request, timeout=_left(until)))
+        self._demand(claim, answer.claims)
+        return answer.claims[claim.uid]
+
+    async def _answer(self, call: Any) -> Any:  # noqa: ANN401 - either call
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            logger.warning("the vendor's driver did not answer", code=error.code().name, error=error.details())
+            text = f"the driver {self._driver} did not answer: {error.code().name}"
+            raise NotReady(Reason.NOT_READY, text) from error
+
+    def _demand(self, claim: wire.Claim, answers: Mapping[str, object]) -> None:
+        if claim.uid not in answers:
+            raise NotReady(Reason.NOT_READY, f"the driver {self._driver} answered without this claim")
+
+
+class VendorDevices:
+    """Implements ``driver.Devices``."""
+
+    seconds = 5.0  # a vendor's driver whose call is cut off may prepare the claim after its Unprepare
+
+    def __init__(
+        self, service: VendorService, source: SliceSource, listing: Listing, driver: str, cdi_dirs: Collection[Path]
+    ) -> None:
+        self._service = service
+        self._source = source
+        self._listing = listing
+        self._driver = driver
+        self._cdi_dirs = cdi_dirs
+        self._listed: Mapping[Key, ListedDevice] = {}  # as last read
+
+    async def uuids(self, allocated: Collection[AllocatedDevice], until: float) -> Mapping[AllocatedDevice, str]:
+        """What the slices of the vendor's driver say."""
+        clock = asyncio.get_running_loop().time
+        last = min(until, clock() + LISTED_WITHIN)
+        while True:
+            listed = await self._read()
+            missing = [it for it in allocated if (it.pool, it.name) not in listed]
+            if not missing:
+                break
+            if clock() >= last:
+                text = f"no ResourceSlice of {self._driver} on this node has the device {missing[0].name}"
+                raise InvalidRequest(f"{text} of the pool {missing[0].pool}")
+            await asyncio.sleep(min(PAUSE, last - clock()))
+        for it in allocated:
+            if why := vendor_slices.refusal(listed[it.pool, it.name]):
+                raise InvalidRequest(why)
+        return {it: slices.device_name(listed[it.pool, it.name].uuid) for it in allocated}
+
+    async def prepare(
+        self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
+    ) -> wire.NodePrepareResourceResponse:
+        """The vendor's answer as it is, if it gives away no other device."""
+        for it, device in devices.items():
+            listed = self._listed.get((it.pool, it.name))
+            if listed is None or (why := vendor_slices.disagreement(listed, device)):
+                raise InvalidRequest(why if listed else f"no ResourceSlice has {it.name} any more")
+        answer = await self._service.prepare(claim, until)
+        known = self._listing.current()
+        if known is None:
+            raise NotReady(Reason.UNREACHABLE, "the scrub service does not answer any more")
+        if not answer.error:
+            cdi_ids = [cdi_id for device in answer.devices for cdi_id in device.cdi_device_ids]
+            await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), known)
+        return answer
+
+    async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:
+        """The vendor's driver ends what it has started for the claim."""
+        return await self._service.unprepare(claim, until)
+
+    async def named(self, shown: Sequence[Device]) -> Iterable[NamedDevice]:
+        """The devices that the slices and the scrub service know. Each Prepare reads the slices again."""
+        if not self._listed:
+            try:
+                await self._read()
+            except Failure as failure:
+                logger.warning("cannot read the slices of the vendor's driver", error=failure.message)
+        devices = {slices.device_name(device.uuid): device for device in shown}
+        found = ((pool, it.name, devices.get(slices.device_name(it.uuid))) for (pool, _), it in self._listed.items())
+        return [NamedDevice(pool, name, device) for pool, name, device in found if device is not None]
+
+    async def _read(self) -> Mapping[Key, ListedDevice]:
+        self._listed = vendor_slices.listed(await self._source.slices_of(self._driver))
+        return self._listed
+
+
+def health_handler(channel: grpc.aio.Channel) -> grpc.GenericRpcHandler:
+    """Hands on the health that the vendor's driver reports, as it is."""
+    watch = channel.unary_stream(f"/{HEALTH}/NodeWatchResources", bytes, bytes)
+
+    async def relay(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async for message in watch(request):
+            await context.write(message)
+
+    stream: Any = grpc.unary_stream_rpc_method_handler  # typed for threads
+    return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": stream(relay, bytes, bytes)})
+
+
+def _left(until: float) -> float:
+    return max(until - asyncio.get_running_loop().time(), 0.0)

@@ -1,0 +1,258 @@
+"""Shows the kubelet the drivers that register in a directory which the kubelet does not watch.
+
+One driver is gated: the kubelet calls this program instead of it. All others are only shown: the kubelet calls them
+itself. A driver that is gone is not shown any more, so that the kubelet treats it as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from plugin.dra import registration
+from plugin.dra.config import DraConfig
+from plugin.dra.driver import HEALTH
+from plugin.dra.vendor.devices import SERVED
+from plugin.kubelet_api import pluginregistration_pb2 as wire
+from plugin.kubelet_api import pluginregistration_pb2_grpc
+from plugin.registration import endpoint, events, sockets
+from plugin.registration.endpoint import PluginServer
+from plugin.registration.events import Cause
+from plugin.registration.registration_state import RegistrationState
+from plugin.registration.watch import FileWatch
+from scrubber.ground import log, unix_sockets
+
+logger = log.get("vendor")
+
+ANSWERS_WITHIN = 5.0  # seconds for a call to a vendor's registration socket
+AGAIN = 1.0  # seconds until a driver that does not answer is asked again
+PREFIX = "autoclave-"  # of our sockets
+
+Gate = Callable[[grpc.aio.Channel, Sequence[str]], endpoint.Add]
+
+
+class VendorRegistry:
+    """Follows one directory."""
+
+    def __init__(
+        self,
+        chosen: DraConfig,
+        directory: Path,
+        gate: Gate,
+        on_event: events.Listener,
+        on_bypass: Callable[[str], None] = lambda _socket: None,
+    ) -> None:
+        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves.
+
+        ``on_event`` gets the events of the gated driver. ``on_bypass`` gets the name of the socket by which the kubelet
+        finds that driver without the gate, and nothing when the socket is gone.
+        """
+        self._chosen = chosen
+        self._directory = directory
+        self._gate = gate
+        self._on_event = on_event
+        self._on_bypass = on_bypass
+        self._bypass = ""
+        self._watch = FileWatch(directory, chosen.registry_dir, chosen.gate_dir)
+
+    async def run(self) -> None:
+        """Follow until cancelled. A FatalError says what the operator has to change."""
+        remove_stale(self._chosen)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run(), name="watch of the sockets")
+            shown: dict[Path, tuple[sockets.Identity, asyncio.Task[None]]] = {}
+            while True:
+                self._note_bypass()
+                found = _found(self._directory)
+                for path in [path for path, (identity, _) in shown.items() if found.get(path) != identity]:
+                    _, task = shown.pop(path)
+                    task.cancel()
+                    await asyncio.wait({task})
+                for path in found.keys() - shown.keys():
+                    shown[path] = found[path], tasks.create_task(self._follow(path), name=f"driver at {path.name}")
+                await self._watch.until(
+                    lambda: (
+                        _found(self._directory) != {it: shown[it][0] for it in shown}
+                        or bypass(self._chosen) != self._bypass
+                    )
+                )
+
+    def _note_bypass(self) -> None:
+        found = bypass(self._chosen)
+        if found == self._bypass:
+            return
+        self._bypass = found
+        self._on_bypass(found)
+        if found:
+            logger.error(
+                "the kubelet calls the driver without the gate: nothing is proven",
+                driver=self._chosen.driver,
+                socket=str(self._chosen.registry_dir / found),
+            )
+
+    async def _follow(self, path: Path) -> None:
+        """Show the driver behind one socket whenever it answers, until cancelled."""
+        warned = ""
+        while True:
+            async with endpoint.dial(path) as channel:
+                info = await self._usable_info(channel)
+                if isinstance(info, str):
+                    if info != warned:  # each cause once, not each attempt
+                        logger.warning("a driver cannot be shown to the kubelet", socket=path.name, error=info)
+                    warned = info
+                else:
+                    warned = ""
+                    await self._show(path, channel, info)
+            await asyncio.sleep(AGAIN)
+
+    async def _show(self, path: Path, channel: grpc.aio.Channel, info: wire.PluginInfo) -> None:
+        """Show a driver until it does not answer any more, or one of our files was removed."""
+        gated = self._is_gated(info)
+        service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
+        name = socket_name(self._chosen, path)
+        ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
+        state = RegistrationState(info.name, str(ours), self._on_event if gated else events.ignore)
+        state.restart()
+        lost = "its socket was removed or replaced"
+        try:
+            async with AsyncExitStack() as stack:
+                servers: list[PluginServer] = []
+                if gated:
+                    upstream = await stack.enter_async_context(endpoint.dial(service))
+                    add = self._gate(upstream, info.supported_versions)
+                    servers.append(await stack.enter_async_context(endpoint.serve(ours, add)))
+                registrar = _Registrar(channel, _ours(info, ours, gated=gated), state)
+                shown = self._chosen.registry_dir / f"{name}-reg.sock"
+                servers.append(await stack.enter_async_context(endpoint.serve(shown, registrar.add_to)))
+                logger.info("driver shown to the kubelet", driver=info.name, gated=gated, socket=shown.name)
+                lost = await self._until_lost(channel, info, servers)
+        finally:
+            state.lost(Cause.SOCKET_GONE, lost)
+
+    async def _until_lost(
+        self, channel: grpc.aio.Channel, info: wire.PluginInfo, servers: Iterable[PluginServer]
+    ) -> str:
+        async def file_removed() -> str:
+            await self._watch.until(lambda: any(server.gone() for server in servers))
+            return "the file of a socket was removed"
+
+        tasks = {asyncio.create_task(file_removed()), asyncio.create_task(_until_silent(channel, info))}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _is_gated(self, info: wire.PluginInfo) -> bool:
+        return info.type == registration.KIND and info.name == self._chosen.driver
+
+    async def _usable_info(self, channel: grpc.aio.Channel) -> wire.PluginInfo | str:
+        """What a driver says of itself, or why it cannot be shown to the kubelet."""
+        try:
+            info = await _info(channel)
+        except grpc.aio.AioRpcError as error:
+            return endpoint.describe(error)
+        if self._is_gated(info) and SERVED.isdisjoint(info.supported_versions):
+            return f"{info.name} serves {', '.join(info.supported_versions)}, and none of {', '.join(sorted(SERVED))}"
+        return info
+
+
+class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
+    """Answers the kubelet in place of the driver, and tells the driver what the kubelet says."""
+
+    def __init__(self, channel: grpc.aio.Channel, info: wire.PluginInfo, state: RegistrationState) -> None:
+        self._vendor: Any = pluginregistration_pb2_grpc.RegistrationStub(channel)  # typed for threads
+        self._info = info
+        self._state = state
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answer on this server."""
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+
+    async def GetInfo(  # noqa: N802 - the proto names it
+        self, _request: wire.InfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> wire.PluginInfo:
+        """What the driver says, with our socket if the driver is gated."""
+        return self._info
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
+        self, request: wire.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> wire.RegistrationStatusResponse:
+        """The result of the registration. An error of the driver ends the registration, as without this program."""
+        if request.plugin_registered:
+            self._state.accepted()
+        else:
+            self._state.failed(Cause.REFUSED, f"the kubelet answers: {request.error}")
+        try:
+            answer: wire.RegistrationStatusResponse = await self._vendor.NotifyRegistrationStatus(
+                request, timeout=ANSWERS_WITHIN
+            )
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "")
+        return answer
+
+
+def socket_name(chosen: DraConfig, vendor_socket: Path) -> str:
+    """The name of our sockets for a socket of the vendor, short enough for both directories."""
+    plain = vendor_socket.name.removesuffix(".sock").removesuffix("-reg")
+    hashed = hashlib.sha256(vendor_socket.name.encode()).hexdigest()[:12]
+    names = [f"{PREFIX}{name}{chosen.suffix}" for name in (plain, hashed)]
+    places = chosen.gate_dir, chosen.registry_dir
+    fits = all(len(f"{place}/{names[0]}-reg.sock".encode()) <= unix_sockets.MAX_PATH_BYTES for place in places)
+    return names[0] if fits else names[1]
+
+
+def remove_stale(chosen: DraConfig) -> None:
+    """Remove the sockets of killed gates: the kubelet would call them for ever."""
+    for place in (chosen.registry_dir, chosen.gate_dir):
+        for found in place.glob(f"{PREFIX}*.sock"):
+            if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
+                found.unlink(missing_ok=True)
+
+
+def bypass(chosen: DraConfig) -> str:
+    """The socket by which the kubelet finds the gated driver without the gate; empty: there is none."""
+    others = sorted(path.name for path in _found(chosen.registry_dir) if not path.name.startswith(PREFIX))
+    return next((name for name in others if name.startswith(chosen.driver)), "")
+
+
+def _found(directory: Path) -> dict[Path, sockets.Identity]:
+    """The sockets that the kubelet would find; it ignores names that begin with a dot."""
+    seen = ((path, sockets.identity(path)) for path in directory.glob("[!.]*"))
+    return {path: identity for path, identity in seen if identity is not None}
+
+
+def _ours(info: wire.PluginInfo, service: Path, *, gated: bool) -> wire.PluginInfo:
+    """What the kubelet gets to know."""
+    shown = wire.PluginInfo()
+    shown.CopyFrom(info)
+    shown.endpoint = str(service)
+    if gated:
+        shown.ClearField("supported_versions")
+        shown.supported_versions.extend([*(it for it in info.supported_versions if it in SERVED), HEALTH])
+    return shown
+
+
+async def _info(channel: grpc.aio.Channel) -> wire.PluginInfo:
+    stub: Any = pluginregistration_pb2_grpc.RegistrationStub(channel)  # typed for threads
+    info: wire.PluginInfo = await stub.GetInfo(wire.InfoRequest(), timeout=ANSWERS_WITHIN)
+    return info
+
+
+async def _until_silent(channel: grpc.aio.Channel, info: wire.PluginInfo) -> str:
+    """Return why the driver is gone. A connection may also end without reason."""
+    while True:
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        try:
+            if await _info(channel) != info:
+                return "the driver registers as another one"
+        except grpc.aio.AioRpcError as error:
+            return endpoint.describe(error)

@@ -1,1 +1,0 @@
-"""The demo: a story told on simulated GPUs, with every promise checked."""

@@ -1,0 +1,288 @@
+"""What is said of NVIDIA's driver and of what hands its GPUs to containers."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoclave.doctor import base
+from autoclave.doctor.base import Level
+from autoclave.doctor.findings import roster
+from scrubber.core.model import Holder
+from scrubber.ground.errors import Unreachable
+from tests.doctor.nodes import (
+    ABSENT,
+    CONFIG,
+    DENIED,
+    FACTS,
+    GPU,
+    OPTIONS,
+    POSTURE,
+    STATUS,
+    of_others,
+    only,
+    stands,
+    told,
+)
+
+HIDDEN = Unreachable("cannot reach the scrub service at /d; start it")
+
+
+def loaded_with(**options):
+    return stands(options={**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, Level.OK, "the driver is loaded: 580.142"),
+        ({"libraries": ()}, Level.OK, "loaded"),
+        ({"libraries": ("570.1", "580.142")}, Level.OK, "loaded"),
+        (
+            {"libraries": ("590.10",)},
+            Level.BROKEN,
+            "the loaded driver is 580.142, but the installed driver library is 590.10",
+        ),
+        ({"driver": ABSENT}, Level.BROKEN, "the NVIDIA driver is not loaded"),
+        ({"driver": DENIED}, Level.BROKEN, "cannot tell which driver is loaded: permission denied"),
+    ],
+)
+def test_the_driver_must_be_loaded_and_match_its_library(changes, level, words):
+    found = only(stands(**changes), "driver")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "level", "words"),
+    [
+        ({"cupy": "14.0.1"}, Level.OK, "CuPy 14.0.1 is loaded for the service"),
+        (
+            {"lacks": "CuPy is installed but cannot be loaded: ImportError: x"},
+            Level.BROKEN,
+            "no GPU: CuPy is installed",
+        ),
+        ({}, Level.BROKEN, "CuPy is not loaded yet"),
+    ],
+)
+@pytest.mark.parametrize("here", ["", "CuPy is not installed"])
+def test_only_the_services_answer_decides_the_cupy_finding(said, level, words, here):
+    service = replace(STATUS.service, **{"cupy": "", **said})
+    facts = replace(stands(cupy=base.Python("/opt/python", here)), answer=replace(STATUS, service=service))
+    found = only(facts, "cupy")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+@pytest.mark.parametrize(("here", "level"), [("", Level.OK), ("CuPy is not installed", Level.BROKEN)])
+def test_without_a_service_the_cupy_finding_names_the_checked_python(here, level):
+    found = only(replace(stands(cupy=base.Python("/opt/python", here)), answer=HIDDEN), "cupy")
+    assert (found[0], "installed for /opt/python, which runs this check;" in found[1]) == (level, True)
+
+
+def test_a_missing_driver_silences_further_driver_checks():
+    names = {it.name for it in roster.judge(stands(driver=ABSENT))}
+    assert not names & {"scrub-on-free", "vgpu-host", "persistence"}
+
+
+def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
+    unguarded = replace(of_others(), posture=POSTURE)
+    assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
+    level, text = only(unguarded, "driver")
+    assert (level, text.endswith("is loaded (580.142), but the scrub service uses another backend")) == (
+        Level.WARNING,
+        True,
+    )
+
+
+@pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True), (ABSENT, False)])
+def test_without_a_service_the_driver_decides_whether_nvidia_checks_run(driver, judged):
+    names = {it.name for it in roster.judge(replace(stands(driver=driver), answer=HIDDEN))}
+    assert ("mps" in names, "driver" in names) == (judged, judged)
+
+
+@pytest.mark.parametrize("option", ["RegistryDwords", "RegistryDwordsPerDevice"])
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        ("RMDisableScrubOnFree=1", Level.BROKEN),
+        ("rmdisablescrubonfree=0x1;", Level.BROKEN),
+        ("Foo=1; RMDisable ScrubOnFree = 1 ;Bar=2", Level.BROKEN),
+        ("RMDisableScrubOnFree=yes", Level.BROKEN),
+        ("RMDisableScrubOnFree=0", Level.OK),
+        ("RMDisableScrubOnFree=0x00", Level.OK),
+        ("RMDisableScrubOnFree=", Level.OK),
+        ("RMDisableScrubOnFreely=1", Level.OK),
+        ("RMDisableFastScrubber=1", Level.WARNING),
+        ("RMDisableFastScrubber=0", Level.OK),
+    ],
+)
+def test_a_key_that_disables_zeroing_is_found_in_any_spelling(option, value, level):
+    assert only(loaded_with(**{option: value}), "scrub-on-free")[0] is level
+
+
+def test_a_registry_key_is_reported_with_its_gpus_address():
+    value = "pci=0000:3b:00.0;Foo=1;pci=0000:5e:00.0;RMDisableScrubOnFree=1"
+    assert "is set for 0000:5e:00.0:" in only(loaded_with(RegistryDwordsPerDevice=value), "scrub-on-free")[1]
+
+
+@pytest.mark.parametrize(("value", "level"), [("0", Level.BROKEN), ("1", Level.OK)])
+def test_host_memory_given_out_without_zeroing_is_broken(value, level):
+    assert only(loaded_with(InitializeSystemMemoryAllocations=value), "scrub-on-free")[0] is level
+
+
+def test_unknown_driver_options_are_broken():
+    assert [level for level, _ in told(stands(options={}), "scrub-on-free")] == [Level.BROKEN] * 3
+    for fault in (DENIED, ABSENT):
+        assert only(stands(options=fault), "scrub-on-free")[0] is Level.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("compute", "level"),
+    [("7.0", Level.WARNING), ("6.1", Level.WARNING), ("7.5", Level.OK), ("10.0", Level.OK), ("", Level.OK)],
+)
+def test_a_gpu_older_than_turing_is_a_warning(compute, level):
+    found = only(replace(FACTS, answer=replace(STATUS, devices=(replace(GPU, compute=compute),))), "scrub-on-free")
+    assert (found[0], "never handed out" in found[1]) == (level, level is Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("signs", "level"), [((), Level.OK), (("module nvidia_vgpu_vfio is loaded",), Level.BROKEN), (DENIED, Level.BROKEN)]
+)
+def test_gpus_shared_with_virtual_machines_are_broken(signs, level):
+    assert only(stands(shared_with_guests=signs), "vgpu-host")[0] is level
+
+
+@pytest.mark.parametrize(("found", "level"), [((), Level.OK), (("process 7",), Level.BROKEN), (DENIED, Level.BROKEN)])
+def test_a_running_multi_process_service_is_broken(found, level):
+    assert only(stands(mps=found), "mps")[0] is level
+
+
+def test_mps_is_not_judged_from_another_pid_namespace():
+    assert told(stands(sees_all=False), "mps") == []
+    assert only(stands(sees_all=False, service=DENIED), "pid-namespace")[0] is Level.BROKEN
+
+
+@pytest.mark.parametrize(("there", "level"), [(True, Level.OK), (False, Level.WARNING), (DENIED, Level.WARNING)])
+def test_a_missing_persistence_daemon_is_a_warning(there, level):
+    assert only(stands(persistenced=there), "persistence")[0] is level
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "level"),
+    [
+        (base.Toolkit(True, (CONFIG,)), Level.OK),
+        (base.Toolkit(True, (replace(CONFIG, by_environment=True),)), Level.BROKEN),
+        (base.Toolkit(True, (CONFIG, replace(CONFIG, by_environment=True))), Level.BROKEN),
+        (base.Toolkit(True, (replace(CONFIG, by_mounts=True),)), Level.WARNING),
+        (base.Toolkit(True, (replace(CONFIG, fault=DENIED),)), Level.BROKEN),
+        (base.Toolkit(True), Level.BROKEN),
+        (base.Toolkit(False), Level.WARNING),
+    ],
+)
+def test_a_toolkit_must_not_give_pods_gpus_without_a_request(toolkit, level):
+    assert only(stands(toolkit=toolkit), "container-toolkit")[0] is level
+
+
+def spec(*names, kind="nvidia.com/gpu", **changes):
+    return base.CdiSpec("/etc/cdi/a.yaml", kind, frozenset(names), **changes)
+
+
+@pytest.mark.parametrize(
+    ("specs", "level", "words"),
+    [
+        ((spec("GPU-1"),), Level.OK, "name 1 devices"),
+        ((spec("GPU-2"), spec("GPU-1")), Level.OK, "name 2 devices"),
+        ((spec("0", "all"),), Level.WARNING, "names GPU-1"),
+        ((spec("GPU-1", kind="example.com/gpu"),), Level.WARNING, "exists"),
+        ((), Level.WARNING, "exists"),
+        ((spec(fault=DENIED),), Level.WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
+    ],
+)
+def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
+    found = only(stands(cdi=specs), "cdi")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("specs", "kind", "answered", "wanted"),
+    [
+        ((spec("GPU-1"),), "nvidia.com/gpu", True, [(Level.OK, "name 1 devices")]),
+        ((spec("GPU-7"),), "nvidia.com/gpu", True, [(Level.BROKEN, "names GPU-1")]),
+        ((spec("GPU-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 1 devices")]),
+        ((spec("0", "MIG-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 2 devices")]),
+        ((spec("0", "all"),), "nvidia.com/gpu", False, [(Level.BROKEN, "names a GPU by its UUID")]),
+        ((spec("GPU-7"),), "example.com/gpu", False, [(Level.BROKEN, "of the kind example.com/gpu exists")]),
+        ((), "nvidia.com/gpu", False, [(Level.BROKEN, "exists")]),
+        ((spec(fault=DENIED),), "nvidia.com/gpu", False, [(Level.WARNING, "denied"), (Level.BROKEN, "exists")]),
+        ((spec(fault=DENIED), spec("GPU-1")), "nvidia.com/gpu", True, [(Level.WARNING, "denied")]),
+    ],
+)
+def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wanted):
+    """Also where nothing else tells of a driver: its init container sees no part of one."""
+    facts = stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("nobody"))
+    found = told(replace(facts, cdi_kind=kind), "cdi")
+    assert [level for level, _ in found] == [level for level, _ in wanted]
+    assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))
+
+
+def test_of_a_sliced_gpu_only_the_slices_need_cdi_names():
+    piece = replace(GPU, device="MIG-1", mig=True)
+    cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))
+    assert "names MIG-1" in only(cut, "cdi")[1]
+    named = replace(cut, posture=replace(POSTURE, cdi=(spec("MIG-1"),)))
+    assert only(named, "cdi")[0] is Level.OK
+
+
+DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
+
+
+def with_gpu(openers=(), **changes):
+    status = replace(STATUS, devices=(replace(GPU, **changes), replace(GPU, device="GPU-2", index=4)))
+    return replace(stands(openers={"GPU-1": openers, "GPU-2": openers}), answer=status)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (with_gpu((DCGM,)), 'no reset of GPU 3, 4 is possible: it is open in "dcgm-exporter" (pid 7)'),
+        (with_gpu(model="Tesla T4"), "no reset of GPU 3 is possible: a Tesla T4 has no function-level reset"),
+        (with_gpu(model="NVIDIA A40-8Q"), "no reset of GPU 3 is possible: it is a vGPU"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_reset_is_said_ahead(facts, words):
+    found = only(facts, "reset")
+    assert (found[0], words in found[1]) == (Level.WARNING, True)
+
+
+def test_a_gpu_whose_holders_are_unknown_is_not_called_free_to_reset():
+    found = only(stands(openers={}), "reset")
+    assert (found[0], "the processes that have it open cannot be found" in found[1]) == (Level.WARNING, True)
+
+
+def test_the_obstacle_of_a_reset_comes_with_its_command():
+    (finding,) = [it for it in roster.judge(with_gpu((DCGM,))) if it.name == "reset"]
+    assert "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false" in finding.remedy
+
+
+def test_the_owner_of_a_gpu_is_no_obstacle_to_a_reset():
+    assert only(with_gpu((Holder(7, 1.0, "train", "pod-2"),), owner="pod-2"), "reset")[0] is Level.WARNING  # of GPU 4
+    busy = replace(GPU, owner="pod-2")
+    facts = replace(
+        stands(openers={"GPU-1": (Holder(7, 1.0, "train", "pod-2"),)}), answer=replace(STATUS, devices=(busy,))
+    )
+    assert only(facts, "reset")[0] is Level.OK
+
+
+@pytest.mark.parametrize(("ecc", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.BROKEN)])
+def test_memory_without_ecc_is_broken(ecc, level):
+    found = only(with_gpu(ecc=ecc), "ecc")
+    assert found[0] is level
+    assert ("GPU 3 has no ECC" in found[1]) == (ecc is False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warned"),
+    [("", False), ("6.9.12", False), ("6.10", True), ("6.15.8-arch1", True), ("6.15.9", False), ("6.16.0-rc1", False)],
+)
+@pytest.mark.parametrize("facts", [stands, of_others])
+def test_amds_driver_is_reported_only_with_a_kernel_that_does_not_clear(facts, kernel, warned):
+    found = [it.level for it in roster.judge(facts(amdgpu=kernel)) if it.name == "amdgpu"]
+    assert found == [Level.WARNING] * warned

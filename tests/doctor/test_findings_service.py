@@ -1,0 +1,52 @@
+"""What is said of a service that answers: its ledger, its policy, and the pods on its devices."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoclave.doctor import base
+from autoclave.doctor.base import Level
+from autoclave.doctor.findings import roster
+from scrubber.ground.errors import LedgerUnavailable, Unreachable
+from tests.doctor.nodes import FACTS, STATUS, only
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level", "words"),
+    [
+        ({"ledger_fault": "disk is full"}, "ledger", Level.BROKEN, "nothing is handed out: disk is full"),
+        (
+            {"set_aside": ("ledger.db.corrupt-1",)},
+            "ledger-set-aside",
+            Level.WARNING,
+            "set aside as ledger.db.corrupt-1",
+        ),
+        ({"policy_fault": "site.yaml:1: x"}, "policy", Level.BROKEN, "the old one is: site.yaml:1: x"),
+        ({"concessions": ("gate prestart",)}, "concession", Level.WARNING, "gives up a promise: gate prestart"),
+    ],
+)
+def test_each_fault_that_the_service_reports_is_a_finding(changes, name, level, words):
+    assert only(FACTS, name)[0] is Level.OK
+    found = only(replace(FACTS, answer=replace(STATUS, service=replace(STATUS.service, **changes))), name)
+    assert (found[0], words in found[1]) == (level, True)
+
+
+def test_an_unusable_ledger_is_broken_but_its_service_is_ok():
+    facts = replace(FACTS, answer=LedgerUnavailable("cannot open /s/ledger.db"))
+    assert only(facts, "ledger") == (Level.BROKEN, "there is no ledger, so cannot open /s/ledger.db")
+    assert only(facts, "service")[0] is Level.OK
+    assert not {it.name for it in roster.judge(facts)} & {"policy", "device", "concession"}
+
+
+@pytest.mark.parametrize(
+    ("device", "pods", "answer", "level"),
+    [
+        ("GPU-1", {"pod-1"}, STATUS, Level.OK),
+        ("GPU-1", {"pod-1", "pod-2"}, STATUS, Level.BROKEN),
+        ("0", {"pod-1", "pod-2"}, STATUS, Level.OK),  # of another resource
+        ("0", {"pod-1", "pod-2"}, Unreachable("nobody"), Level.BROKEN),  # any device may be ours
+    ],
+)
+def test_two_pods_on_one_of_our_devices_are_broken(device, pods, answer, level):
+    facts = replace(FACTS, checkpoint=base.Checkpoint(owners={device: frozenset(pods)}), answer=answer)
+    assert only(facts, "double-allocation")[0] is level

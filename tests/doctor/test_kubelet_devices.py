@@ -1,0 +1,37 @@
+"""What the kubelet's checkpoint says of the devices that it knows."""
+
+import pytest
+
+from autoclave.doctor.base import CheckFault
+from autoclave.doctor.facts import kubelet_devices
+from demo.standins import checkpoint
+
+
+def test_each_resource_has_its_devices(tmp_path):
+    checkpoint.write(tmp_path, [], {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/port": []})
+    assert kubelet_devices.devices(tmp_path) == {
+        "nvidia.com/gpu": frozenset({"GPU-1", "GPU-2"}),
+        "example.com/port": frozenset(),
+    }
+
+
+def test_what_go_writes_for_nothing_is_nothing(tmp_path):
+    (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": null}}')
+    assert kubelet_devices.devices(tmp_path) == {}
+    (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": {"a.b/c": null}}}')
+    assert kubelet_devices.devices(tmp_path) == {"a.b/c": frozenset()}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"Data": {"RegisteredDevices": [1]}}', '{"Data": {"RegisteredDevices": {"a": [1]}}}',
+             '{"Data": {"RegisteredDevices": {"a": 1}}}', '{"Data": {"RegisteredDevices": {"a": [[]]}}}'],
+)  # fmt: skip
+def test_what_is_no_checkpoint_tells_nothing(tmp_path, text):
+    (tmp_path / checkpoint.NAME).write_text(text)
+    assert isinstance(kubelet_devices.devices(tmp_path), CheckFault)
+
+
+def test_a_checkpoint_that_is_not_there_is_absent(tmp_path):
+    found = kubelet_devices.devices(tmp_path)
+    assert isinstance(found, CheckFault)
+    assert found.absent

@@ -1,0 +1,170 @@
+"""Real processes and what the kernel tells of them."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autoclave.doctor.base import Capability, CheckFault, Process
+from autoclave.doctor.facts import process_facts
+from tests.patience import WITHIN
+
+_PRIVILEGES = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+GIVES_UP = bool(_PRIVILEGES >> 8 & _PRIVILEGES >> 5 & 1) and shutil.which("setpriv") is not None  # CAP_SETPCAP, KILL
+UNSHARES = bool(_PRIVILEGES >> 21 & 1) and shutil.which("unshare") is not None  # CAP_SYS_ADMIN
+PROC = Path("/proc")
+HERE = Path("/proc/self/ns/pid").stat().st_ino
+SERVE = """
+import socket, sys
+door = socket.socket(socket.AF_UNIX)
+door.bind(sys.argv[1])
+door.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def running(*command):
+    """A process that says when it is ready, and ends with its input."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if command[0] == sys.executable:
+                process.stdout.readline()
+            yield process
+        finally:
+            process.stdin.close()
+            process.wait(WITHIN)
+
+
+def view(tmp_path, *pids):
+    """A /proc of these processes only: the rest of this machine is none of a test's business."""
+    proc = tmp_path / "proc"
+    proc.mkdir(exist_ok=True)
+    for pid in pids:
+        (proc / str(pid)).symlink_to(f"/proc/{pid}")
+    return proc
+
+
+@pytest.mark.parametrize("name", sorted(process_facts.MPS))
+def test_the_multi_process_service_is_known_by_its_program_even_when_that_was_removed(tmp_path, name):
+    program = tmp_path / name
+    shutil.copy("/bin/cat", program)
+    with running(str(program)) as process:
+        proc = view(tmp_path, process.pid, os.getpid())
+        assert process_facts.mps(proc) == (f"process {process.pid}",)
+        program.unlink()
+        assert process_facts.mps(proc) == (f"process {process.pid}",)
+    assert process_facts.mps(proc) == ()
+
+
+def test_a_process_that_only_bears_the_name_is_not_the_multi_process_service(tmp_path):
+    program = tmp_path / "nvidia-cuda-mps-server-exporter"
+    shutil.copy("/bin/cat", program)
+    with running(str(program)) as process:
+        assert process_facts.mps(view(tmp_path, process.pid)) == ()
+
+
+def test_a_process_whose_program_is_hidden_may_be_anything(tmp_path):
+    proc = view(tmp_path)
+    (proc / "7").mkdir()
+    (proc / "7" / "exe").touch()  # no link: whatever cannot be read as one
+    assert isinstance(process_facts.mps(proc), CheckFault)
+    (proc / "8").mkdir()
+    (proc / "8" / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
+    assert process_facts.mps(proc) == ("process 8",)
+
+
+def test_without_proc_nothing_is_proven(tmp_path):
+    assert isinstance(process_facts.mps(tmp_path / "none"), CheckFault)
+    assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
+
+
+def test_the_pid_namespace_of_the_node_is_known_by_its_number(monkeypatch):
+    monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
+    assert process_facts.sees_all(PROC) is True
+    monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE + 1)
+    assert process_facts.sees_all(PROC) is False
+
+
+def test_the_process_behind_a_socket_is_told_with_what_it_may_do(short_tmp, monkeypatch):
+    monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
+    with running(sys.executable, "-c", SERVE, str(short_tmp / "a.sock")) as process:
+        found = process_facts.server(short_tmp / "a.sock", PROC)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    assert isinstance(found, Process)
+    assert found.sees_all
+    assert f"CapEff:\t{found.capabilities:016x}\n" in status
+    assert isinstance(process_facts.server(short_tmp / "a.sock", PROC), CheckFault)  # it has ended
+
+
+@pytest.mark.skipif(not GIVES_UP, reason="nothing to give up")
+def test_a_privilege_that_was_given_up_is_missing(short_tmp):
+    give_up = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", sys.executable)
+    with subprocess.Popen(
+        [*give_up, "-c", SERVE, str(short_tmp / "a.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = process_facts.server(short_tmp / "a.sock", PROC)
+        process.communicate(b"\n")
+    assert isinstance(found, Process)
+    assert (found.may(Capability.SYS_PTRACE), found.may(Capability.KILL)) == (False, True)
+
+
+@pytest.mark.skipif(not UNSHARES, reason="may not make a namespace")
+def test_a_server_in_a_pid_namespace_of_its_own_does_not_see_all(short_tmp, monkeypatch):
+    monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", SERVE, str(short_tmp / "a.sock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = process_facts.server(short_tmp / "a.sock", PROC)
+        process.communicate(b"\n")
+    assert isinstance(found, Process)
+    assert found.sees_all is False
+
+
+@pytest.mark.skipif(not UNSHARES, reason="may not make a namespace")
+def test_a_server_outside_the_own_pid_namespace_is_hidden(short_tmp):
+    look = (
+        "import sys, pathlib as p; from autoclave.doctor.facts.process_facts import server; "
+        "print(server(*map(p.Path, sys.argv[1:])))"
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_tmp / "a.sock"))
+        listening.listen()
+        command = ["unshare", "--pid", "--fork", sys.executable, "-c", look, str(short_tmp / "a.sock"), "/proc"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "its process is not visible in this PID namespace" in told
+
+
+def test_a_socket_that_nobody_serves_is_a_fault(short_tmp):
+    found = process_facts.server(short_tmp / "none.sock", PROC)
+    assert isinstance(found, CheckFault)
+    assert found.absent
+    assert isinstance(process_facts.server(short_tmp / ("x" * 200), PROC), CheckFault)
+
+
+def test_a_process_of_which_nothing_is_told_is_a_fault(short_tmp):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_tmp / "a.sock"))
+        listening.listen()
+        proc = short_tmp / "proc" / str(os.getpid())
+        (proc / "ns").mkdir(parents=True)
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+        (proc / "ns/pid").touch()
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+        (proc / "status").write_text("Name:\tx\n")
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+        (proc / "status").write_text("Name:\tx\nCapEff:\t0000000000000020\n")
+        assert process_facts.server(short_tmp / "a.sock", short_tmp / "proc") == Process(
+            False, 1 << Capability.KILL.value
+        )

@@ -1,0 +1,83 @@
+"""Units: parsed values can be printed and parsed again."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, TypeAdapter
+
+from policies import base
+from scrubber.ground.documents import units
+
+
+class Sized(BaseModel):
+    """A model with a size."""
+
+    memory: base.Size
+    pause: base.Duration
+
+
+@given(st.floats(min_value=0, allow_nan=False, allow_infinity=False))
+def test_every_duration_survives_being_shown_and_read_again(seconds):
+    assert units.parse_duration(units.format_duration(seconds)) == seconds
+
+
+@given(st.integers(min_value=0))
+def test_every_size_survives_being_shown_and_read_again(count):
+    assert units.parse_size(units.format_size(count)) == count
+
+
+@given(st.text())
+def test_text_is_a_duration_exactly_when_the_schema_says_so(text):
+    pattern = TypeAdapter(base.Duration).json_schema()["pattern"]
+    if re.fullmatch(pattern, text):
+        assert units.parse_duration(text) >= 0
+    else:
+        with pytest.raises(ValueError, match="expected a duration such as"):
+            units.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("10s", 10), ("5m", 300), ("1h", 3600), ("7d", 604800), ("1.5m", 90), ("0s", 0)],
+)
+def test_a_duration_is_read_in_seconds(text, seconds):
+    assert units.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "wrong", ["10", "10 s", "s", "-1s", "1e3s", "10S", "1.s", ".5s", "10s\n", "\u0661s", "", 10, None]
+)
+def test_what_has_no_unit_or_no_number_is_no_duration(wrong):
+    with pytest.raises(ValueError, match="expected a duration such as"):
+        units.parse_duration(wrong)
+
+
+@pytest.mark.parametrize(("text", "count"), [("64MiB", 64 << 20), ("1.5KiB", 1536), ("1B", 1), ("0B", 0)])
+def test_a_size_is_read_in_bytes(text, count):
+    assert units.parse_size(text) == count
+
+
+@pytest.mark.parametrize("wrong", ["64", "64MB", "64 MiB", "1.5B", "0.3KiB", "-1B", "", 64, None])
+def test_what_is_no_whole_number_of_bytes_is_no_size(wrong):
+    with pytest.raises(ValueError, match="expected a size of whole bytes"):
+        units.parse_size(wrong)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.0, "0s"), (0.25, "250ms"), (90.0, "90s"), (86400.0, "1d"), (1e-7, "0.0000001s")]
+)
+def test_a_duration_is_shown_in_the_largest_unit_that_says_it_exactly(seconds, shown):
+    assert units.format_duration(seconds) == shown
+
+
+def test_a_model_is_written_as_its_file_was():
+    written = {"memory": "64MiB", "pause": "5m"}
+    assert json.loads(Sized.model_validate(written).model_dump_json()) == written
+
+
+@pytest.mark.parametrize("field", ["memory", "pause"])
+def test_the_schema_pattern_has_nothing_that_only_python_understands(field):
+    assert "?P<" not in Sized.model_json_schema()["properties"][field]["pattern"]

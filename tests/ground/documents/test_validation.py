@@ -1,0 +1,78 @@
+"""Validation reports every problem of the data and nothing else, for any model."""
+
+from typing import Annotated, Self
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from policies.base import Model, impossible
+from policies.hardware import Means
+from policies.model import Policy
+from scrubber.ground.documents import validation
+
+
+class Span(Model):
+    """A model with two rules between its values."""
+
+    low: int = 1
+    high: int = 2
+    left: int = 1
+    right: int = 2
+
+    @model_validator(mode="after")
+    def low_is_lower(self) -> Self:
+        """The first rule."""
+        if self.low >= self.high:
+            raise impossible("low with high", "low to be lower", "low", "high")
+        return self
+
+    @model_validator(mode="after")
+    def left_is_left(self) -> Self:
+        """The second rule, which pydantic does not check while the first is broken."""
+        if self.left >= self.right:
+            raise impossible("left with right", "left to be less", "left", "right")
+        return self
+
+
+class Required(Model):
+    """A required value, and a value with a limit."""
+
+    name: str
+    size: Annotated[int, Field(gt=0)] = 1
+
+
+def told(model, data):
+    return [(problem.loc, problem.found) for problem in validation.problems(model, data)]
+
+
+def test_valid_data_has_no_problems():
+    assert validation.problems(Policy, {}) == ()
+    assert validation.build(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
+
+
+def test_invalid_data_cannot_be_built():
+    with pytest.raises(ValidationError):
+        validation.build(Policy, {"mode": "other"})
+
+
+def test_two_broken_rules_of_one_model_are_both_reported():
+    assert told(Span, {"low": 9, "left": 9}) == [((), "low with high"), ((), "left with right")]
+
+
+def test_a_contradiction_names_its_values():
+    (problem,) = validation.problems(Span, {"low": 9})
+    assert problem.places == (("low",), ("high",))
+    assert problem.under(("a", 0)).places == (("a", 0, "low"), ("a", 0, "high"))
+
+
+def test_an_invalid_entry_of_a_list_hides_no_contradiction():
+    found = told(Policy, {"evict": {"grace": "1h"}, "reset": {"means": ["function", 0]}})
+    assert found == [(("reset", "means", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
+
+
+def test_a_missing_key_is_reported_once_and_does_not_end_the_search():
+    assert told(Required, {"size": 0}) == [(("name",), "nothing"), (("size",), "the number 0")]
+
+
+def test_a_removed_value_is_not_reported_as_missing():
+    assert told(Required, {"name": 5}) == [(("name",), "the number 5")]

@@ -1,0 +1,109 @@
+"""Which GPUs a CDI specification of a vendor gives to a container."""
+
+import json
+
+import pytest
+
+from plugin.devices import Device
+from plugin.dra.vendor import cdi as vendor_cdi
+from scrubber.ground.errors import InvalidRequest
+
+CDI_ID = "k8s.gpu.nvidia.com/claim=uid-gpu-0"
+
+
+def device(number, *nodes, mig=False):
+    uuid = f"{'MIG' if mig else 'GPU'}-000{number}"
+    more = {"pci_address": f"00000000:1{number}:00.0", "nodes": (f"/dev/nvidia{number}", *nodes), "mig": mig}
+    return Device(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **more)
+
+
+TAKEN, OTHER = device(0), device(1)
+SLICE = device(2, "/dev/nvidia-caps/nvidia-cap12", mig=True)
+
+
+def edits(**more):
+    """As NVIDIA's driver writes them for one GPU."""
+    link = "../card0::/dev/dri/by-path/pci-0000:10:00.0-card"
+    hook = {
+        "hookName": "createContainer",
+        "path": "/hook",
+        "args": ["nvidia-cdi-hook", "create-symlinks", "--link", link],
+    }
+    nodes = [{"path": "/dev/nvidia0", "hostPath": "/run/nvidia/driver/dev/nvidia0"}, {"path": "/dev/nvidiactl"}]
+    return {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": nodes, "hooks": [hook], **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({}, ""),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=GPU-0000"]}, ""),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "NVIDIA_VISIBLE_DEVICES=all"),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "NVIDIA_VISIBLE_DEVICES=1"),
+        ({"env": ["GPU=gpu-0001"]}, "gpu-0001"),
+        ({"deviceNodes": [{"path": "/dev/nvidia1"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/driver/dev/nvidia1"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "major": 195, "minor": 1}]}, "/dev/nvidia0 with the number 1"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "major": 195}]}, ""),
+        ({"deviceNodes": [{"path": "/dev/nvidia10"}]}, "/dev/nvidia10"),
+        ({"deviceNodes": [{"path": "/dev/nvidia-caps/nvidia-cap12"}]}, "/dev/nvidia-caps/nvidia-cap12"),
+        ({"deviceNodes": [{"path": "/dev/nvidia-uvm-tools"}, {"path": "/dev/nvidia-modeset"}]}, ""),
+        ({"mounts": [{"hostPath": "/dev/nvidia1", "containerPath": "/gpu"}]}, "/dev/nvidia1"),
+        ({"hooks": [{"args": ["../card1::/dev/dri/by-path/pci-0000:11:00.0-card"]}]}, "0000:11:00.0"),
+    ],
+)  # fmt: skip
+def test_the_first_thing_of_another_gpu_is_found(more, found):
+    assert vendor_cdi.foreign(edits(**more), [TAKEN], [TAKEN, OTHER]) == found
+
+
+def test_a_slice_has_the_nodes_of_its_gpu_and_its_own():
+    nodes = [{"path": path} for path in SLICE.nodes]
+    assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE, OTHER]) == ""
+    nodes.append({"path": "/dev/nvidia-caps/nvidia-cap13"})
+    assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE]) == "/dev/nvidia-caps/nvidia-cap13"
+
+
+def test_a_number_that_is_left_out_is_that_of_the_first_gpu():
+    node = {"path": "/dev/nvidia1", "major": 195}
+    assert vendor_cdi.foreign({"deviceNodes": [node]}, [OTHER], [TAKEN, OTHER]) == "/dev/nvidia1 with the number 0"
+    assert vendor_cdi.foreign({"deviceNodes": [node | {"minor": 1}]}, [OTHER], [TAKEN, OTHER]) == ""
+
+
+def specify(folder, file="claim.yaml", name="uid-gpu-0", **more):
+    document = {"kind": "k8s.gpu.nvidia.com/claim", "devices": [{"name": name, "containerEdits": edits()}], **more}
+    (folder / file).write_text(json.dumps(document))  # YAML, too
+
+
+def check(*folders):
+    vendor_cdi.check([CDI_ID], folders, [TAKEN], [TAKEN, OTHER])
+
+
+@pytest.mark.parametrize("file", ["claim.yaml", "claim.json"])
+def test_a_specification_that_gives_the_gpu_of_the_claim_passes(tmp_path, file):
+    specify(
+        tmp_path, "nvidia.yaml", "all", kind="nvidia.com/gpu", containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]}
+    )
+    specify(tmp_path, file)
+    check(tmp_path, tmp_path / "absent")
+
+
+def test_edits_for_all_devices_of_a_specification_count(tmp_path):
+    specify(tmp_path, containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]})
+    with pytest.raises(InvalidRequest, match="NVIDIA_VISIBLE_DEVICES=all, which this claim does not have"):
+        check(tmp_path)
+
+
+def test_every_directory_counts(tmp_path):
+    """Which of two specifications a container runtime takes depends on its configuration."""
+    (tmp_path / "second").mkdir()
+    specify(tmp_path)
+    specify(tmp_path / "second", containerEdits={"deviceNodes": [{"path": "/dev/nvidia1"}]})
+    with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
+        check(tmp_path, tmp_path / "second")
+
+
+@pytest.mark.parametrize("text", ["", "devices: [", "uid-gpu-0", "{kind: [uid-gpu-0]}", "[uid-gpu-0, {]"])
+def test_a_specification_that_cannot_be_read_is_refused(tmp_path, text):
+    (tmp_path / "claim.yaml").write_text(text)
+    with pytest.raises(InvalidRequest, match=r"cannot read|no CDI specification"):
+        check(tmp_path)

@@ -1,0 +1,336 @@
+"""In front of a vendor's driver, with the real scrub service. The test speaks for kubelet, API server and vendor."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster.credentials import InCluster, ReportChoice
+from plugin.dra import app, driver
+from plugin.dra.config import VENDOR_DRIVER, DraConfig
+from plugin.dra.vendor import devices as vendor
+from plugin.in_flight import InFlight
+from plugin.kubelet_api import dra_pb2 as wire
+from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
+from plugin.kubelet_api import pluginregistration_pb2 as registration
+from plugin.registration import watch
+from plugin.registration.watch import FileWatch
+from tests.patience import WITHIN
+from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
+
+SOON = driver.MARGIN + vendor.VendorDevices.seconds + 0.2  # seconds of a call that has no time to wait
+
+
+class Cluster:
+    """Claims and slices in the API server, and the kubelet of the node."""
+
+    def __init__(self, service, folder) -> None:
+        self.folder = folder
+        self.service = service
+        self.gpus = [service.settled(index, "clean").device for index in range(2)]
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.unreadable = False
+        self.attributes = [{"type": {"string": "gpu"}, "uuid": {"string": uuid}} for uuid in self.gpus]
+        self.vendor = VendorDriver(folder / "vendor", folder / "plugins", folder / "cdi")
+        self.registry = folder / "registry"
+        self.chosen = DraConfig(
+            driver=VENDOR_DRIVER,
+            plugins_dir=folder / "plugins",
+            registry_dir=self.registry,
+            vendor_registry_dir=folder / "vendor",
+            cdi_dirs=(folder / "cdi",),
+            run_dir=service.run_dir,
+            cluster=ReportChoice(node="node-1"),
+        )
+        self.watch = FileWatch(self.registry)
+        self.called = VENDOR_DRIVER  # the socket that the kubelet has chosen
+        self.programs: list[asyncio.Task[None]] = []
+
+    # -- the API server
+
+    async def claim(self, _namespace, name):
+        self._demand_readable()
+        return self.claims[name]
+
+    async def slices_of(self, name):
+        self._demand_readable()
+        devices = [{"name": f"gpu-{number}", "attributes": it} for number, it in enumerate(self.attributes)]
+        pool = {"name": "node-1", "generation": 1, "resourceSliceCount": 1}
+        return [{"spec": {"driver": name, "nodeName": "node-1", "pool": pool, "devices": devices}}]
+
+    def _demand_readable(self) -> None:
+        if self.unreadable:
+            raise Failure(FailureKind.AWAY, "the API server did not answer within 5 s")
+
+    def allocate(self, name, *indices, **more):
+        """The scheduler gives these devices to a claim, and the vendor's driver hands out the same."""
+        results = [
+            {"driver": VENDOR_DRIVER, "pool": "node-1", "request": "gpus", "device": f"gpu-{index}", **more}
+            for index in indices
+        ]
+        allocation = {"devices": {"results": results}}
+        self.claims[name] = {"metadata": {"uid": name}, "status": {"allocation": allocation}}
+        self.vendor.gives[name] = [self.gpus[index] for index in indices if index < len(self.gpus)]
+
+    # -- the kubelet
+
+    async def until_shown(self, *names):
+        """Wait until the registry has these sockets and no others."""
+        wanted = {f"autoclave-{name}-reg.sock" for name in names}
+        async with asyncio.timeout(WITHIN):
+            await self.watch.until(lambda: {it.name for it in self.registry.glob("[!.]*")} == wanted)
+
+    @asynccontextmanager
+    async def registrar(self):
+        """The registration socket of the gate."""
+        async with asyncio.timeout(WITHIN):
+            await self.watch.until((self.registry / f"autoclave-{self.called}-reg.sock").exists)
+        async with grpc.aio.insecure_channel(f"unix:{self.registry}/autoclave-{self.called}-reg.sock") as channel:
+            yield pluginregistration_pb2_grpc.RegistrationStub(channel)
+
+    @asynccontextmanager
+    async def channel(self):
+        """To what the kubelet calls for claims."""
+        async with self.registrar() as registrar:
+            info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
+        async with grpc.aio.insecure_channel(f"unix:{info.endpoint}") as channel:
+            yield channel
+
+    async def prepare(self, name, within=WITHIN):
+        claim = wire.Claim(namespace="default", name=name, uid=name)
+        async with self.channel() as channel:
+            stub = dra_pb2_grpc.DRAPluginStub(channel)
+            answer = await stub.NodePrepareResources(wire.NodePrepareResourcesRequest(claims=[claim]), timeout=within)
+        return answer.claims[name]
+
+    async def unprepare(self, name, within=WITHIN):
+        claim = wire.Claim(namespace="default", name=name, uid=name)
+        async with self.channel() as channel:
+            stub = dra_pb2_grpc.DRAPluginStub(channel)
+            request = wire.NodeUnprepareResourcesRequest(claims=[claim])
+            answer = await stub.NodeUnprepareResources(request, timeout=within)
+        return answer.claims[name].error
+
+    # -- the node
+
+    async def states(self):
+        """Of each device, as soon as no scrub runs."""
+        devices = [await asyncio.to_thread(self.service.settled, index, "granted", "clean") for index in range(2)]
+        return [device.state for device in devices]
+
+    def start_gate(self, instance=""):
+        work = app._work(replace(self.chosen, instance=instance), InCluster(self.folder), InFlight())
+        self.programs.append(asyncio.create_task(work))
+
+    async def stop_gates(self):
+        for program in self.programs:
+            program.cancel()
+        await asyncio.wait(self.programs)
+        self.programs.clear()
+
+
+@pytest.fixture
+async def cluster(service, short_tmp, monkeypatch):
+    for name in ("vendor", "plugins", "registry", "cdi", "plugins/autoclave"):
+        (short_tmp / name).mkdir()
+    cluster = await asyncio.to_thread(Cluster, service, short_tmp)
+    monkeypatch.setattr("plugin.dra.apiserver.connect", lambda *_: cluster)
+    monkeypatch.setattr(vendor, "LISTED_WITHIN", 0.0)
+    monkeypatch.setattr(watch, "POLL_EVERY", 6 * WITHIN)
+    watching = asyncio.create_task(cluster.watch.run())
+    await cluster.vendor.start()
+    cluster.start_gate()
+    yield cluster
+    await cluster.stop_gates()
+    await cluster.vendor.die()
+    watching.cancel()
+
+
+async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
+    cluster.allocate("a", 0, 1)
+    answer = await cluster.prepare("a")
+    assert answer.error == ""
+    assert [list(it.cdi_device_ids) for it in answer.devices] == [["k8s.gpu.nvidia.com/claim=a-gpu"]]
+    assert UNKNOWN_FIELD in answer.SerializeToString()
+    assert await cluster.states() == ["granted", "granted"]
+    assert await cluster.prepare("a") == answer  # the kubelet asks again
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+    assert cluster.vendor.calls == [("prepare", "a"), ("prepare", "a"), ("unprepare", "a")]
+
+
+async def test_the_vendor_hears_of_a_claim_only_after_the_claim_before(cluster):
+    """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
+    cluster.allocate("a", 0)
+    cluster.allocate("b", 0)
+    await cluster.prepare("a")
+    assert "still belongs to another claim" in (await cluster.prepare("b", SOON)).error
+    waiting = asyncio.create_task(cluster.prepare("b"))
+    assert await cluster.unprepare("a") == ""
+    assert (await waiting).error == ""
+    assert cluster.vendor.calls == [("prepare", "a"), ("unprepare", "a"), ("prepare", "b")]
+
+
+async def test_an_error_of_the_vendor_keeps_the_devices_for_the_claim(cluster):
+    cluster.allocate("a", 0)
+    cluster.allocate("b", 0)
+    cluster.vendor.error = "no MPS daemon"
+    assert (await cluster.prepare("a")).error == "no MPS daemon"
+    assert await cluster.unprepare("a") == "no MPS daemon"
+    cluster.vendor.error = ""
+    assert (await cluster.prepare("b", SOON)).error
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_a_vendor_that_does_not_answer_fails_the_call(cluster):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    cluster.vendor.silent = True
+    assert (
+        await cluster.unprepare("a", SOON) == "autoclave: the driver gpu.nvidia.com did not answer: DEADLINE_EXCEEDED"
+    )
+    assert await cluster.states() == ["granted", "clean"]
+
+
+async def test_an_answer_that_gives_away_another_device_is_refused(cluster):
+    cluster.allocate("a", 0)
+    cluster.vendor.gives["a"] = cluster.gpus
+    answer = await cluster.prepare("a")
+    assert cluster.gpus[1].lower() in answer.error
+    assert not answer.devices
+
+
+@pytest.mark.parametrize(
+    ("attributes", "why"),
+    [
+        ({"type": {"string": "mig"}, "parentUUID": {"string": "GPU-0"}}, "gpu-0 has no UUID in its ResourceSlice"),
+        ({"type": {"string": "vfio"}, "uuid": {"string": "GPU-0"}}, "gpu-0 is of the type 'vfio'"),
+        ({"uuid": {"string": "GPU-0000"}}, "gpu-0000 is not a device of this node"),
+    ],
+    ids=["on-demand", "vfio", "unknown"],
+)
+async def test_a_device_that_cannot_be_proven_clean_is_refused(cluster, attributes, why):
+    cluster.attributes[0] = attributes
+    cluster.allocate("a", 0)
+    assert why in (await cluster.prepare("a")).error
+    assert cluster.vendor.calls == []
+
+
+async def test_a_device_without_a_slice_is_refused(cluster):
+    cluster.allocate("a", 7)
+    assert "no ResourceSlice of gpu.nvidia.com on this node has the device gpu-7" in (await cluster.prepare("a")).error
+    cluster.unreadable = True
+    assert "the API server did not answer" in (await cluster.prepare("a")).error
+    assert cluster.vendor.calls == []
+
+
+async def test_a_claim_ends_without_the_api_server(cluster):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    cluster.unreadable = True
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_admin_access_takes_no_device(cluster):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    cluster.allocate("admin", 0, adminAccess=True)
+    assert (await cluster.prepare("admin")).error == ""
+    assert await cluster.unprepare("admin") == ""
+    assert await cluster.states() == ["granted", "clean"]
+
+
+async def test_the_kubelet_registers_the_gate_under_the_name_of_the_vendor(cluster):
+    async with cluster.registrar() as registrar:
+        info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
+        assert (info.type, info.name) == ("DRAPlugin", VENDOR_DRIVER)
+        assert info.endpoint != str(cluster.vendor.service)
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+        status = registration.RegistrationStatus(plugin_registered=True)
+        await registrar.NotifyRegistrationStatus(status, timeout=WITHIN)
+        refused = registration.RegistrationStatus(error="the versions differ")
+        with pytest.raises(grpc.aio.AioRpcError, match="failed registration process"):
+            await registrar.NotifyRegistrationStatus(refused, timeout=WITHIN)
+    assert cluster.vendor.statuses == [status, refused]
+
+
+async def test_other_drivers_register_as_they_are(cluster):
+    other = VendorDriver(
+        cluster.folder / "vendor", cluster.folder / "plugins", cluster.folder, "compute-domain.nvidia.com"
+    )
+    await other.start()
+    await cluster.until_shown(VENDOR_DRIVER, other.name)
+    async with grpc.aio.insecure_channel(f"unix:{cluster.registry}/autoclave-{other.name}-reg.sock") as channel:
+        registrar = pluginregistration_pb2_grpc.RegistrationStub(channel)
+        assert await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN) == await other.GetInfo(None, None)
+        status = registration.RegistrationStatus(plugin_registered=True)
+        await registrar.NotifyRegistrationStatus(status, timeout=WITHIN)
+    assert other.statuses == [status]
+    await other.stop()
+    await cluster.until_shown(VENDOR_DRIVER)
+
+
+@pytest.mark.parametrize("end", ["die", "stop"])
+async def test_the_kubelet_loses_the_gate_together_with_the_vendor(cluster, end):
+    cluster.allocate("a", 0)
+    await cluster.prepare("a")
+    await getattr(cluster.vendor, end)()
+    await cluster.until_shown()
+    await cluster.vendor.start()
+    await cluster.until_shown(VENDOR_DRIVER)
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_a_claim_ends_after_restarts_of_gate_and_service(cluster, service):
+    cluster.allocate("a", 0)
+    answer = await cluster.prepare("a")
+    await cluster.stop_gates()
+    service.kill()
+    await asyncio.to_thread(service.start)
+    cluster.start_gate()
+    assert await cluster.prepare("a") == answer
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_the_gates_of_an_update_give_the_same_answers(cluster):
+    """The kubelet calls one of two, and no rule says which."""
+    cluster.allocate("a", 0)
+    answer = await cluster.prepare("a")
+    cluster.start_gate("next")
+    await cluster.until_shown(VENDOR_DRIVER, f"{VENDOR_DRIVER}-next")
+    cluster.called = f"{VENDOR_DRIVER}-next"
+    assert await cluster.prepare("a") == answer
+    assert await cluster.unprepare("a") == ""
+    assert await cluster.states() == ["clean", "clean"]
+
+
+async def test_health_has_the_names_of_the_vendor(cluster):
+    async with cluster.channel() as channel:
+        stream = drahealth_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
+            drahealth_pb2.NodeWatchResourcesRequest()
+        )
+        message = await stream.read()
+        stream.cancel()
+    healths = {(it.device.pool_name, it.device.device_name): it.health for it in message.devices}
+    assert healths == dict.fromkeys([("node-1", "gpu-0"), ("node-1", "gpu-1")], drahealth_pb2.HEALTHY)
+
+
+async def test_health_that_the_vendor_reports_is_handed_on(cluster):
+    await cluster.vendor.stop()
+    cluster.vendor.versions.append(driver.HEALTH)
+    await cluster.vendor.start()
+    async with cluster.channel() as channel:
+        stream = drahealth_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
+            drahealth_pb2.NodeWatchResourcesRequest()
+        )
+        message = await stream.read()
+        stream.cancel()
+    assert [it.message for it in message.devices] == ["of the vendor"]

@@ -1,0 +1,82 @@
+"""The sockets that the gate shows to the kubelet."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from plugin.devices import MigStrategy
+from plugin.dra.config import DraConfig
+from plugin.dra.metrics import DraCollector, DraCounters
+from plugin.dra.vendor import registry as vendor_registry
+from plugin.listing import Listing
+from plugin.registration import events
+from scrubber.api import client
+from scrubber.ground.unix_sockets import MAX_PATH_BYTES
+from tests.patience import WITHIN
+
+UID = "0f3c9f6e-6a7e-4c53-9d0c-6f1a2b3c4d5e"
+
+
+@pytest.mark.parametrize(
+    "vendor", ["gpu.nvidia.com-reg.sock", "compute-domain.nvidia.com-reg.sock", f"{'v' * 63}-{UID}-reg.sock"]
+)
+def test_names_fit_and_differ(vendor):
+    names = {vendor_registry.socket_name(DraConfig(instance=instance), Path(vendor)) for instance in ("", UID)}
+    assert len(names) == 2
+    assert len({*names, vendor_registry.socket_name(DraConfig(), Path(f"x{vendor}"))}) == 3
+    for name in names:
+        assert len(os.fsencode(DraConfig().registry_dir / f"{name}-reg.sock")) <= MAX_PATH_BYTES
+        assert len(os.fsencode(DraConfig().gate_dir / f"{name}.sock")) <= MAX_PATH_BYTES
+
+
+def test_sockets_of_killed_gates_are_removed(short_tmp):
+    """Those of a gate that still serves stay, and so do those of other programs."""
+    chosen = DraConfig(plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
+    for folder in (chosen.gate_dir, chosen.registry_dir):
+        folder.mkdir()
+    dead = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.gate_dir / "autoclave-a-1.sock"]
+    alive, other = chosen.registry_dir / "autoclave-a-2-reg.sock", chosen.registry_dir / "other-reg.sock"
+    servers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for server, path in zip(servers, [*dead, alive, other], strict=True):
+        server.bind(str(path))
+    servers[2].listen()
+    for server in (*servers[:2], servers[3]):
+        server.close()
+    vendor_registry.remove_stale(chosen)
+    assert [path.exists() for path in (*dead, alive, other)] == [False, False, True, True]
+    servers[2].close()
+
+
+async def test_a_driver_that_the_kubelet_finds_without_the_gate_is_named(short_tmp):
+    """Its registry directory was not moved: the kubelet calls it, and nothing is proven."""
+    chosen = DraConfig(driver="gpu.nvidia.com", plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
+    vendor = short_tmp / "vendor"
+    for folder in (chosen.gate_dir, chosen.registry_dir, vendor):
+        folder.mkdir()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    registry = vendor_registry.VendorRegistry(
+        chosen, vendor, lambda *_: lambda _: None, events.ignore, heard.put_nowait
+    )
+    running = asyncio.create_task(registry.run())
+    direct = chosen.registry_dir / "gpu.nvidia.com-reg.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(direct))
+        server.listen()
+        assert await asyncio.wait_for(heard.get(), WITHIN) == direct.name
+        direct.unlink()
+        assert await asyncio.wait_for(heard.get(), WITHIN) == ""
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def test_a_gate_that_is_bypassed_is_not_ready():
+    counters = DraCounters(CollectorRegistry())
+    counters.note_bypass("gpu.nvidia.com-reg.sock")
+    listing = Listing(cast(client.ScrubberClient, None), "nvidia.com", MigStrategy.MIXED)
+    why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
+    assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)

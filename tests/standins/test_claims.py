@@ -1,0 +1,380 @@
+"""Pods with claims: what the kubelet does before their first container and after their last one."""
+
+import asyncio
+import json
+
+import pytest
+
+from demo.standins.api_server import ApiServer
+from demo.standins.checkpoint import CorruptCheckpoint
+from demo.standins.cluster import Cluster
+from demo.standins.dra_plugins import Health
+from demo.standins.http_api import on, status
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import ContainerState, Phase, Pod
+from demo.standins.quirks import Quirks, Timing
+from plugin.kubelet_api import drahealth_pb2
+from tests.standins.little_driver import NIC, POOL, LittleDriver, device_slice
+
+QUICK = Timing(slices_kept=0.01, slices_retry=0.01, health_retry=0.01, registry_retry=0.01)
+
+
+class Node:
+    """A kubelet, a driver with two devices, and their cluster."""
+
+    def __init__(self, directory, **options) -> None:
+        (directory / "r").mkdir()
+        self.directory = directory
+        self.server = ApiServer(directory, POOL)
+        self.cluster = Cluster(self.server, POOL)
+        self.kubelet = Kubelet(
+            directory, registry=directory / "r", cluster=self.cluster, **{"timing": QUICK, **options}
+        )
+        self.drivers: list[LittleDriver] = []
+
+    async def driver(self, name=NIC, **more):
+        """Another driver, with a slice, as soon as the kubelet knows it."""
+        self.drivers.append(await LittleDriver(self.directory / "r", name, **more).serve())
+        await self.kubelet.driver_registered(name)
+        if self.server.find("resourceslices", f"{POOL}-{name}") is None:
+            self.server.create("resourceslices", device_slice(name, "nic-0", "nic-1"))
+        return self.drivers[-1]
+
+    def pod(self, name, *claims):
+        """A pod that the scheduler has placed; its claims exist from now on."""
+        for claim in claims:
+            if self.server.find("resourceclaims", claim, "default") is None:
+                self.cluster.claim(claim, driver=NIC)
+        pod = Pod.of(name, None, *claims)
+        assert self.cluster.place(pod) == ""
+        return pod
+
+    def why(self, pod):
+        """Why the container of a pod waits."""
+        return pod.statuses["main"].message.removeprefix(
+            "Failed to prepare dynamic resources: prepare dynamic resources: "
+        )
+
+    def saved(self):
+        """The claims in the checkpoint."""
+        content = json.loads((self.directory / "dra_manager_state").read_text())
+        return json.loads(content["Data"])["ClaimInfoStateList"]
+
+
+@pytest.fixture
+async def make(directory):
+    made: list[Node] = []
+
+    async def make(**options: object) -> Node:
+        made.append(Node(directory, **options))
+        await made[-1].server.open()
+        await made[-1].kubelet.start()
+        return made[-1]
+
+    yield make
+    for node in made:
+        await node.kubelet.kill()
+        for driver in node.drivers:
+            await driver.stop()
+        await node.server.leave()
+
+
+@pytest.fixture
+async def node(make):
+    return await make()
+
+
+async def test_a_claim_is_prepared_before_the_container_and_given_back_after_it(node):
+    driver = await node.driver()
+    pod = node.pod("p", "a")
+    assert (await node.kubelet.run(pod)).phase is Phase.RUNNING
+    assert node.kubelet.starts[-1].devices == {"claim:a": ("example.com/nic=a",)}
+    assert (node.kubelet.calls[-1].method, node.kubelet.calls[-1].deadline) == ("NodePrepareResources", 45.0)
+    await node.kubelet.restart_container(pod, "main")
+    assert driver.asked == [("Prepare", ("a",))]  # once for the sandbox
+    assert await node.kubelet.delete(pod)
+    assert driver.asked[1:] == [("Unprepare", ("a",))]
+    assert (node.kubelet.claims(), node.saved(), node.cluster.devices("a")) == ({}, [], [])
+
+
+async def test_a_claim_is_in_the_checkpoint_before_the_driver_is_called(node):
+    driver = await node.driver()
+    driver.hold["Prepare"] = asyncio.Event()
+    pod = node.pod("p", "a")
+    running = asyncio.create_task(node.kubelet.run(pod))
+    await node.kubelet.until(lambda: node.kubelet.calls[-1].method == "NodePrepareResources")
+    (saved,) = node.saved()
+    assert (saved["ClaimName"], list(saved["PodUIDs"])) == ("a", [pod.uid])
+    assert saved["DriverState"] == {NIC: {"Devices": None}}
+    driver.hold["Prepare"].set()
+    await running
+    assert node.saved()[0]["DriverState"][NIC]["Devices"][0]["CDIDeviceIDs"] == ["example.com/nic=a"]
+
+
+async def test_a_failed_prepare_is_tried_again_when_the_test_says_so(node):
+    driver = await node.driver()
+    driver.fail["Prepare"] = "not yet"
+    pod = node.pod("p", "a")
+    await node.kubelet.run(pod)
+    assert pod.statuses["main"].reason == "FailedPrepareDynamicResources"
+    assert node.why(pod) == "NodePrepareResources failed for ResourceClaim a: not yet"
+
+    async def repaired(_seconds: float) -> None:
+        driver.fail.clear()
+
+    await node.kubelet.keep_trying(pod, repaired)
+    assert pod.phase is Phase.RUNNING
+    assert driver.calls("Prepare") == [("a",)] * 3
+
+
+async def test_a_failed_unprepare_keeps_the_claim(node):
+    driver = await node.driver()
+    pod = node.pod("p", "a")
+    await node.kubelet.run(pod)
+    driver.fail["Unprepare"] = "still in use"
+    assert not await node.kubelet.delete(pod)
+    assert pod.message.endswith("NodeUnprepareResources failed for ResourceClaim a: still in use")
+    assert node.cluster.devices("a") == ["nic-0"]
+    assert list(node.kubelet.claims()) == ["default/a"]
+    driver.fail.clear()
+    assert await node.kubelet.delete(pod)
+
+
+async def test_the_last_pod_of_a_claim_ends_it(node):
+    driver = await node.driver()
+    pods = [node.pod(name, "a") for name in ("p", "q")]
+    for pod in pods:
+        await node.kubelet.run(pod)
+    for pod in pods:
+        assert driver.asked == [("Prepare", ("a",))]
+        await node.kubelet.delete(pod)
+    assert driver.calls("Unprepare") == [("a",)]
+
+
+async def test_a_restarted_kubelet_has_forgotten_what_is_prepared(node):
+    """It prepares a claim again for the next pod only: the sandbox of the first one still runs."""
+    driver = await node.driver()
+    await node.kubelet.run(first := node.pod("p", "a"))
+    await node.kubelet.kill()
+    await node.kubelet.start()
+    await node.kubelet.driver_registered(NIC)
+    assert list(node.kubelet.claims()) == ["default/a"]
+    await node.kubelet.restart_container(first, "main")
+    assert driver.calls("Prepare") == [("a",)]
+    node.server.create("resourceslices", device_slice(NIC, "nic-0"))  # the start has deleted it
+    await node.kubelet.run(node.pod("q", "a"))
+    assert driver.calls("Prepare") == [("a",), ("a",)]
+    assert len(node.saved()[0]["DriverState"][NIC]["Devices"]) == 2  # the kubelet appends
+
+
+async def test_a_reboot_prepares_the_claims_of_all_pods_again(node):
+    driver = await node.driver()
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    await node.kubelet.reboot()
+    await node.kubelet.start()
+    await node.kubelet.driver_registered(NIC)
+    await node.kubelet.sync(pod)
+    assert driver.calls("Prepare") == [("a",), ("a",)]
+
+
+async def test_a_force_deleted_pod_frees_its_claim_while_it_runs(node):
+    """The next Prepare comes before the last Unprepare."""
+    driver = await node.driver()
+    node.pod("other", "b")
+    await node.kubelet.run(first := node.pod("p", "a"))
+    await node.kubelet.force_delete(first)
+    assert node.cluster.devices("a") == []
+    await node.kubelet.run(node.pod("q", "c"))
+    assert node.cluster.devices("c") == ["nic-1"]
+    assert await node.kubelet.end_orphan(first)
+    assert [method for method, _ in driver.asked] == ["Prepare", "Prepare", "Unprepare"]
+
+
+async def test_a_claim_of_the_same_name_waits_for_the_end_of_the_old_one(node):
+    driver = await node.driver()
+    await node.kubelet.run(first := node.pod("p", "a"))
+    uid = node.kubelet.claims()["default/a"]
+    await node.kubelet.force_delete(first)
+    node.server.delete("resourceclaims", "a", "default")
+    await node.kubelet.run(second := node.pod("p", "a"))
+    assert node.why(second) == (
+        f"old ResourceClaim with same name a and different UID {uid} still exists (previous pod force-deleted?!)"
+    )
+    await node.kubelet.end_orphan(first)
+    assert await node.kubelet.sync(second)
+    assert [method for method, _ in driver.asked] == ["Prepare", "Unprepare", "Prepare"]
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+async def test_d1_a_pod_that_never_had_the_claim_ends_it(make, repaired):
+    node = await make(quirks=Quirks(unprepares_for_others=not repaired))
+    driver = await node.driver()
+    await node.kubelet.run(first := node.pod("p", "a"))
+    await node.kubelet.force_delete(first)
+    node.server.delete("resourceclaims", "a", "default")
+    await node.kubelet.run(second := node.pod("p", "a"))
+    await node.kubelet.delete(second)
+    assert driver.calls("Unprepare") == ([] if repaired else [("a",)])
+
+
+async def test_a_restarted_kubelet_gives_back_the_claims_of_vanished_pods(node):
+    driver = await node.driver()
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    assert await node.kubelet.reconcile() == []
+    await node.kubelet.force_delete(pod)
+    await node.kubelet.reboot()
+    await node.kubelet.start()
+    await node.kubelet.driver_registered(NIC)
+    driver.fail["Unprepare"] = "not yet"
+    assert len(await node.kubelet.reconcile()) == 1
+    driver.fail.clear()
+    assert await node.kubelet.reconcile() == []
+    assert driver.calls("Unprepare") == [("a",), ("a",)]
+    assert node.kubelet.claims() == {}
+
+
+async def test_all_drivers_of_a_claim_must_give_it_back(node):
+    """The first error stops the rest; a driver that has succeeded is asked again."""
+    nic, fpga = await node.driver(), await node.driver("fpga.example.com")
+    node.cluster.claim_requests("a", {"nic": (NIC, 1, False), "fpga": ("fpga.example.com", 1, False)})
+    pod = node.pod("p", "a")
+    nic.fail["Prepare"] = "no"
+    await node.kubelet.run(pod)
+    assert fpga.asked == []
+    nic.fail.clear()
+    await node.kubelet.sync(pod)
+    fpga.fail["Unprepare"] = "no"
+    assert not await node.kubelet.delete(pod)
+    fpga.fail.clear()
+    assert await node.kubelet.delete(pod)
+    assert nic.calls("Unprepare") == [("a",), ("a",)]
+
+
+@pytest.mark.parametrize(
+    ("knob", "text"),
+    [
+        ("skips", "NodePrepareResources skipped 1 ResourceClaims"),
+        ("invents", "NodePrepareResources returned result for unknown claim UID another-uid"),
+    ],
+)
+async def test_an_answer_must_be_for_the_claims_of_the_call(node, knob, text):
+    driver = await node.driver()
+    setattr(driver, knob, True)
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    assert node.why(pod) == text
+
+
+async def test_a_claim_that_cannot_be_read_changes_nothing(node):
+    driver = await node.driver()
+    pod = node.pod("p", "a")
+    node.server.fault = on("GET resourceclaims", lambda _: status(500, "InternalError", "etcd is full"), times=1)
+    await node.kubelet.run(pod)
+    assert node.why(pod) == "fetch ResourceClaim a: etcd is full"
+    await node.server.close()
+    await node.kubelet.sync(pod)
+    assert "connection refused" in node.why(pod)
+    assert (node.kubelet.claims(), driver.asked) == ({}, [])
+
+
+async def test_a_pod_needs_a_reservation(node):
+    await node.driver()
+    stranger = Pod.of("stranger", None, "a")
+    node.pod("p", "a")
+    await node.kubelet.run(stranger)
+    assert "is not allowed to use ResourceClaim a" in node.why(stranger)
+    node.cluster.claim("of-p", driver=NIC, of=Pod.of("p"))
+    owner = node.pod("q", "of-p")
+    await node.kubelet.run(owner)
+    assert node.why(owner).endswith("was not created for Pod default/q (Pod is not owner)")
+
+
+async def test_without_its_driver_a_pod_is_refused_and_nothing_recorded(node):
+    node.server.create("resourceslices", device_slice(NIC, "nic-0"))
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    assert node.why(pod) == f"DRA driver {NIC} is not registered"
+    assert node.kubelet.claims() == {}
+
+
+async def test_the_driver_decides_which_version_is_used(node):
+    driver = LittleDriver(node.directory / "r", "old.example.com")
+    driver.versions = ["v2.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin"]
+    node.drivers.append(await driver.serve())
+    await node.kubelet.until(lambda: driver.notified)
+    assert driver.notified == [(True, "")]
+    assert node.kubelet._life.claims.plugins.plugin("old.example.com").service == "v1beta1.DRAPlugin"
+    other = LittleDriver(node.directory / "r", "new.example.com")
+    other.versions = ["v2.DRAPlugin"]
+    node.drivers.append(await other.serve())
+    await node.kubelet.until(lambda: other.notified)
+    assert other.notified[0][0] is False
+    assert other.notified[0][1].endswith(
+        'none of services supported by the plugin (["v2.DRAPlugin"]) are supported by the kubelet'
+        ' (["v1.DRAPlugin" "v1beta1.DRAPlugin"])'
+    )
+
+
+async def test_the_newest_connected_instance_is_called(node):
+    old, new = await node.driver(), await node.driver(socket="new-reg.sock")
+    await node.kubelet.until(lambda: new.notified)
+    await node.kubelet.run(node.pod("p", "a"))
+    assert (old.asked, new.asked) == ([], [("Prepare", ("a",))])
+    await new.stop()
+    await node.kubelet.until(lambda: node.kubelet._life.claims.plugins.plugin(NIC).endpoint == str(old.path))
+    await node.kubelet.run(node.pod("q", "b"))
+    assert old.asked == [("Prepare", ("b",))]
+
+
+async def test_the_slices_of_a_lost_driver_are_deleted_once(make):
+    node = await make(timing=Timing(slices_kept=0.05, slices_retry=0.01))
+    driver = await node.driver()
+    await driver.stop()
+    await node.kubelet.until(lambda: not node.server.objects("resourceslices"))
+    node.server.create("resourceslices", device_slice(NIC, "nic-0"))
+    node.server.create("resourceslices", device_slice("other.example.com", "other-0"))
+    await node.driver()
+    assert len(node.server.objects("resourceslices")) == 2
+
+
+async def test_a_starting_kubelet_deletes_all_slices_of_its_node(make):
+    node = await make()
+    await node.kubelet.kill()
+    node.server.create("resourceslices", device_slice(NIC, "nic-0"))
+    node.server.create("resourceslices", device_slice(NIC, "nic-0", node="node-2"))
+    node.server.fault = on("DELETE resourceslices", lambda _: status(503, "ServiceUnavailable"), times=2)
+    await node.kubelet.start()
+    await node.server.until(lambda: len(node.server.objects("resourceslices")) == 1)
+    assert node.server.objects("resourceslices")[0]["spec"]["nodeName"] == "node-2"
+
+
+async def test_the_health_of_devices_is_in_the_status_of_the_pod(node):
+    driver = await node.driver()
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    assert node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")}
+    device = drahealth_pb2.DeviceIdentifier(pool_name=POOL, device_name="nic-0")
+    said = drahealth_pb2.DeviceHealth(device=device, health=drahealth_pb2.UNHEALTHY, message="too hot")
+    driver.health.put_nowait([said])
+    wanted = {"example.com/nic=a": Health("Unhealthy", "too hot")}
+    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == wanted)
+    await driver.stop()
+    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")})
+
+
+async def test_a_kubelet_with_a_corrupt_checkpoint_of_claims_does_not_start(node):
+    await node.kubelet.kill()
+    file = node.directory / "dra_manager_state"
+    file.write_text(file.read_text().replace("DRACheckpoint", "DRACheckpoinT"))
+    with pytest.raises(CorruptCheckpoint):
+        await node.kubelet.start()
+
+
+async def test_a_container_waits_for_its_claim(node):
+    driver = await node.driver()
+    driver.hold["Prepare"] = asyncio.Event()
+    pod = node.pod("p", "a")
+    running = asyncio.create_task(node.kubelet.run(pod))
+    await node.kubelet.until(lambda: node.kubelet.calls[-1].method == "NodePrepareResources")
+    assert pod.statuses["main"].state is ContainerState.WAITING
+    await node.kubelet.kill()
+    await asyncio.wait({running})
+    assert node.kubelet.calls[-1].outcome == "CANCELLED"
+    assert node.saved()[0]["ClaimName"] == "a"

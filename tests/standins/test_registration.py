@@ -1,0 +1,265 @@
+"""Register, the dial back, and what one plugin's end does to another. Ids: docs/kubelet-stand-in.md."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from demo.standins.pods import Phase, Pod
+from demo.standins.quirks import Quirks, Timing
+from tests.patience import WITHIN
+from tests.standins.little import GPU
+
+
+async def refusal(plugin, **options):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await plugin.register(**options)
+    return caught.value.code(), caught.value.details()
+
+
+async def test_x1_the_options_are_asked_inside_register_with_its_deadline_then_the_list_without_any(node):
+    async with node.ready() as (kubelet, plugin):
+        assert [call.method for call in kubelet.calls] == ["GetDevicePluginOptions", "ListAndWatch"]
+        assert 14 < kubelet.calls[0].deadline < 16
+        assert 13 < plugin.left["GetDevicePluginOptions"] < 16
+        assert plugin.left["ListAndWatch"] is None or plugin.left["ListAndWatch"] > 1e9
+        assert kubelet.capacity == kubelet.allocatable == {GPU: 4}
+        assert kubelet.devices(GPU) == dict.fromkeys("0123", "Healthy")
+
+
+async def test_x1_register_does_not_return_before_the_options_were_asked(node):
+    async with node.kubelet() as kubelet:
+        await (await node.plugin().serve()).register()
+        assert kubelet.calls[0].outcome == "OK"
+
+
+async def test_x27_a_wrong_version_is_refused_at_once_with_status_unknown(node):
+    async with node.kubelet() as kubelet:
+        plugin = await node.plugin().serve()
+        code, text = await refusal(plugin, version="v1alpha9")
+        assert code is grpc.StatusCode.UNKNOWN
+        assert 'requested API version "v1alpha9" is not supported by kubelet' in text
+        assert kubelet.calls == []
+        assert [one.resource for one in kubelet.registrations] == [GPU]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpu",
+        "kubernetes.io/gpu",
+        "x.kubernetes.io/gpu",
+        "requests.example.com/gpu",
+        "example.com/",
+        "a.b/" + "c" * 64,
+        "a" * 245 + "/b",
+    ],
+)
+async def test_r9_x27_names_that_are_no_extended_resources_are_refused(node, name):
+    async with node.kubelet():
+        plugin = await node.plugin().serve()
+        assert await refusal(plugin, resource=name) == (
+            grpc.StatusCode.UNKNOWN,
+            f'the ResourceName "{name}" is invalid',
+        )
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "a/b", "a" * 244 + "/" + "b" * 63])
+async def test_r9_x27_extended_resource_names_are_accepted(node, name):
+    async with node.kubelet() as kubelet:
+        await node.plugin(resource=name).begin()
+        await kubelet.registered(name)
+
+
+async def test_r9_an_endpoint_in_a_subdirectory_works_and_survives_a_kubelet_start(node, directory):
+    (directory / "sub").mkdir()
+    async with node.kubelet() as kubelet:
+        plugin = await node.plugin(socket="sub/p.sock").begin()
+        await kubelet.registered(GPU)
+        await kubelet.kill()
+        await kubelet.start()
+        assert (directory / "sub/p.sock").is_socket()
+        await plugin.register()
+        await kubelet.registered(GPU)
+
+
+async def test_x27_an_endpoint_nobody_serves_fails_after_the_dial_timeout(node):
+    async with node.kubelet(timing=Timing(dial=0.2)):
+        code, text = await refusal(node.plugin())
+        assert code is grpc.StatusCode.UNKNOWN
+        assert "failed to dial device plugin" in text
+
+
+async def test_x27_a_caller_without_patience_gets_deadline_exceeded_and_the_kubelet_dials_on(node):
+    async with node.kubelet(timing=Timing(dial=0.3)) as kubelet:
+        code, _ = await refusal(node.plugin(), within=0.1)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert kubelet.registrations == []
+        await kubelet.until(lambda: kubelet.registrations)
+        assert "failed to dial" in kubelet.registrations[0].error
+
+
+async def test_a_register_that_waits_for_a_plugin_succeeds_as_soon_as_it_serves(node):
+    async with node.kubelet() as kubelet:
+        plugin = node.plugin()
+        registering = asyncio.create_task(plugin.register())
+        await plugin.serve()
+        await asyncio.wait_for(registering, WITHIN)
+        await kubelet.registered(GPU)
+
+
+async def test_r1_x17_the_end_of_the_old_stream_kills_the_new_endpoint(node):
+    async with node.ready() as (kubelet, old):
+        new = await node.plugin(socket="new.sock", count=2).begin()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+        await old.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        assert kubelet.capacity == {GPU: 2}
+        await asyncio.wait_for(new.ended.wait(), WITHIN)
+        pod = Pod.of("late", {GPU: 1})
+        await kubelet.admit(pod)
+        assert "no healthy devices present" in pod.message
+
+
+async def test_r1_the_new_plugin_recovers_by_registering_again(node):
+    async with node.ready() as (kubelet, old):
+        new = await node.plugin(socket="new.sock", count=2).begin()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+        await old.stop()
+        await asyncio.wait_for(new.ended.wait(), WITHIN)
+        await new.register()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+
+
+async def test_r1_repaired_the_new_endpoint_lives_on(node):
+    async with node.ready(quirks=Quirks(old_stream_ends_new=False)) as (kubelet, old):
+        await node.plugin(socket="new.sock", count=2).begin()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+        await old.stop()
+        await kubelet.until(lambda: kubelet.calls[1].outcome)
+        assert kubelet.calls[1].method == "ListAndWatch"
+        assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
+
+
+async def test_x18_serving_anew_on_the_same_path_is_harmless_once_the_old_stream_has_ended(node):
+    async with node.ready() as (kubelet, plugin):
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        await plugin.begin()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+
+
+async def test_r10_registering_twice_with_the_same_live_socket_is_harmless(node):
+    async with node.ready() as (kubelet, plugin):
+        await plugin.register()
+        await kubelet.registered(GPU)
+        assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
+
+
+async def test_r10_x28_after_a_failed_register_the_live_plugins_death_leaves_ghost_devices(node):
+    async with node.ready(timing=Timing(dial=0.2)) as (kubelet, plugin):
+        await refusal(plugin, endpoint="nobody.sock")
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.calls[1].outcome)
+        assert kubelet.allocatable == {GPU: 4}
+        pod = Pod.of("haunted", {GPU: 1})
+        assert (await kubelet.admit(pod)).phase is Phase.FAILED
+        assert "code = Unavailable" in pod.message
+        await plugin.begin()  # a new connection, which does not wait for the old one's back-off
+        assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
+
+
+async def test_r10_repaired_the_death_is_noticed(node):
+    quirks = Quirks(failed_register_orphans=False)
+    async with node.ready(timing=Timing(dial=0.2), quirks=quirks) as (kubelet, plugin):
+        await refusal(plugin, endpoint="nobody.sock")
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+
+
+async def test_x16_a_plugin_that_goes_leaves_capacity_and_takes_allocatable(node):
+    async with node.ready() as (kubelet, plugin):
+        pod = Pod.of("a", {GPU: 1})
+        await kubelet.run(pod)
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        assert kubelet.capacity == {GPU: 4}
+        assert pod.phase is Phase.RUNNING
+        status = await kubelet.restart_container(pod, "main")
+        assert status.reason == "CreateContainerConfigError"
+        assert "has been stopped" in status.message
+        await plugin.begin()
+        await kubelet.keep_trying(pod, pause=lambda _: kubelet.registered(GPU))
+        assert pod.statuses["main"].starts == 2
+
+
+async def test_x33_a_plugin_away_for_too_long_is_forgotten_but_not_what_its_pods_hold(node):
+    async with node.ready(timing=Timing(stopped_grace=0.1)) as (kubelet, plugin):
+        pod, late = Pod.of("a", {GPU: 1}), Pod.of("late", {GPU: 1})
+        await kubelet.run(pod)
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.capacity == {GPU: 0})
+        assert kubelet.allocatable == {GPU: 0}
+        assert "endpoint not found in cache" in (await kubelet.restart_container(pod, "main")).message
+        await kubelet.admit(late)
+        assert "cannot allocate unregistered device" in late.message
+        await plugin.begin()
+        await kubelet.registered(GPU)
+        assert await kubelet.sync(pod)
+        assert kubelet.starts[-1].devices == kubelet.starts[0].devices
+        assert kubelet.starts[-1].prestart
+
+
+async def test_a_plugin_that_comes_back_in_time_is_not_forgotten_later(node):
+    async with node.ready(timing=Timing(stopped_grace=0.3)) as (kubelet, plugin):
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        await plugin.begin()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+        with pytest.raises(TimeoutError):
+            await kubelet.until(lambda: kubelet.capacity != {GPU: 4}, within=0.5)
+
+
+async def test_r1_an_old_stream_that_ends_while_the_new_plugin_registers_orphans_it(node):
+    async with node.ready() as (kubelet, old):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        new = await node.plugin(socket="new.sock", count=2).serve()
+        new.hold["GetDevicePluginOptions"] = asyncio.Event()
+        registering = asyncio.create_task(new.register())
+        await kubelet.until(lambda: kubelet.calls[-1].method == "GetDevicePluginOptions")
+        await old.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        assert "has been stopped" in (await kubelet.restart_container(pod, "main")).message
+        new.hold["GetDevicePluginOptions"].set()
+        await asyncio.wait_for(registering, WITHIN)
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+        await new.stop()
+        await kubelet.until(lambda: kubelet.calls[-1].outcome)
+        assert kubelet.allocatable == {GPU: 2}  # its end goes unnoticed, as in R10
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_r10_a_plugin_that_ends_while_another_ones_register_fails(node, forgets):
+    quirks = Quirks(old_stream_ends_new=False, failed_register_orphans=forgets)
+    async with node.ready(quirks=quirks) as (kubelet, old):
+        new = await node.plugin(socket="new.sock").serve()
+        new.hold["GetDevicePluginOptions"] = asyncio.Event()
+        new.fail["GetDevicePluginOptions"] = "no"
+        registering = asyncio.create_task(refusal(new))
+        await kubelet.until(lambda: kubelet.calls[-1].method == "GetDevicePluginOptions")
+        await old.stop()
+        await kubelet.until(lambda: kubelet.calls[1].outcome)
+        new.hold["GetDevicePluginOptions"].set()
+        await asyncio.wait_for(registering, WITHIN)
+        assert kubelet.allocatable == {GPU: 4 if forgets else 0}
+
+
+async def test_a_plugin_that_fails_the_options_is_not_registered(node):
+    async with node.kubelet() as kubelet:
+        plugin = await node.plugin().serve()
+        plugin.fail["GetDevicePluginOptions"] = "no"
+        code, text = await refusal(plugin)
+        assert code is grpc.StatusCode.UNKNOWN
+        assert text == "rpc error: code = Internal desc = no"
+        assert kubelet.capacity == {}

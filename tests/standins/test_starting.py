@@ -1,0 +1,234 @@
+"""PreStartContainer and what follows it. Ids: docs/kubelet-stand-in.md."""
+
+import asyncio
+
+import pytest
+
+from demo.standins.kubelet import PodEnded
+from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
+from demo.standins.quirks import Timing
+from demo.standins.runtime import CannotCreate, Runtime
+from tests.patience import WITHIN
+from tests.standins.little import GPU
+
+
+class Containers(Runtime):
+    """A runtime that remembers, and fails when told."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[object, ...]] = []
+        self.refuse = ""
+        self.envs: list[dict[str, str]] = []
+
+    async def start(self, _pod, container, devices, response):
+        self.log.append(("start", container.name, dict(devices)))
+        self.envs.append(dict(response.envs))
+        if self.refuse:
+            raise CannotCreate(self.refuse)
+
+    async def stop(self, _pod, container):
+        self.log.append(("stop", container.name))
+
+
+def prestarts(kubelet):
+    return ["".join(call.ids) for call in kubelet.calls if call.method == "PreStartContainer"]
+
+
+async def during(kubelet, method):
+    await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
+
+
+async def test_r3_x2_prestart_comes_once_before_each_start_in_order_with_the_allocated_ids(node):
+    runtime = Containers()
+    async with node.ready(runtime=runtime) as (kubelet, plugin):
+        inits = Container("i", {GPU: 1}, ContainerKind.INIT), Container("s", {GPU: 1}, ContainerKind.SIDECAR)
+        pod = Pod("p", (Container("b", {GPU: 2}), *inits))
+        await kubelet.run(pod)
+        assert prestarts(kubelet) == ["0", "0", "12"]
+        assert [line[1] for line in runtime.log] == ["i", "s", "b"]
+        assert runtime.envs == [{"LITTLE": "yes"}] * 3
+        assert runtime.log[-1] == ("start", "b", {GPU: ("1", "2")})
+        assert [start.prestart for start in kubelet.starts] == [True] * 3
+        assert {call.deadline for call in kubelet.calls if call.method == "PreStartContainer"} == {30.0}
+        assert 29 < plugin.left["PreStartContainer"] < 31
+        assert pod.statuses["i"].state is ContainerState.TERMINATED
+        assert pod.statuses["s"].state is ContainerState.RUNNING
+
+
+async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(node):
+    async with node.ready() as (kubelet, _):
+        pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
+        await kubelet.run(pod)
+        before = sum(call.method == "Allocate" for call in kubelet.calls)
+        assert (await kubelet.restart_container(pod, "a")).starts == 2
+        assert prestarts(kubelet) == ["0", "1", "0"]
+        assert sum(call.method == "Allocate" for call in kubelet.calls) == before
+        assert pod.statuses["b"].starts == 1
+
+
+async def test_x9_prestart_is_cut_at_its_limit_and_the_next_container_is_tried_all_the_same(node):
+    async with node.ready(timing=Timing(prestart=0.2)) as (kubelet, plugin):
+        plugin.hold["PreStartContainer"] = asyncio.Event()
+        pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
+        await kubelet.run(pod)
+        assert prestarts(kubelet) == ["0", "1"]
+        for status in pod.statuses.values():
+            assert status.state is ContainerState.WAITING
+            assert status.reason == "CreateContainerConfigError"
+            assert status.message == (
+                "device plugin PreStartContainer rpc failed with err:"
+                " rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+            )
+        assert pod.phase.value == "Pending"
+        plugin.hold["PreStartContainer"].set()
+        assert await kubelet.sync(pod)
+        assert pod.phase is Phase.RUNNING
+
+
+async def test_x9_a_slow_prestart_holds_up_nobody_but_its_pod(node):
+    async with node.ready() as (kubelet, plugin):
+        plugin.hold["PreStartContainer"] = asyncio.Event()
+        slow = asyncio.create_task(kubelet.run(Pod.of("slow", {GPU: 1})))
+        await during(kubelet, "PreStartContainer")
+        assert (await asyncio.wait_for(kubelet.run(Pod.of("plain", {})), WITHIN)).phase is Phase.RUNNING
+        assert not slow.done()
+        plugin.hold["PreStartContainer"].set()
+        await asyncio.wait_for(slow, WITHIN)
+
+
+async def test_x10_an_error_from_prestart_keeps_the_pod_and_its_devices_and_is_tried_again_for_ever(node):
+    async with node.ready() as (kubelet, plugin):
+        plugin.fail["PreStartContainer"] = "not yet clean"
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        assert pod.statuses["main"].message.endswith("code = Internal desc = not yet clean")
+        assert kubelet.held(pod) == {"main": {GPU: ("0",)}}
+        pauses = []
+
+        async def pause(seconds) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                plugin.fail.clear()
+
+        await kubelet.keep_trying(pod, pause)
+        assert pauses == [0.5, 12.0, 12.0]
+        assert pod.phase is Phase.RUNNING
+        assert pod.statuses["main"].message == ""
+
+
+async def test_an_init_container_that_waits_holds_up_the_rest_of_its_pod(node):
+    async with node.ready() as (kubelet, plugin):
+        plugin.fail["PreStartContainer"] = "no"
+        pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
+        assert (await kubelet.run(pod)).phase is Phase.PENDING
+        assert prestarts(kubelet) == ["0"]
+
+
+async def test_x11_a_container_restarts_on_an_unhealthy_device(node):
+    async with node.ready() as (kubelet, plugin):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        plugin.show(g0="Unhealthy")
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+        await kubelet.restart_container(pod, "main")
+        assert prestarts(kubelet) == ["0", "0"]
+        assert kubelet.starts[-1].prestart
+
+
+async def test_x23_a_deletion_during_prestart_waits_the_container_starts_and_is_stopped(node):
+    runtime = Containers()
+    async with node.ready(runtime=runtime) as (kubelet, plugin):
+        plugin.hold["PreStartContainer"] = asyncio.Event()
+        pod = Pod.of("p", {GPU: 1})
+        running = asyncio.create_task(kubelet.run(pod))
+        await during(kubelet, "PreStartContainer")
+        deleting = asyncio.create_task(kubelet.delete(pod))
+        await asyncio.wait([deleting], timeout=0.1)
+        assert plugin.cancelled == []
+        plugin.hold["PreStartContainer"].set()
+        await asyncio.wait_for(asyncio.gather(running, deleting), WITHIN)
+        assert [line[0] for line in runtime.log] == ["start", "stop"]
+        assert pod.statuses["main"].state is ContainerState.TERMINATED
+
+
+async def test_x24_a_create_that_fails_waits_and_prestart_comes_again_before_the_next_try(node):
+    runtime = Containers()
+    runtime.refuse = "unresolvable CDI devices"
+    async with node.ready(runtime=runtime) as (kubelet, _):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        assert pod.statuses["main"].reason == "CreateContainerError"
+        assert pod.statuses["main"].message == "unresolvable CDI devices"
+        assert kubelet.starts == []
+        runtime.refuse = ""
+        assert await kubelet.sync(pod)
+        assert prestarts(kubelet) == ["0", "0"]
+        assert pod.statuses["main"].starts == 1
+
+
+async def test_x26_a_plugin_without_prestart_is_not_asked_even_when_it_is_away(node):
+    async with node.ready(little={"prestart": False}) as (kubelet, plugin):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+        assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
+        assert prestarts(kubelet) == []
+        assert [start.prestart for start in kubelet.starts] == [False, False]
+
+
+async def test_r7_prestart_is_called_for_a_pod_no_longer_active_until_it_is_cleaned_up(node):
+    async with node.ready() as (kubelet, _):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.admit(pod)
+        await kubelet.force_delete(pod)
+        assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
+        await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
+        status = await kubelet.restart_container(pod, "main")
+        assert "no devices found allocated in local cache" in status.message
+
+
+async def test_a_pod_that_has_failed_starts_nothing(node):
+    async with node.ready() as (kubelet, plugin):
+        plugin.fail["Allocate"] = "no"
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.admit(pod)
+        with pytest.raises(PodEnded, match="cannot start main: pod p is Failed"):
+            await kubelet.start_container(pod, "main")
+
+
+async def test_of_two_resources_with_an_env_of_one_name_the_first_wins_and_the_rest_is_joined(node):
+    runtime = Containers()
+    async with node.ready(runtime=runtime) as (kubelet, _):
+        nic = node.plugin(resource="example.com/nic", socket="nic.sock")
+        nic.answer = {"LITTLE": "other", "NIC": "1"}
+        await nic.begin()
+        await kubelet.registered("example.com/nic")
+        await kubelet.run(Pod.of("p", {GPU: 1, "example.com/nic": 1}))
+        assert runtime.envs == [{"LITTLE": "yes", "NIC": "1"}]
+
+
+async def test_containers_stop_in_the_reverse_of_their_order(node):
+    runtime = Containers()
+    async with node.ready(runtime=runtime) as (kubelet, _):
+        pod = Pod("p", (Container("s", {}, ContainerKind.SIDECAR), Container("a"), Container("b")))
+        await kubelet.run(pod)
+        await kubelet.delete(pod)
+        assert [line[1] for line in runtime.log if line[0] == "stop"] == ["b", "a", "s"]
+
+
+async def test_x2_the_sandbox_is_there_before_the_first_prestart_and_goes_after_the_last_container(node):
+    class Sandboxes(Containers):
+        async def open_sandbox(self, pod) -> None:
+            self.log.append(("open", pod.name, sum(call.method == "PreStartContainer" for call in kubelet.calls)))
+
+        async def close_sandbox(self, pod) -> None:
+            self.log.append(("close", pod.name))
+
+    runtime = Sandboxes()
+    async with node.ready(runtime=runtime) as (kubelet, _):
+        pod = Pod.of("p", {GPU: 1})
+        await kubelet.run(pod)
+        await kubelet.delete(pod)
+        assert runtime.log[0] == ("open", "p", 0)
+        assert [line[0] for line in runtime.log] == ["open", "start", "stop", "close"]
