@@ -23,11 +23,11 @@ def fetch(address: str, path: str, accept: str = "") -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-_shown: dict[str, float] = {}  # when each address last showed its figures
+_shown: dict[str, float] = {}  # when each address last showed its metrics
 
 
-def figures(address: str) -> str:
-    """All figures in OpenMetrics, as they are now: those that were shown here are shown again for a moment."""
+def metrics(address: str) -> str:
+    """All metrics in OpenMetrics, as they are now: those that were shown here are shown again for a moment."""
     time.sleep(
         max(0.0, _shown.get(address, 0.0) + http_server.CACHE_SECONDS - time.monotonic())
     )  # nothing else tells that it is over

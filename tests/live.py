@@ -31,16 +31,16 @@ class Service:
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.log = self.process.stderr
-        self.heard: list[str] = []
+        self.log_lines: list[str] = []
         self.hear(until)
 
     def hear(self, words):
         """Read the log up to a line that holds these words; what it says is kept for later."""
         for line in self.log:
-            self.heard.append(line)
+            self.log_lines.append(line)
             if words in line:
                 return json.loads(line)
-        pytest.fail(f"the service did not say {words!r}:\n" + "".join(self.heard), pytrace=False)
+        pytest.fail(f"the service did not say {words!r}:\n" + "".join(self.log_lines), pytrace=False)
 
     def kill(self):
         self.process.kill()
@@ -49,7 +49,7 @@ class Service:
 
     def stop(self):
         self.process.terminate()
-        self.heard += self.log.readlines()
+        self.log_lines += self.log.readlines()
         assert self.process.wait(WITHIN) == 0
         self.log.close()
 

@@ -107,7 +107,7 @@ def test_an_empty_file_means_all_defaults(file, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "told"),
+    ("text", "place", "message"),
     [
         ("polici: strict\n", "1:1", "polici: found an unknown key, expected one of backend, policy"),
         ("polici: strict\n", "1:1", "(did you mean policy?)"),
@@ -135,14 +135,14 @@ def test_an_empty_file_means_all_defaults(file, text):
         ("5\n", "1:1", "expected a mapping"),
     ],
 )
-def test_a_fault_names_its_line_and_column(file, tmp_path, text, place, told):
+def test_a_fault_names_its_line_and_column(file, tmp_path, text, place, message):
     with pytest.raises(FatalError) as caught:
         file(text)
     lines = str(caught.value).splitlines()
     assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: correct these faults"
     assert len(lines) == 2
     assert lines[1].startswith(f"{tmp_path}/config.yaml:{place}: ")
-    assert told in lines[1]
+    assert message in lines[1]
 
 
 def test_all_faults_of_a_file_are_listed_in_order(file):
@@ -157,7 +157,7 @@ def test_an_overridden_wrong_value_is_still_refused(file):
 
 
 @pytest.mark.parametrize(
-    ("environ", "flags", "told"),
+    ("environ", "flags", "message"),
     [
         (
             {"AUTOCLAVE_SIMULATED_GPUS": "two"},
@@ -171,10 +171,10 @@ def test_an_overridden_wrong_value_is_still_refused(file):
         ({"AUTOCLAVE_RUN_DIR": "/" + "ü" * 60}, {}, "AUTOCLAVE_RUN_DIR: found a path too long by 28 bytes"),
     ],
 )
-def test_a_wrong_value_names_its_variable_or_flag(environ, flags, told):
+def test_a_wrong_value_names_its_variable_or_flag(environ, flags, message):
     with pytest.raises(FatalError) as caught:
         config.resolve(None, environ, flags)
-    assert str(caught.value).startswith(f"cannot use {told}")
+    assert str(caught.value).startswith(f"cannot use {message}")
 
 
 def test_several_wrong_values_make_one_line():

@@ -65,8 +65,8 @@ def stalled_scrub(service):
     drills.stall_clears(service.simulated_dir, uuid)
 
     async def begin(admin: client.AdminClient) -> None:
-        async for told in admin.scrub([uuid]):
-            if told.step == "clear" and told.done_bytes:  # its worker is born, and writes
+        async for progress in admin.scrub([uuid]):
+            if progress.step == "clear" and progress.done_bytes:  # its worker is born, and writes
                 return
 
     service_call.ask(service.run_dir, begin)
@@ -126,9 +126,9 @@ def test_a_kill_also_ends_the_worker_and_proves_nothing(service):
     drills.heal(service.simulated_dir, uuid)
     service.start()
     service.settled(0, "clean")
-    told = texts(service)
-    cut = told.index("scrub cancelled, nothing was proven: the service was stopped or killed during the job")
-    assert any(text.startswith("proven clean") for text in told[cut:])
+    events = texts(service)
+    cut = events.index("scrub cancelled, nothing was proven: the service was stopped or killed during the job")
+    assert any(text.startswith("proven clean") for text in events[cut:])
 
 
 def test_a_killed_zygote_is_replaced_and_proves_nothing(service):
@@ -141,9 +141,9 @@ def test_a_killed_zygote_is_replaced_and_proves_nothing(service):
     drills.heal(service.simulated_dir, uuid)
     after = service.settled(0, "clean")
     assert after.quarantine is None
-    told = texts(service)
-    cut = next(number for number, text in enumerate(told) if "the zygote that it was forked from" in text)
-    assert any(text.startswith("proven clean") for text in told[cut:])
+    events = texts(service)
+    cut = next(number for number, text in enumerate(events) if "the zygote that it was forked from" in text)
+    assert any(text.startswith("proven clean") for text in events[cut:])
     assert children(service.process.pid) != [zygote]
 
 
@@ -155,7 +155,7 @@ def test_a_proof_ends_when_the_service_was_away(service):
     assert service.settled(0, "clean").receipt.id != before
 
 
-def test_a_pod_keeps_its_device_over_a_restart_of_the_service(service):
+def test_a_pod_keeps_its_device_when_the_service_restarts(service):
     uuid = service.settled(0, "clean").device
     acquire(service, uuid)
     pid = tenants.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
@@ -233,14 +233,15 @@ def test_a_link_for_the_lock_of_the_ledger_overwrites_nothing(service):
     lock.unlink()
     lock.symlink_to(precious)
     said = service.start("no ledger: nothing is granted")
-    assert f"{lock}: it is a link; find out who made it, and remove it" in json.loads(service.heard[-1])["error"], said
+    error = json.loads(service.log_lines[-1])["error"]
+    assert f"{lock}: it is a link; find out who made it, and remove it" in error, said
     assert precious.read_text() == "precious"
     lock.unlink()
     service.hear("serving")
 
 
 @pytest.mark.parametrize("how", ["writable", "link"])
-def test_a_state_directory_that_others_may_change_is_refused(service, how):
+def test_a_state_directory_writable_by_others_is_refused(service, how):
     service.stop()
     state = service.root / "state"
     if how == "link":
@@ -269,9 +270,9 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     shown = service.popen("status", stdout=-1, stderr=-1)
     assert f"was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
-    told = texts(service)
-    assert told[0].startswith("found ")
-    assert "(first-look) started" in told[1]
+    events = texts(service)
+    assert events[0].startswith("found ")
+    assert "(first-look) started" in events[1]
 
 
 def test_a_full_disk_grants_nothing_until_it_has_room(service):
@@ -283,8 +284,8 @@ def test_a_full_disk_grants_nothing_until_it_has_room(service):
         acquire(service, uuid)
     assert refusal.value.reason is Reason.LEDGER_UNAVAILABLE
     assert "cannot write to the ledger" in refusal.value.message
-    told = device(service)
-    assert (told.state, told.healthy, told.why) == ("clean", False, "the ledger cannot be written")
+    shown = device(service)
+    assert (shown.state, shown.healthy, shown.why) == ("clean", False, "the ledger cannot be written")
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     async def until_healthy(admin: client.AdminClient) -> None:

@@ -51,7 +51,7 @@ def roundless(short_tmp: Path) -> Iterator[Service]:
     it.stop()
 
 
-def test_the_end_of_a_pod_starts_its_scrub_without_a_round(roundless: Service) -> None:
+def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
     device = roundless.settled(0, "clean").device
 
     async def tenancy() -> None:
@@ -91,7 +91,7 @@ def receipt(service: Service) -> str:
     return proven.digest
 
 
-def test_a_state_directory_rolled_back_to_a_copy_proves_nothing(lasting: Service) -> None:
+def test_an_older_copy_of_the_ledger_proves_nothing(lasting: Service) -> None:
     device, before = lasting.settled(0, "clean").device, receipt(lasting)
     lasting.stop()
     state, copy = lasting.root / "state", lasting.root / "copy"
@@ -114,7 +114,7 @@ def test_a_state_directory_rolled_back_to_a_copy_proves_nothing(lasting: Service
     assert b"secret" not in layout.find(lasting.simulated_dir, device).memory.read_bytes()
 
 
-def test_a_ledger_without_its_head_in_the_run_directory_proves_nothing(lasting: Service) -> None:
+def test_a_ledger_without_its_run_head_proves_nothing(lasting: Service) -> None:
     before = receipt(lasting)
     lasting.stop()
     (lasting.run_dir / "ledger.head").unlink()
@@ -154,17 +154,17 @@ def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -
         assert (done.clean, done.why) == (True, "")
         assert exporter.lives()
     service.stop()
-    assert [line for line in service.heard if "no longer clean" in line] == []
+    assert [line for line in service.log_lines if "no longer clean" in line] == []
 
 
 def test_a_foreign_process_on_a_clean_gpu_logs_one_warning(service: Service) -> None:
     device = service.settled(0, "clean").device
     with guest(service.simulated_dir, device) as shell:
-        told = service.hear("unauthorised use")
-        assert (told["level"], told["device"]) == ("warning", device)
-        assert f"(pid {shell.pid}, no container): unauthorised use" in told["event"]
+        warning = service.hear("unauthorised use")
+        assert (warning["level"], warning["device"]) == ("warning", device)
+        assert f"(pid {shell.pid}, no container): unauthorised use" in warning["event"]
         assert "it is used by" in scrub(service).why
         assert shell.lives()
     service.settled(0, "clean")
     service.stop()
-    assert sum("unauthorised use" in line for line in service.heard) == 1
+    assert sum("unauthorised use" in line for line in service.log_lines) == 1

@@ -85,7 +85,7 @@ class OnMachine(Service):
         env = os.environ | self.stage.environment(os.environ["PATH"]) | {**self.more}
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=env)
         assert self.process.stderr is not None
-        self.log, self.heard = self.process.stderr, []
+        self.log, self.log_lines = self.process.stderr, []
         self.hear(until)
 
     @property
@@ -95,7 +95,7 @@ class OnMachine(Service):
 
     def stop(self):
         os.kill(self.inner, signal.SIGTERM)
-        self.heard += self.log.readlines()
+        self.log_lines += self.log.readlines()
         assert self.process.wait(WITHIN) == 0
         self.log.close()
 

@@ -112,7 +112,7 @@ def test_without_a_cupy_that_can_be_loaded_nothing_is_touched_and_everybody_is_t
     bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, {"PYTHONPATH": path})
     told = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
     try:
-        if not any(CANNOT in line for line in bare.heard):
+        if not any(CANNOT in line for line in bare.log_lines):
             bare.hear(CANNOT)
         service_call.ask(bare.run_dir, idle)
         refused = autoclave("scrub", "0", "--path", "slow", **told)

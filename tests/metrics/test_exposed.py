@@ -18,7 +18,7 @@ from scrubber.api import client
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import AutoclaveError
 from scrubber.metrics import table
-from tests.fetching import fetch, figures
+from tests.fetching import fetch, metrics
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -44,11 +44,11 @@ class Shown:
 
 
 def address_of(service: Service) -> str:
-    return str(next(json.loads(line)["address"] for line in service.heard if "showing metrics" in line))
+    return str(next(json.loads(line)["address"] for line in service.log_lines if "showing metrics" in line))
 
 
 def scrape(service: Service) -> Shown:
-    return Shown(figures(address_of(service)))
+    return Shown(metrics(address_of(service)))
 
 
 @pytest.fixture

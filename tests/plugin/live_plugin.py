@@ -26,7 +26,7 @@ class Plugin:
             "--kubelet-dir", str(root), "--run-dir", str(root / "run"), *map(str, flags),
         ]  # fmt: skip
         self.env = {**os.environ, **env}
-        self.heard: list[dict[str, Any]] = []
+        self.log_lines: list[dict[str, Any]] = []
         self.said = ""  # what is no line of the log
 
     async def start(self):
@@ -42,14 +42,14 @@ class Plugin:
         async for line in self.process.stderr:
             async with self._moved:
                 if line.startswith(b"{"):
-                    self.heard.append(json.loads(line))
+                    self.log_lines.append(json.loads(line))
                 else:
                     self.said += line.decode()
                 self._moved.notify_all()
 
     def lines(self, event):
         """Every line of the log with these words."""
-        return [line for line in self.heard if line["event"] == event]
+        return [line for line in self.log_lines if line["event"] == event]
 
     async def hear(self, event, times=1):
         """Wait for these words; the last line that has them."""

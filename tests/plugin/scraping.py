@@ -6,7 +6,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from plugin.metrics import table
 from scrubber.ground.metric_table import Row
-from tests.fetching import fetch, figures
+from tests.fetching import fetch, metrics
 
 TABLE = (*table.TABLE, *table.DRA_TABLE)
 LABELS = {name: set(row.all_labels) for row in TABLE for name in row.series}
@@ -28,7 +28,7 @@ class Scraped:
         return found[0] if found else None
 
     def receipts(self, row: Row) -> set[str]:
-        """Where the figures lead to."""
+        """Where the metrics lead to."""
         name = f"{row.name}_bucket"
         return {it.exemplar.labels["receipt"] for it in self.samples if it.name == name and it.exemplar is not None}
 
@@ -44,5 +44,5 @@ async def get(address: str, path: str, accept: str = "") -> tuple[int, str]:
 
 
 async def scrape(address: str) -> Scraped:
-    """All figures."""
-    return Scraped(await asyncio.to_thread(figures, address))
+    """All metrics."""
+    return Scraped(await asyncio.to_thread(metrics, address))

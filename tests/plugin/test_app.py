@@ -35,7 +35,7 @@ async def test_without_a_service_no_resource_is_registered(kubelet, plugin, shor
     it = await plugin()
     await it.hear("waiting for the scrub service")
     await asyncio.sleep(1)
-    assert len(it.heard) == 1
+    assert len(it.log_lines) == 1
     assert kubelet.registrations == []
     (short_tmp / "run").mkdir(mode=0o700)
     scrub_server = ScrubServer(short_tmp / "run")
@@ -68,7 +68,7 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
         await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
     it.process.send_signal(number)
     assert await it.ended() == 0
-    begin, end = it.lines("stopping")[0], it.heard[-1]  # what was under way may be told in between
+    begin, end = it.lines("stopping")[0], it.log_lines[-1]  # what was under way may be told in between
     assert end["event"] == "stopped"
     took = datetime.fromisoformat(end["timestamp"]) - datetime.fromisoformat(begin["timestamp"])
     assert took.total_seconds() < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
@@ -157,7 +157,7 @@ async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, told):
     assert it.said.startswith("autoclave: ")
     assert told in it.said
     assert it.said.count("\n") == 1
-    assert it.heard == []
+    assert it.log_lines == []
 
 
 async def test_a_socket_name_that_is_too_long_exits_2(scrub_server, short_tmp, plugin):
