@@ -56,7 +56,7 @@ class ClaimGate:
                 if missing := _not_yet(devices.values(), claim):
                     self._asked.setdefault(claim, set()).update(missing)
                     within = min(max(until - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
-                    granted = await self._scrubber.acquire(missing, fresh=True, owner=claim, op=op, timeout=within)
+                    granted = await self._scrubber.acquire(missing, exclusive=True, owner=claim, op=op, timeout=within)
                     self._granted.setdefault(claim, {}).update({it.device: it for it in granted})
             except AutoclaveError as error:
                 last = held_until if error.reason in _IN_USE else until

@@ -91,15 +91,16 @@ class ScrubberClient(_Client):
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, owner: str = "", op: str = "",
-        timeout: float = SHORT,
+        self, devices: Sequence[str], *, announced: bool = False, exclusive: bool = False, owner: str = "",
+        op: str = "", timeout: float = SHORT,
     ) -> tuple[GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
-        ``fresh`` refuses a device that is granted or in use. Without it, the request says that the last owner has left.
+        ``exclusive`` refuses a device that is granted or in use. Without it, the request says that the last owner has
+        left.
         ``owner``: who the devices are for, for people and for ``release``.
         """
-        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh, owner=owner)
+        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, exclusive=exclusive, owner=owner)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(convert.from_message(GrantedDevice, grant) for grant in answer.grants)
 

@@ -27,13 +27,13 @@ class AcquireRequest(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
-    FRESH_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     announced: _builtins.bool
     """The caller calls Start before anything runs on the devices. A grant without a start can then be given again without
     a scrub: the kubelet shares a device between the init and app containers of one pod.
     """
-    fresh: _builtins.bool
+    exclusive: _builtins.bool
     """Refuse a device that is granted or in use. Without this field, the request itself says that the last owner is gone,
     as a request of the kubelet does.
     """
@@ -46,12 +46,12 @@ class AcquireRequest(_message.Message):
         *,
         devices: _abc.Iterable[_builtins.str] | None = ...,
         announced: _builtins.bool = ...,
-        fresh: _builtins.bool = ...,
+        exclusive: _builtins.bool = ...,
         owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices", "fresh", b"fresh", "owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices", "exclusive", b"exclusive", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             grants = await self._service.handover.acquire(
                 asked.devices,
                 announced=request.announced,
-                fresh=request.fresh,
+                exclusive=request.exclusive,
                 owner=request_limits.acquired_for(request.owner),
                 op=asked.op,
                 within=context.time_remaining(),
@@ -86,13 +86,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         last: AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while True:
-            news, now = self._service.context.ledger.announcements, self._reporter.adverts()
+            news, now = self._service.context.ledger.notifications, self._reporter.adverts()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
-            if await self._service.context.ledger.announced(news, WATCH_AT_LEAST_EVERY):
+            if await self._service.context.ledger.until_notified(news, WATCH_AT_LEAST_EVERY):
                 await asyncio.sleep(WATCH_SETTLES)
 
 

@@ -5,7 +5,7 @@ rules hold there.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
 Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
-Rule 3: the answer ``Note`` means: record this event, observe again, try again.
+Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import Facts, Moment, Record, State, Trigger
-from scrubber.core.refusals import Deed
+from scrubber.core.refusals import Action
 from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
@@ -27,23 +27,23 @@ def decide(
     now: Moment,
     *,
     announced: bool = False,
-    fresh: bool = False,
-    deed: Deed = Deed.HAND_OUT,
+    exclusive: bool = False,
+    action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``fresh``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without
-    ``fresh``, a request for such a device implies that its last owner has left.
+    ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without
+    ``exclusive``, a request for such a device implies that its last owner has left.
     """
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
-        return answers.Note(stale)
-    if fresh and record.state in (State.GRANTED, State.IN_USE):
+        return answers.RecordFirst(stale)
+    if exclusive and record.state in (State.GRANTED, State.IN_USE):
         why = f"it is {record.state.value}; run `autoclave release` once its owner has ended"
-        return answers.Refuse(Reason.IN_USE, refusals.sentence(deed, record, why))
-    answer = _enforced(record, facts, policy, now, deed)
-    if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
-        return under_way(deed, record)  # also when it is sick: no device goes out before its job ends
+        return answers.Refuse(Reason.IN_USE, refusals.sentence(action, record, why))
+    answer = _enforced(record, facts, policy, now, action)
+    if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
+        return under_way(action, record)  # also when it is sick: no device goes out before its job ends
     if policy.mode is Mode.OBSERVE and facts.domain_resetting and isinstance(answer, (answers.Wait, answers.Refuse)):
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
@@ -60,7 +60,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: mode enforce needs the {path.value} path ({trigger.value})")
-        case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.RecordFirst():
             return answer
 
 
@@ -71,28 +71,28 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.Defer(answer)
         case answers.Wait() | answers.Join():
             return answers.Defer()
-        case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.RecordFirst():
             return answer
 
 
-def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
+def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
     if record.ailment is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
-        return answers.Refuse(Reason.SICK, refusals.sentence(deed, record, "it is unhealthy"))
+        return answers.Refuse(Reason.SICK, refusals.sentence(action, record, "it is unhealthy"))
     if record.state is State.QUARANTINED:
-        return answers.Refuse(Reason.QUARANTINED, refusals.sentence(deed, record, "it is quarantined"))
+        return answers.Refuse(Reason.QUARANTINED, refusals.sentence(action, record, "it is quarantined"))
     if record.state is State.SCRUBBING:
-        return under_way(deed, record)
+        return under_way(action, record)
     if facts.domain_resetting:
-        return answers.Wait(Reason.NOT_READY, refusals.sentence(deed, record, "it is being reset"))
+        return answers.Wait(Reason.NOT_READY, refusals.sentence(action, record, "it is being reset"))
     match record.state:
         case State.CLEAN:
-            return _from_clean(record, facts, policy, now, deed)
+            return _from_clean(record, facts, policy, now, action)
         case State.GRANTED if _reusable(record, facts, policy, now):
             return answers.HandOut()
         case State.GRANTED | State.IN_USE:
-            return _from_tenancy(record, facts, now, deed)
+            return _from_tenancy(record, facts, now, action)
         case State.DIRTY | State.UNKNOWN:
-            return _from_dirty(record, facts, policy, deed)
+            return _from_dirty(record, facts, policy, action)
 
 
 def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
@@ -106,37 +106,37 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
     return grant.announced and grant.epoch == facts.epoch and facts.holders == () and not proof.leaked_bytes(facts)
 
 
-def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
+def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
     if facts.holders is None:
-        return refusals.holders_unknown(deed, record, facts)
+        return refusals.holders_unknown(action, record, facts)
     soiled = proof.ended_by_use(facts)
     if soiled is not None:
-        return answers.Note(soiled)
+        return answers.RecordFirst(soiled)
     if not proof.is_valid(record.receipt, facts, policy, now):
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
     return answers.HandOut()
 
 
-def _from_tenancy(record: Record, facts: Facts, now: Moment, deed: Deed) -> answers.Wait | answers.Note:
+def _from_tenancy(record: Record, facts: Facts, now: Moment, action: Action) -> answers.Wait | answers.RecordFirst:
     seen = ownership.unannounced_use(record, facts, now) or ownership.first_seen(record, facts)
     if seen is not None:
-        return answers.Note(seen)
-    gone = answers.Note(ev.Released("it was asked for again, and its last owner is gone"))
-    return still_in_use(deed, record, facts, now) or gone
+        return answers.RecordFirst(seen)
+    gone = answers.RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
+    return still_in_use(action, record, facts, now) or gone
 
 
-def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> answers.Scrub | answers.Wait:
+def _from_dirty(record: Record, facts: Facts, policy: Policy, action: Action) -> answers.Scrub | answers.Wait:
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
-        return refusals.holders_unknown(deed, record, facts)
+        return refusals.holders_unknown(action, record, facts)
     if not eviction.all_terminable(record, facts, policy):
-        return refusals.busy(deed, record)
+        return refusals.busy(action, record)
     return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)
 
 
-def under_way(deed: Deed, record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
+def under_way(action: Action, record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
     """The device has a job: wait for it. A burn-in is cancelled instead, except during its reset."""
     job = record.job
     if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
         return answers.Join()
-    return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(deed, record)
+    return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(action, record)

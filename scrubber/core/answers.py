@@ -68,7 +68,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class RecordFirst:
     """Record this event, observe again, try again."""
 
     event: ev.Event
@@ -109,7 +109,7 @@ class Offer:
     why: str
 
 
-AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | Note
-StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | Note
-ReleaseAnswer = Proceed | Refuse | Note
-TendAnswer = Note | Scrub | StartProbation | CancelJob | Blocked | Proceed
+AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
+StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
+ReleaseAnswer = Proceed | Refuse | RecordFirst
+TendAnswer = RecordFirst | Scrub | StartProbation | CancelJob | Blocked | Proceed

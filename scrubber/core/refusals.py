@@ -9,7 +9,7 @@ from scrubber.core.model import Facts, Record
 from scrubber.ground.errors import Reason
 
 
-class Deed(Enum):
+class Action(Enum):
     """What cannot be done with the device."""
 
     HAND_OUT = "hand out"
@@ -17,9 +17,9 @@ class Deed(Enum):
     TAKE_BACK = "take back"
 
 
-def sentence(deed: Deed, record: Record, why: str) -> str:
+def sentence(action: Action, record: Record, why: str) -> str:
     """What cannot be done, with which device, and why."""
-    return f"cannot {deed.value} {record.device.uuid}: {why}"
+    return f"cannot {action.value} {record.device.uuid}: {why}"
 
 
 def why_unknown(facts: Facts) -> str:
@@ -32,20 +32,20 @@ def why_unknown_for_operators(facts: Facts) -> str:
     return f"{why_unknown(facts)}: {facts.held_up}" if facts.held_up else why_unknown(facts)
 
 
-def holders_unknown(deed: Deed, record: Record, facts: Facts) -> answers.Wait:
+def holders_unknown(action: Action, record: Record, facts: Facts) -> answers.Wait:
     """Its holders could not be determined."""
     reason = Reason.SHORTAGE if facts.shortage else Reason.NOT_PROVEN_FREE
-    return answers.Wait(reason, sentence(deed, record, why_unknown(facts)))
+    return answers.Wait(reason, sentence(action, record, why_unknown(facts)))
 
 
-def busy(deed: Deed, record: Record) -> answers.Wait:
+def busy(action: Action, record: Record) -> answers.Wait:
     """It has a holder that must not be disturbed, or an owner that is about to start."""
-    return answers.Wait(Reason.IN_USE, sentence(deed, record, "it is still in use"))
+    return answers.Wait(Reason.IN_USE, sentence(action, record, "it is still in use"))
 
 
-def being_reset(deed: Deed, record: Record) -> answers.Wait:
+def being_reset(action: Action, record: Record) -> answers.Wait:
     """Its job has begun a reset, which cannot be cancelled."""
-    return answers.Wait(Reason.SCRUBBING, sentence(deed, record, "it is being reset; try again"))
+    return answers.Wait(Reason.SCRUBBING, sentence(action, record, "it is being reset; try again"))
 
 
 def final(answer: answers.Wait) -> answers.Refuse:

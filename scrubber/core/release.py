@@ -5,7 +5,7 @@ from __future__ import annotations
 from scrubber.core import answers, ownership, refusals
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Moment, Record, State
-from scrubber.core.refusals import Deed
+from scrubber.core.refusals import Action
 from scrubber.ground.errors import Reason
 
 
@@ -19,21 +19,21 @@ def decide(record: Record, facts: Facts, now: Moment, owner: str = "") -> answer
         return answers.Proceed()
     if owner and record.grant is not None and record.grant.owner != owner:
         why = "it was not acquired for this owner; `autoclave status` names its owner"
-        return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Deed.TAKE_BACK, record, why))
-    used = still_in_use(Deed.TAKE_BACK, record, facts, now)
+        return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Action.TAKE_BACK, record, why))
+    used = still_in_use(Action.TAKE_BACK, record, facts, now)
     by = f" by {owner}" if owner else ""
-    return refusals.final(used) if used is not None else answers.Note(ev.Released(f"it was given back{by}"))
+    return refusals.final(used) if used is not None else answers.RecordFirst(ev.Released(f"it was given back{by}"))
 
 
-def still_in_use(deed: Deed, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
+def still_in_use(action: Action, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
     """Why a granted device is not free: it is in use or about to be used, or its use is not known. None: it is free."""
     if ownership.unannounced_pod_has_left(record, facts):
         return None
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
-        return refusals.holders_unknown(deed, record, facts)
+        return refusals.holders_unknown(action, record, facts)
     if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
-        return refusals.busy(deed, record)
+        return refusals.busy(action, record)
     if named and ownership.about_to_start(record.owner, now):
-        return refusals.busy(deed, record)
+        return refusals.busy(action, record)
     return None

@@ -17,7 +17,7 @@ from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, answers, eviction, ownership, proof, refusals, remedy
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
-from scrubber.core.refusals import Deed
+from scrubber.core.refusals import Action
 from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
@@ -54,7 +54,7 @@ def decide(
     """
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
-        return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Deed.START_ON, record, unproven))
+        return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Action.START_ON, record, unproven))
     each = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
     each = CONTESTED if named is not None and ownership.contested(record, named) else each
     answer = _enforced(record, facts, policy, pod, now, each)
@@ -80,7 +80,7 @@ def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
     A release also keeps the pod out if the device has holders: under policy ``observe`` no scrub ends them, so the
     next decision would release the device again.
     """
-    released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
+    released = isinstance(answer, answers.RecordFirst) and isinstance(answer.event, ev.Released)
     return isinstance(answer, (answers.Wait, answers.Refuse)) or (released and bool(facts.holders))
 
 
@@ -90,15 +90,15 @@ def _enforced(
     """``each``: why each container of the pod needs a clean device, or None."""
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
-        return answers.Note(stale)
+        return answers.RecordFirst(stale)
     match record.state:
         case State.QUARANTINED:
-            return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Deed.START_ON, record, "it is quarantined"))
+            return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Action.START_ON, record, "it is quarantined"))
         case State.SCRUBBING:
-            return _as_start(acquire.under_way(Deed.START_ON, record))
+            return _as_start(acquire.under_way(Action.START_ON, record))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
-            return _as_start(acquire.decide(record, facts, policy, now, deed=Deed.START_ON))
+            return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, each)
         case State.IN_USE if _owned_by(record, pod):
@@ -115,19 +115,19 @@ def _from_grant(
     # without an admitted start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
-        return answers.Note(unannounced)
+        return answers.RecordFirst(unannounced)
     if record.grant is not None and not record.grant.announced:
         return _busy(record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
-        return answers.Wait(Reason.NOT_READY, refusals.sentence(Deed.START_ON, record, "it is being reset"))
+        return answers.Wait(Reason.NOT_READY, refusals.sentence(Action.START_ON, record, "it is being reset"))
     if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
         return _holders_unknown(record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
-        return answers.Note(ev.Released("its proof ended before a container started on it"))
+        return answers.RecordFirst(ev.Released("its proof ended before a container started on it"))
     if each is not None and _may_have_run(record, facts):
-        return _busy(record) if facts.holders else answers.Note(ev.Released(each))
+        return _busy(record) if facts.holders else answers.RecordFirst(ev.Released(each))
     return _admit(facts, pod, now)
 
 
@@ -139,7 +139,7 @@ def _again(
         return _holders_unknown(record, facts)
     shared = ownership.shared_use(record, facts)
     if shared is not None:
-        return answers.Note(shared)
+        return answers.RecordFirst(shared)
     if any(holder.container not in (pod, None) for holder in facts.holders):
         return _busy(record)
     if record.ailment is not None and _forbids_restart(record.ailment, policy):
@@ -154,7 +154,7 @@ def _again(
     other_may_come = each == CONTESTED and record.owner is not None and ownership.just_admitted(record.owner, now)
     if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
-    return answers.Note(ev.Released(why, restart=True))
+    return answers.RecordFirst(ev.Released(why, restart=True))
 
 
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
@@ -177,8 +177,8 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
     nameless = record.owner is not None and record.owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now)
-    used = still_in_use(Deed.START_ON, record, facts, now)
-    return used or answers.Note(ev.Released("another owner is about to start, and its last owner is gone"))
+    used = still_in_use(Action.START_ON, record, facts, now)
+    return used or answers.RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))
 
 
 def _may_have_run(record: Record, facts: Facts) -> bool:
@@ -201,15 +201,15 @@ def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
 
 
 def _sick(record: Record) -> answers.Refuse:
-    return answers.Refuse(Reason.SICK, refusals.sentence(Deed.START_ON, record, "it is unhealthy"))
+    return answers.Refuse(Reason.SICK, refusals.sentence(Action.START_ON, record, "it is unhealthy"))
 
 
 def _busy(record: Record) -> answers.Wait:
-    return refusals.busy(Deed.START_ON, record)
+    return refusals.busy(Action.START_ON, record)
 
 
 def _holders_unknown(record: Record, facts: Facts) -> answers.Wait:
-    return refusals.holders_unknown(Deed.START_ON, record, facts)
+    return refusals.holders_unknown(Action.START_ON, record, facts)
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
@@ -220,5 +220,5 @@ def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
             raise AssertionError("only an announced acquire is deferred to the start")
         case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob() | answers.Wait():
             return answer
-        case answers.Refuse() | answers.Note():
+        case answers.Refuse() | answers.RecordFirst():
             return answer

@@ -62,9 +62,9 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
-        return answers.Note(stale)
+        return answers.RecordFirst(stale)
     if record.state is State.UNKNOWN and (container := ownership.live_container(facts.holders or ())) is not None:
-        return answers.Note(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
+        return answers.RecordFirst(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
     if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.IN_USE):
         # The MIG layout of a device in use is not changed on purpose: to its owner the device is lost.
         facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
@@ -73,7 +73,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         return _ailment_found(record, ailment, facts.vitals, policy, now, chance)
     noted = _harmless_errors(record, facts.vitals, now)
     if noted is not None:
-        return answers.Note(noted)
+        return answers.RecordFirst(noted)
     match record.state:
         case State.SCRUBBING:
             # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
@@ -90,7 +90,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
 def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     soiled = proof.ended_by_use(facts) if record.state is State.CLEAN else None
     if soiled is not None:
-        return answers.Note(soiled)
+        return answers.RecordFirst(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     return _tend_idle(record, facts, policy, now)
@@ -201,11 +201,11 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
 
 def _ailment_found(
     record: Record, ailment: Ailment, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
-) -> answers.Note:
+) -> answers.RecordFirst:
     if record.state in (State.GRANTED, State.IN_USE):
-        return answers.Note(ev.AilmentFound(ailment))
+        return answers.RecordFirst(ev.AilmentFound(ailment))
     by = "an operator" if ailment.kind is AilmentKind.OPERATOR else "autoclave"
-    return answers.Note(quarantine(record, ailment, by, vitals, policy, now, chance))
+    return answers.RecordFirst(quarantine(record, ailment, by, vitals, policy, now, chance))
 
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
@@ -213,7 +213,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         return answers.Proceed()
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None:
-        return answers.Note(unannounced)
+        return answers.RecordFirst(unannounced)
     if _hangs_after_its_end(record, facts):
         return _tend_hung(record, facts, policy, now)
     owner, container = record.owner, ownership.live_container(facts.holders)
@@ -226,33 +226,33 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     ):
         # The device is not offered, so no request for it would ever show that the grant was abandoned.
         why = "it became sick" if record.ailment is not None else "a request for it was refused"
-        return answers.Note(ev.Released(f"{why} before a container started on it"))
+        return answers.RecordFirst(ev.Released(f"{why} before a container started on it"))
     changed = (
         ownership.confirmed_by_checkpoint(record, facts, now)
         or ownership.shared_use(record, facts)
         or ownership.first_seen(record, facts)
     )
     if changed is not None:
-        return answers.Note(changed)
+        return answers.RecordFirst(changed)
     if owner is None or container is not None or kept:
         return answers.Proceed()
     # If the checkpoint names another pod, keep the grant: that pod may still start, unannounced after a kubelet
     # restart.
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
-        return answers.Note(ev.Released("an unannounced pod has left it before its first start"))
+        return answers.RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
     # An owner that was never seen may still start. A new request is better evidence that the owner ended.
     held = _held_for_another(record, facts)
     if facts.owner_alive is False and owner.seen and not held:
-        return answers.Note(ev.Released("its owner is gone"))
+        return answers.RecordFirst(ev.Released("its owner is gone"))
     taken = (
         facts.assigned_pods is not None and owner.container is not None and owner.container not in facts.assigned_pods
     )
     if taken and not held and _deserted(owner, facts, now):
-        return answers.Note(ev.Released("it was not used, and the kubelet has taken it from its owner"))
+        return answers.RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
     if (record.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
         # The device is not offered, so no request for it would ever show that its owner is gone.
         why = "it is sick" if record.ailment is not None else "it was asked for"
-        return answers.Note(ev.Released(f"{why} and no process uses it"))
+        return answers.RecordFirst(ev.Released(f"{why} and no process uses it"))
     return answers.Proceed()
 
 
@@ -283,20 +283,20 @@ def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     why = f"its processes hang in the kernel (state D): {ownership.holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
     if waited and record.ailment is None:
-        return answers.Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
+        return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
     return answers.Proceed() if record.ailment is not None else answers.Blocked(why)
 
 
 def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
-) -> answers.Note | answers.StartProbation | answers.Proceed:
+) -> answers.RecordFirst | answers.StartProbation | answers.Proceed:
     """No probation while the ailment lasts or the device is gone: it could only fail."""
     gone = _gone(record, facts)
     if gone is not None:
-        return answers.Note(quarantine(record, gone, "autoclave", facts.vitals, policy, now, chance))
+        return answers.RecordFirst(quarantine(record, gone, "autoclave", facts.vitals, policy, now, chance))
     worse_ailment = _worse_in_quarantine(record, facts.vitals, policy)
     if worse_ailment is not None:
-        return answers.Note(quarantine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
+        return answers.RecordFirst(quarantine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another device is reset
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
@@ -304,7 +304,7 @@ def _tend_quarantined(
     if due is None or absent or lasts or not eviction.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, facts.vitals)  # the probation judges only later errors
-    return due if before is None else answers.Note(before)
+    return due if before is None else answers.RecordFirst(before)
 
 
 def _lasts(ailment: Ailment, facts: Facts) -> bool:

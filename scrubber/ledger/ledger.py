@@ -64,11 +64,11 @@ class Ledger:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
-        self._announced = asyncio.Event()
+        self._notified = asyncio.Event()
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
-        self.announcements = 0  # how many there were so far
+        self.notifications = 0  # how many there were so far
         loaded = loaded or store.load()
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -98,7 +98,7 @@ class Ledger:
                 self._keep_sightings(events)
                 raise
             if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
-                self.announce()
+                self.notify()
                 why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
                 raise LedgerUnavailable(why)
         for device, event in events:
@@ -106,7 +106,7 @@ class Ledger:
             level = logging.WARNING if ev.is_warning(event) and not logs_itself else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
                 logger.log(level, event_text.tell(event), op=op, device=device, row=self.seq)
-        self.announce()
+        self.notify()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
         """After a failed write: load the records again, then record the sightings that were not written.
@@ -178,28 +178,28 @@ class Ledger:
             alarm.cancel()
 
     def _set_fault(self, fault: str) -> None:
-        """A service that cannot record offers no device: announce the fault."""
+        """A service that cannot record offers no device: wake all waiting calls."""
         self.fault = fault
-        self.announce()
+        self.notify()
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         """Wake all waiting calls: a row was added, or something else that the service shows has changed."""
-        self.announcements += 1
-        self._announced.set()
-        self._announced = asyncio.Event()
+        self.notifications += 1
+        self._notified.set()
+        self._notified = asyncio.Event()
 
     async def newer_row(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
-        """Wait for an announcement if this is still the newest row. False: none came before the timeout."""
-        return self.seq != seq or await self._announcement(timeout)
+        """Wait for a notification if this is still the newest row. False: none came before the timeout."""
+        return self.seq != seq or await self._notification(timeout)
 
-    async def announced(self, count: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
-        """Wait until there are more announcements than ``count``. False: none came before the timeout."""
-        return self.announcements != count or await self._announcement(timeout)
+    async def until_notified(self, count: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
+        """Wait until there are more notifications than ``count``. False: none came before the timeout."""
+        return self.notifications != count or await self._notification(timeout)
 
-    async def _announcement(self, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
+    async def _notification(self, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
         try:
             async with asyncio.timeout(timeout):  # wait_for can lose a cancellation that comes with the event
-                return await self._announced.wait()
+                return await self._notified.wait()
         except TimeoutError:
             return False
 

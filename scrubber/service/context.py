@@ -19,7 +19,7 @@ from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 
-OVERRUN = 0.5  # seconds beyond a budget: an observation that begins at the end of the budget can still finish
+OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
 ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
 TOO_LATE = "cannot say in time whether the devices are free; try again"
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
@@ -72,27 +72,27 @@ class ServiceContext:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
 
     @asynccontextmanager
-    async def locked(self, devices: Sequence[str], budget: float) -> AsyncIterator[None]:
-        """Hold the locks of the devices; NotReady when another task keeps one beyond the budget."""
+    async def locked(self, devices: Sequence[str], deadline: float) -> AsyncIterator[None]:
+        """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
         async with AsyncExitStack() as locks:
             try:
-                async with asyncio.timeout(self.time_left(budget)):
+                async with asyncio.timeout(self.time_left(deadline)):
                     await locks.enter_async_context(self.jobs.locks.of(devices))
             except TimeoutError:
                 raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
             yield
 
-    def budget(self, seconds: Iterable[float], within: float | None) -> float:
-        """The uptime at which the shortest of these budgets ends.
+    def deadline(self, budgets: Iterable[float], within: float | None) -> float:
+        """The uptime at which the shortest of these budgets of the policy ends.
 
-        ``within``: for how many seconds the caller waits, if it has a deadline; the budget ends before.
+        ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
         """
         limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
-        return self.now().uptime + min(limit, *seconds)
+        return self.now().uptime + min(limit, *budgets)
 
-    def time_left(self, budget: float) -> float:
+    def time_left(self, deadline: float) -> float:
         """Seconds until an answer is too late."""
-        return max(0.0, budget - self.now().uptime) + OVERRUN
+        return max(0.0, deadline - self.now().uptime) + OVERRUN
 
     def with_domain(self, record: Record, facts: Facts) -> Facts:
         """The facts, and whether a reset of a sibling is under way."""
@@ -110,20 +110,20 @@ class ServiceContext:
 
     def withhold(self, devices: Collection[str]) -> None:
         """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
-        until = self.now().uptime + WITHHOLD_SECONDS
-        self._withheld |= {device: (self.record(device).since, until) for device in devices}
+        deadline = self.now().uptime + WITHHOLD_SECONDS
+        self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
         if devices:
-            self.ledger.announce()
+            self.ledger.notify()
 
     def is_withheld(self, record: Record) -> bool:
         """Whether a request for this device failed lately, and its state is still the same.
 
         A device in use stays withheld until it is released.
         """
-        since, until = self._withheld.get(record.device.uuid, (None, 0.0))
+        since, deadline = self._withheld.get(record.device.uuid, (None, 0.0))
         if since != record.since:
             return False
-        return record.state is State.IN_USE or self.now().uptime < until
+        return record.state is State.IN_USE or self.now().uptime < deadline
 
     async def close_orphaned_job(self, device: str, op: str) -> bool:
         """Close a job that no longer runs and whose end could not be written. Returns whether there was one."""

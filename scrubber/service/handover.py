@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from scrubber.core import acquire, answers, refusals, release, start
 from scrubber.core import events as ev
 from scrubber.core.model import Grant, KubeletAssignment, Record
-from scrubber.core.refusals import Deed
+from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
 from scrubber.ground.errors import NotReady, Reason, Refused
@@ -46,45 +46,45 @@ class Handover:
         self._upkeep = upkeep
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, owner: str = "", op: str = "",
+        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", op: str = "",
         within: float | None = None,
     ) -> dict[str, Grant | None]:  # fmt: skip
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
-        ``within``: for how many seconds the caller waits, if it has a deadline; the answer comes before.
+        ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
 
         Under policy ``gate: prestart`` a device may get the grant None: it is not ready, and the start that was
-        announced waits for it. ``fresh``: a person or Slurm asks, not the kubelet. Then a device that is granted or in
-        use is refused, the grant lasts until a release, and a failed request withholds no device. ``owner``: who the
+        announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
+        in use is refused, the grant lasts until a release, and a failed request withholds no device. ``owner``: who the
         devices are for, as the caller writes it. ``op`` is the caller's operation id for ledger and log.
         """
         context = self._context
         op = context.operation(op)
         policies = [context.policy(device) for device in devices]
-        budget = context.budget((policy.budgets.allocate for policy in policies), within)
-        owner_budget = context.budget((policy.budgets.owner_wait for policy in policies), within)
+        deadline = context.deadline((policy.budgets.allocate for policy in policies), within)
+        owner_deadline = context.deadline((policy.budgets.owner_wait for policy in policies), within)
         joined: set[str] = set()
         to_withhold = set(devices)
         try:
             while True:
-                async with context.locked(devices, budget):
-                    decision = partial(self._acquire_answer, op, announced=announced, fresh=fresh)
-                    replies = await self._answer_all(devices, decision, budget)
+                async with context.locked(devices, deadline):
+                    decision = partial(self._acquire_answer, op, announced=announced, exclusive=exclusive)
+                    replies = await self._answer_all(devices, decision, deadline)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
-                        await self._start_jobs(replies, op, Deed.HAND_OUT)
+                        await self._start_jobs(replies, op, Action.HAND_OUT)
                         grants = await self._grant(
-                            _handouts(replies), op, announced=announced, until_release=fresh, owner=owner
+                            _handouts(replies), op, announced=announced, until_release=exclusive, owner=owner
                         )
                         to_withhold = set()
                         return {device: grants.get(device) for device in sorted(devices)}
                     to_withhold = refused
-                    _raise_refusals(replies, joined, Deed.HAND_OUT)
-                    running = await self._start_jobs(replies, op, Deed.HAND_OUT)
+                    _raise_refusals(replies, joined, Action.HAND_OUT)
+                    running = await self._start_jobs(replies, op, Action.HAND_OUT)
                 joined |= {job.device for job in running}
-                await self._wait(running, _waits(replies), budget, owner_budget, Deed.HAND_OUT)
+                await self._wait(running, _waits(replies), deadline, owner_deadline, Action.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            if not fresh:  # a person's failed request must not withhold a GPU from the kubelet
+            if not exclusive:  # a person's failed request must not withhold a GPU from the kubelet
                 context.withhold(to_withhold)
 
     async def start(
@@ -97,12 +97,12 @@ class Handover:
         """
         context = self._context
         op = context.operation(op)
-        budget = context.budget((context.policy(device).budgets.start for device in devices), within)
+        deadline = context.deadline((context.policy(device).budgets.start for device in devices), within)
         joined: set[str] = set()
         starting_pod = owner
         rounds = 0
         while rounds < MAX_ROUNDS:
-            async with context.locked(devices, budget):
+            async with context.locked(devices, deadline):
                 named = {} if owner else await self._assignments(devices, op)
                 assigned = owner or self._assigned_pod(named, op)
                 if starting_pod not in (None, assigned):
@@ -111,17 +111,19 @@ class Handover:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                replies = await self._answer_all(devices, partial(self._start_answer, op, starting_pod, named), budget)
-                _raise_refusals(replies, joined, Deed.START_ON)
+                replies = await self._answer_all(
+                    devices, partial(self._start_answer, op, starting_pod, named), deadline
+                )
+                _raise_refusals(replies, joined, Action.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
                     await self._grant(_handouts(replies), op, announced=True, at_start=True)
-                running = await self._start_jobs(replies, op, Deed.START_ON)
+                running = await self._start_jobs(replies, op, Action.START_ON)
             joined |= {job.device for job in running}
-            await self._wait(running, _waits(replies), budget, budget, Deed.START_ON)
+            await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def release(self, devices: Sequence[str], *, owner: str = "", op: str = "") -> tuple[str, ...]:
@@ -131,41 +133,43 @@ class Handover:
         """
         context = self._context
         op = context.operation(op)
-        budget = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
-        async with context.locked(devices, budget):
-            replies = await self._answer_all(devices, partial(self._release_answer, owner), budget)
-            _raise_refusals(replies, set(), Deed.TAKE_BACK)
-            notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
-            if notes:
-                await context.ledger.append(op, *notes)
+        deadline = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
+        async with context.locked(devices, deadline):
+            replies = await self._answer_all(devices, partial(self._release_answer, owner), deadline)
+            _raise_refusals(replies, set(), Action.TAKE_BACK)
+            released = [
+                (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
+            ]
+            if released:
+                await context.ledger.append(op, *released)
         for device in devices:
             await self._upkeep.reconcile(device, op)
-        return tuple(device for device, _ in notes)
+        return tuple(device for device, _ in released)
 
     async def _answer_all(
-        self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], budget: float
+        self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], deadline: float
     ) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(devices)
         self._context.require_running()  # otherwise a job that was cancelled by ``stop`` would count as a failed scrub
         try:
-            async with asyncio.timeout(self._context.time_left(budget)):
+            async with asyncio.timeout(self._context.time_left(deadline)):
                 if len(names) == 1:  # the usual case: needs no task
                     return {names[0]: await answer(names[0])}
                 return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
         except TimeoutError:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 
-    async def _acquire_answer(self, op: str, device: str, *, announced: bool, fresh: bool) -> answers.AcquireAnswer:
+    async def _acquire_answer(self, op: str, device: str, *, announced: bool, exclusive: bool) -> answers.AcquireAnswer:
         context = self._context
 
         async def decision(record: Record) -> answers.AcquireAnswer:
             seen = await context.observer.quick(record, last=not announced)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             policy = context.policy(device)
-            return acquire.decide(record, facts, policy, context.now(), announced=announced, fresh=fresh)
+            return acquire.decide(record, facts, policy, context.now(), announced=announced, exclusive=exclusive)
 
-        return await self._final_answer(op, device, decision, Deed.HAND_OUT)
+        return await self._final_answer(op, device, decision, Action.HAND_OUT)
 
     async def _start_answer(
         self, op: str, starting_pod: str, named: Mapping[str, KubeletAssignment], device: str
@@ -177,7 +181,7 @@ class Handover:
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             return start.decide(record, facts, context.policy(device), starting_pod, context.now(), named.get(device))
 
-        return await self._final_answer(op, device, decision, Deed.START_ON)
+        return await self._final_answer(op, device, decision, Action.START_ON)
 
     async def _release_answer(self, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
@@ -186,7 +190,7 @@ class Handover:
         return release.decide(record, facts, context.now(), owner)
 
     async def _final_answer(
-        self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], deed: Deed
+        self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], action: Action
     ) -> A | answers.Wait | answers.Refuse:
         """Decide. While the answer is to record an event or cancel a job first, do that and decide again."""
         for _ in range(MAX_ROUNDS):
@@ -194,12 +198,12 @@ class Handover:
             answer = await decision(record)
             if isinstance(answer, answers.CancelJob):
                 if not await self._context.jobs.cancel_unless_resetting(device):
-                    return refusals.being_reset(deed, record)
-            elif isinstance(answer, answers.Note):
+                    return refusals.being_reset(action, record)
+            elif isinstance(answer, answers.RecordFirst):
                 await self._context.ledger.append(op, (device, answer.event))
             else:
                 return answer
-        return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), NO_DECISION))
+        return answers.Refuse(Reason.INTERNAL, refusals.sentence(action, self._context.record(device), NO_DECISION))
 
     async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
@@ -255,14 +259,14 @@ class Handover:
             await context.ledger.append(op, *events)
         return {device: event.grant for device, event in events}
 
-    async def _start_jobs(self, replies: Mapping[str, Answer], op: str, deed: Deed) -> list[ScrubJob]:
+    async def _start_jobs(self, replies: Mapping[str, Answer], op: str, action: Action) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
         context = self._context
         running = []
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                context.require_clearable(device, deed.value)
+                context.require_clearable(device, action.value)
                 device_policy = context.active_policy.device_policy(context.record(device).device)
                 running.append(await context.jobs.start(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
@@ -272,7 +276,7 @@ class Handover:
                 elif context.record(device).job is not None:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = "its last scrub was interrupted; try again"
-                    raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {device}: {why}")
+                    raise NotReady(Reason.SCRUBBING, f"cannot {action.value} {device}: {why}")
                 # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
@@ -280,29 +284,29 @@ class Handover:
         self,
         running: Sequence[ScrubJob],
         waiting: Mapping[str, answers.Wait],
-        budget: float,
-        owner_budget: float,
-        deed: Deed,
+        deadline: float,
+        owner_deadline: float,
+        action: Action,
     ) -> None:
-        """Return when the answers may have changed; NotReady when a budget is used up."""
+        """Return when the answers may have changed; NotReady when a deadline has passed."""
         now = self._context.now().uptime
-        if waiting and now >= owner_budget:
+        if waiting and now >= owner_deadline:
             first = next(iter(waiting.values()))
             raise NotReady(first.reason, first.message)
-        if now >= budget and not running:
+        if now >= deadline and not running:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
-        if now >= budget:
+        if now >= deadline:
             names = ", ".join(job.device for job in running)
-            raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; try again")
-        if waiting and deed is Deed.START_ON:
-            await self._change_of(waiting, min(START_OBSERVES_EVERY, budget - now))
+            raise NotReady(Reason.SCRUBBING, f"cannot {action.value} {names} in time: it is being scrubbed; try again")
+        if waiting and action is Action.START_ON:
+            await self._change_of(waiting, min(START_OBSERVES_EVERY, deadline - now))
             return
         if waiting or not running:  # without a job, a record has just changed: decide again
             await asyncio.sleep(ACQUIRE_OBSERVES_EVERY if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
         try:
-            await asyncio.wait(tasks, timeout=budget - now)
+            await asyncio.wait(tasks, timeout=deadline - now)
         finally:
             for task in tasks:
                 task.cancel()
@@ -314,7 +318,7 @@ class Handover:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while all(ledger.records.get(device) is record for device, record in before.items()):
-                    await ledger.announced(ledger.announcements, within)
+                    await ledger.until_notified(ledger.notifications, within)
 
 
 def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:
@@ -325,10 +329,10 @@ def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
     return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
 
 
-def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], deed: Deed) -> None:
+def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], action: Action) -> None:
     """Raise if one device is refused, or still needs a scrub after this request waited for its job (``joined``)."""
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)
         if isinstance(answer, answers.Scrub) and device in joined:
-            raise NotReady(Reason.SCRUB_FAILED, f"cannot {deed.value} {device}: its scrub failed")
+            raise NotReady(Reason.SCRUB_FAILED, f"cannot {action.value} {device}: its scrub failed")

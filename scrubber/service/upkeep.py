@@ -126,7 +126,7 @@ class Upkeep:
                 answer = upkeep.tend(record, facts, device_policy.policy, context.now(), context.chance())
                 context.blocked.pop(device, None)
                 match answer:
-                    case answers.Note(event):
+                    case answers.RecordFirst(event):
                         await context.ledger.append(op, (device, event))
                     case answers.CancelJob():
                         if not await context.jobs.cancel_unless_resetting(device):

@@ -10,7 +10,7 @@ import pytest
 from policies.model import Clear, GateMode, Paths, Proof
 from scrubber.core import acquire, eviction, fence, ownership, proof, release, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Blocked, Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.answers import Blocked, Defer, Fenced, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -36,7 +36,7 @@ from tests.core.lives import (
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
 HELD = "cannot hand out GPU-1: it is {}; run `autoclave release` once its owner has ended"
-GONE = Note(ev.Released("it was asked for again, and its last owner is gone"))
+GONE = RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
 SLOW = Scrub(Path.SLOW, Trigger.ACQUIRE)
@@ -107,16 +107,16 @@ ACQUIRE = rows(
     ("a clean device that nobody uses is handed out", lives.CLEAN, facts(), ENFORCE, HandOut()),
     ("W16 no sight of processes: a clean device is not handed out", lives.CLEAN, facts(None), ENFORCE, NOT_PROVEN),
     ("S10 a clean device that is used without a grant is soiled", lives.CLEAN, facts((OF_B,)), ENFORCE,
-     Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+     RecordFirst(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("memory that nobody visible holds ends a proof", lives.CLEAN, facts(vitals=Vitals(leaked_bytes=7)), ENFORCE,
-     Note(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
+     RecordFirst(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
     ("a proof under another clearing policy is none", lives.CLEAN, facts(), OTHER_PROOF, EXPIRED),
     ("S8 a proof from before the service was away is none", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
     ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),
     ("S6 a proof of another boot is distrusted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
-     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a proof under another driver instance is distrusted", lives.CLEAN, facts(incarnation=lives.RELOADED), ENFORCE,
-     Note(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
+     RecordFirst(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
     ("an init and an app container share a grant in one admission", lives.GRANTED, facts(), ENFORCE, HandOut()),
     ("S7 a grant of another kubelet life counts as dirty", lives.GRANTED, facts(epoch="epoch-2"), ENFORCE, GONE),
     ("S4 a grant whose start is not announced is never shared", lives.UNANNOUNCED, facts(), ENFORCE, GONE),
@@ -126,9 +126,9 @@ ACQUIRE = rows(
     ("a grant on a device that somebody unseen holds memory of is not shared", lives.GRANTED,
      facts(vitals=Vitals(leaked_bytes=7)), ENFORCE, GONE),
     ("a grant that a container already uses is that container's, on record", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
     ("a grant that a stray process uses is soiled, on record", lives.GRANTED, facts((LEFTOVER,)), ENFORCE,
-     Note(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
     ("W16 no sight of processes: a grant is not shared", lives.GRANTED, facts(None), ENFORCE, NOT_PROVEN),
     ("W1 double allocation: a live owner is refused", lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, IN_USE),
     ("W2 force delete: a live owner without a process is refused", lives.IN_USE, facts(alive=True), ENFORCE, IN_USE),
@@ -171,7 +171,7 @@ OBSERVED = rows(
      HandOut("not scrubbed: mode enforce needs the fast path (proof-expired)")),
     ("a sick device is handed out", lives.SICK_DIRTY, facts(), HandOut("cannot hand out GPU-1: it is unhealthy")),
     ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
-     Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+     RecordFirst(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("a sick device whose sibling is being reset goes to nobody", lives.SICK_DIRTY,
      replace(facts(), domain_resetting=True), Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")),
     ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
@@ -206,24 +206,24 @@ FRESH = {  # by state, with whoever might be on it
 def test_a_fresh_request_is_refused_a_granted_device(state):
     record, answer = FRESH[state]
     assert record.state is state
-    assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), fresh=True) == answer
+    assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), exclusive=True) == answer
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_a_fresh_request_is_refused_under_every_policy_and_fact(policy, record, seen):
-    answer = acquire.decide(record, seen, policy, later(1), announced=True, fresh=True)
+    answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
 
 
 def test_a_grant_of_another_boot_refuses_no_fresh_request():
-    answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
-    assert answer == Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))
+    answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), exclusive=True)
+    assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
 def test_a_holder_without_a_grant_refuses_a_fresh_request():
-    assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
+    assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), exclusive=True) == IN_USE
 
 
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
@@ -286,7 +286,7 @@ def test_an_older_ledger_ends_no_quarantine():
     assert quarantined.quarantine
 
 
-GIVEN_BACK = Note(ev.Released("it was given back"))
+GIVEN_BACK = RecordFirst(ev.Released("it was given back"))
 TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use")
 RELEASE = rows(
     ("an exposed device whose owner is gone", lives.IN_USE, facts(alive=False), GIVEN_BACK),
@@ -313,13 +313,13 @@ NOT_THEIRS = Refuse(
     Reason.OTHER_OWNER, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
 )
 OWNED = rows(
-    ("its owner", OF_4711, "4711", Note(ev.Released("it was given back by 4711"))),
+    ("its owner", OF_4711, "4711", RecordFirst(ev.Released("it was given back by 4711"))),
     ("another owner", OF_4711, "4712", NOT_THEIRS),
     ("the beginning of its owner", OF_4711, "471", NOT_THEIRS),
     ("any owner", OF_4711, "", GIVEN_BACK),
     ("a GPU that was granted without an owner, such as to a pod", lives.GRANTED, "4711", NOT_THEIRS),
     ("a GPU that was found in use: no grant is known", replace(lives.GRANTED, grant=None), "4711",
-     Note(ev.Released("it was given back by 4711"))),
+     RecordFirst(ev.Released("it was given back by 4711"))),
     ("a GPU that was given back before", lives.DIRTY, "4711", Proceed()),
 )  # fmt: skip
 
@@ -432,11 +432,11 @@ def test_r8_a_device_whose_owner_is_about_to_start_is_refused_to_others():
     late = later(ownership.STARTS_WITHIN)
     assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon), Wait)
     assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Wait)
-    assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == Note(
+    assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == RecordFirst(
         ev.Released("it was asked for again, and its last owner is gone")
     )
     assert release.decide(UNSEEN_A, gone, soon) == TAKE_BACK
-    assert release.decide(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
+    assert release.decide(UNSEEN_A, gone, late) == RecordFirst(ev.Released("it was given back"))
 
 
 def test_a_clean_device_that_does_not_answer_is_not_handed_out():
@@ -448,7 +448,7 @@ def test_a_clean_device_that_does_not_answer_is_not_handed_out():
 
 def test_a_refused_request_records_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
-    seen = Note(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
+    seen = RecordFirst(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
     assert acquire.decide(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
 
 

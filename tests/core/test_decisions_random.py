@@ -48,7 +48,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
 def events_of(record, answer):
     """What the service would record of an answer."""
     match answer:
-        case answers.Note(event) | answers.Admit(event):
+        case answers.RecordFirst(event) | answers.Admit(event):
             return (event,)
         case answers.HandOut(unproven=None):
             return (ev.Granted(lives.grant(record)),)
@@ -66,7 +66,7 @@ def settle(ask, record, now):
     noted = []
     for _ in range(ENOUGH):
         answer = ask(record)
-        if not isinstance(answer, answers.Note):
+        if not isinstance(answer, answers.RecordFirst):
             return record, answer
         noted.append(answer.event)
         record = live(record, answer.event, at=now)
@@ -88,7 +88,7 @@ def test_nothing_is_done_to_a_device_with_unknown_holders(record, seen, policy, 
 def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, policy, now):
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
-        assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
+        assert not isinstance(answer, answers.RecordFirst) or not isinstance(answer.event, ev.Released)
     assert not any(eviction.terminable(holder, record, policy) for holder in seen.holders if holder.container)
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, aliv
     seen = replace(seen, incarnation=record.incarnation, owner_alive=alive)
     for question, answer in everything_asked(record, seen, policy, now).items():
         assert not isinstance(answer, DEEDS)
-        if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
+        if isinstance(answer, answers.RecordFirst) and isinstance(answer.event, ev.Released):
             assert question == "start"
             assert record.owner.container == A
             assert all(holder.container is None for holder in seen.holders)
@@ -109,7 +109,7 @@ def test_only_an_unannounced_pod_loses_a_device_while_alive(record, seen, policy
     seen = replace(seen, incarnation=record.incarnation, owner_alive=True)
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
-        if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
+        if isinstance(answer, answers.RecordFirst) and isinstance(answer.event, ev.Released):
             assert (record.grant.announced, record.grant.epoch, seen.holders) == (True, seen.epoch, ())
             assert record.grant.receipt is not None
             assert seen.assigned_pods is not None

@@ -9,7 +9,7 @@ from policies.model import Paths
 from policies.xids import Action, required_action
 from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import CancelJob, Note, Proceed, StartProbation, Wait
+from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
@@ -115,7 +115,7 @@ def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wante
 
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     found = upkeep.tend(LOST_THERE, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, Note)
+    assert isinstance(found, RecordFirst)
     gone = live(LOST_THERE, found.event)
     assert gone.quarantine is not None
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
@@ -135,15 +135,15 @@ def test_the_result_of_a_probation_is_kept():
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.IN_USE, lives.GRANTED])
 def test_harmless_errors_are_recorded_once_by_code_and_count(record):
     heard = ev.ErrorsNoted(((13, 2), (43, 1)), 3)
-    assert tend(record, COUNTED, lives.NOW) == Note(heard)
-    assert not isinstance(tend(live(record, heard), COUNTED, later(100)), Note)
+    assert tend(record, COUNTED, lives.NOW) == RecordFirst(heard)
+    assert not isinstance(tend(live(record, heard), COUNTED, later(100)), RecordFirst)
 
 
 def test_harmless_errors_are_recorded_at_most_once_a_minute():
     record = live(lives.CLEAN, ev.ErrorsNoted(((13, 1),), 1), at=lives.NOW)
     soon, late = later(upkeep.NOTE_EVERY - 1), later(upkeep.NOTE_EVERY)
     assert tend(record, COUNTED, soon) == Proceed()
-    assert tend(record, COUNTED, late) == Note(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
+    assert tend(record, COUNTED, late) == RecordFirst(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
 
 
 def test_errors_during_a_scrub_are_left_to_its_verdict():
@@ -156,7 +156,7 @@ def test_a_probation_judges_only_errors_after_its_start():
     record = out(AilmentKind.XID)
     assert tend(record, burst, lives.NOW) == Proceed()
     heard = tend(record, burst)
-    assert heard == Note(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
+    assert heard == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
     assert tend(live(record, heard.event), burst) == StartProbation(Path.RESET)
 
 
@@ -164,7 +164,7 @@ def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
     assert required_action(support) is Action.CONTACT_SUPPORT
     found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
-    assert isinstance(found, Note)
+    assert isinstance(found, RecordFirst)
     after = live(out(AilmentKind.HEAT), found.event).quarantine
     assert after is not None
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
@@ -174,7 +174,7 @@ def test_a_worse_ailment_in_quarantine_can_require_a_person():
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
     found = tend(record, Vitals(lost=True))
-    assert isinstance(found, Note)
+    assert isinstance(found, RecordFirst)
     after = live(record, found.event)
     assert after.quarantine is not None
     assert after.quarantine.ailment.kind is AilmentKind.LOST
@@ -193,7 +193,7 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 def test_a_quarantined_gpu_with_a_successor_gets_the_reason_replaced(kind):
     record = out(kind)
     found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, Note)
+    assert isinstance(found, RecordFirst)
     after = live(record, found.event).quarantine
     assert after is not None
     assert after.ailment.kind is AilmentKind.REPLACED
@@ -271,7 +271,7 @@ def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
     found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
-    assert isinstance(found, Note)
+    assert isinstance(found, RecordFirst)
     assert isinstance(found.event, ev.AilmentFound)
     assert found.event.ailment.kind is AilmentKind.XID
     assert upkeep.tend(live(hot, found.event), seen, ENFORCE, LATE, 0.0) == Proceed()

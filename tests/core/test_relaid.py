@@ -8,7 +8,7 @@ from hypothesis import given
 from policies.model import Paths
 from scrubber.core import answers, device_status, offering, presence, remedy, states, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Note, Proceed, StartProbation
+from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
@@ -29,7 +29,7 @@ def tend(record, vitals, at=LATE, policy=ENFORCE):
 def after(record: Record, vitals: Vitals, at=LATE) -> Record:
     """The record after what is noted of it."""
     found = tend(record, vitals, at)
-    assert isinstance(found, Note), found
+    assert isinstance(found, RecordFirst), found
     return live(record, found.event, at=at)
 
 
@@ -164,6 +164,6 @@ def test_lists_leave_out_only_devices_taken_away_on_purpose():
 def test_a_relaid_device_is_never_scrubbed_or_clean(record, policy, at):
     found = tend(record, RELAID, at, policy)
     assert not isinstance(found, answers.StartProbation | answers.Scrub)
-    if isinstance(found, Note):
+    if isinstance(found, RecordFirst):
         then = states.apply(record, ev.LedgerEntry(0, lives.DEVICE.uuid, at, "op", found.event))
         assert then.state is not State.CLEAN

@@ -11,7 +11,7 @@ import pytest
 from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
-from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, Path, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
 from scrubber.ground.errors import Reason
@@ -21,7 +21,7 @@ from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF
 BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
 ADMIT = Admit(ev.PutInUse(Owner(A, later(1))))
-CROWD = Note(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
+CROWD = RecordFirst(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
 EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
 
 
@@ -35,19 +35,19 @@ START = rows(
     ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("W17 somebody else's container is on the grant: it may have left by the next look", lives.GRANTED, facts((OF_B,)),
-     ENFORCE, Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
+     ENFORCE, RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE,
-     Note(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
     ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
-     Note(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
     ("a sick grant's visitor is on record as well", lives.SICK_GRANTED, facts((OF_B,)), ENFORCE,
-     Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
-     ENFORCE, Note(ev.Released("its proof ended before a container started on it"))),
+     ENFORCE, RecordFirst(ev.Released("its proof ended before a container started on it"))),
     ("the grant of an observing policy is scrubbed once it enforces", lives.UNPROVEN, facts(), ENFORCE,
-     Note(ev.Released("its proof ended before a container started on it"))),
+     RecordFirst(ev.Released("its proof ended before a container started on it"))),
     ("a container that already runs is not scrubbed away under an old proof", lives.GRANTED,
      facts((OF_A,), since=AWAY), ENFORCE, ADMIT),
     ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
@@ -73,7 +73,7 @@ START = rows(
     ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
-     Note(ev.Released("another owner is about to start, and its last owner is gone"))),
+     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
      ENFORCE, BUSY),
     ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
@@ -82,11 +82,11 @@ START = rows(
     ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
     ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
-     Note(ev.Released("another owner is about to start, and its last owner is gone"))),
+     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
      Scrub(Path.SLOW, Trigger.START)),
     ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
-     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
      Scrub(Path.FAST, Trigger.START)),
     ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
@@ -98,14 +98,14 @@ START = rows(
     ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
     ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
-     Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("observe: no sight, and its owner restarts", lives.IN_USE, facts(None, alive=True), OBSERVE, Proceed()),
     ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
      ADMIT),
     ("observe: a foreign process that no scrub may end keeps no pod out", lives.NAMELESS, facts((FOREIGN,)), OBSERVE,
      ADMIT),
     ("observe: a foreign process that is gone ends its own use", lives.NAMELESS, facts(), OBSERVE,
-     Note(ev.Released("another owner is about to start, and its last owner is gone"))),
+     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, ADMIT),
     ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
      ADMIT),
@@ -127,9 +127,9 @@ PER_POD, PER_CONTAINER, CACHED = (
     ENFORCE.model_copy(update={"model": word})
     for word in (Starts.PER_POD, Starts.PER_CONTAINER, Starts.PER_CONTAINER_CACHED)
 )
-LEFT = Note(ev.Released(start.LEFT_BEHIND, restart=True))
-FIRST = Note(ev.Released(start.EACH_CONTAINER))
-EACH = Note(ev.Released(start.EACH_CONTAINER, restart=True))
+LEFT = RecordFirst(ev.Released(start.LEFT_BEHIND, restart=True))
+FIRST = RecordFirst(ev.Released(start.EACH_CONTAINER))
+EACH = RecordFirst(ev.Released(start.EACH_CONTAINER, restart=True))
 HOT_IN_USE = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
@@ -145,11 +145,11 @@ MODELS = rows(
      (ADMIT, FIRST, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
     ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
-     (Note(ev.Released("another owner is about to start, and its last owner is gone")),) * 3),
+     (RecordFirst(ev.Released("another owner is about to start, and its last owner is gone")),) * 3),
     ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
     ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
-     (Note(ev.Released(start.CROWDED, restart=True)),) * 3),
+     (RecordFirst(ev.Released(start.CROWDED, restart=True)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("nobody can look", lives.IN_USE, facts(None),
      (Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
@@ -181,8 +181,8 @@ DOUBLED_IN_USE = live(DOUBLED, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
 RESTARTED = live(DOUBLED_IN_USE, ev.Released(start.CONTESTED, restart=True))
 SHOWN = later(STARTS_WITHIN)  # a container that was admitted can be seen by then
 ADMIT_SHOWN = Admit(ev.PutInUse(Owner(A, SHOWN)))
-CONTESTED = Note(ev.Released(start.CONTESTED))
-CONTESTED_AGAIN = Note(ev.Released(start.CONTESTED, restart=True))
+CONTESTED = RecordFirst(ev.Released(start.CONTESTED))
+CONTESTED_AGAIN = RecordFirst(ev.Released(start.CONTESTED, restart=True))
 # How often Allocate has handed the device out, and how many containers of the pod the checkpoint names for it.
 DOUBLE = rows(
     ("one for one", lives.IN_USE, HERE, 1, Proceed()),
@@ -198,7 +198,7 @@ DOUBLE = rows(
     ("W16 no sight of processes", DOUBLED_IN_USE, facts(None), 1,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("another pod", live(DOUBLED, ev.PutInUse(Owner(B, lives.NOW, seen=True))), facts(alive=False), 1,
-     Note(ev.Released("another owner is about to start, and its last owner is gone"))),
+     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("it is scrubbed", RESTARTED, facts(), 1, Scrub(Path.FAST, Trigger.START)),
 )  # fmt: skip
 
@@ -271,7 +271,7 @@ def test_a_checkpoint_older_than_the_grant_names_no_owner(record, after, jump, w
 def test_a_grant_of_another_boot_has_another_clock():
     old = names(1, lives.NOW.wall - 99)
     rebooted = replace(HERE, incarnation=lives.REBOOTED)
-    assert start.decide(lives.GRANTED, rebooted, CACHED, A, later(1), old) == Note(
+    assert start.decide(lives.GRANTED, rebooted, CACHED, A, later(1), old) == RecordFirst(
         ev.Distrusted("the node was rebooted", lives.REBOOTED)
     )
 

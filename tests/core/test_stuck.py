@@ -10,7 +10,7 @@ import pytest
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
 from scrubber.core import pauses, remedy, upkeep, verdict
-from scrubber.core.answers import Blocked, Note, Proceed, StartProbation
+from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -163,7 +163,7 @@ def hung(*holders: Holder, seconds: float = GIVE_UP, withheld: bool = False, giv
     return replace(seen, withheld=withheld, hung_since=NOW.uptime + 1e4 - seconds)
 
 
-STUCK_IN_USE = Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, TOLD)))
+STUCK_IN_USE = RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, TOLD)))
 SICK_BEFORE = live(lives.IN_USE, STUCK_IN_USE.event)
 HELD = rows(
     ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
@@ -186,9 +186,9 @@ def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer
 
 def test_a_device_with_a_hung_process_is_quarantined_after_release():
     gone = upkeep.tend(SICK_BEFORE, facts(alive=False), ENFORCE, later(1e4), 0.0)
-    assert gone == Note(ev.Released("its owner is gone"))
+    assert gone == RecordFirst(ev.Released("its owner is gone"))
     out = upkeep.tend(live(SICK_BEFORE, gone.event), facts(), ENFORCE, later(1e4), 0.0)
-    assert isinstance(out, Note)
+    assert isinstance(out, RecordFirst)
     assert isinstance(out.event, ev.Quarantined)
     assert out.event.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
     assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(Path.FAST)
@@ -213,7 +213,7 @@ def test_a_return_after_a_stuck_process_is_no_flapping():
 
 def test_a_fault_of_the_device_replaces_the_stuck_process_reason():
     worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
-    assert isinstance(worse, Note)
+    assert isinstance(worse, RecordFirst)
     assert isinstance(worse.event, ev.Quarantined)
     assert worse.event.quarantine.ailment.kind is AilmentKind.XID
     hot = facts((STUCK,), vitals=Vitals(signs=(Sign(AilmentKind.HEAT, "hot"),)))

@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.core import acquire, release, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Admit, Note, Proceed, Refuse, Wait
+from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
 from scrubber.core.model import Facts, Owner, Record
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -19,10 +19,10 @@ from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, lat
 
 LATE = later(1e6)
 VISITOR = Owner(B, NOW, seen=True, unannounced=True)
-ITS_OWN = Note(ev.PutInUse(replace(VISITOR, unannounced=False)))
-LET_GO = Note(ev.Released("an unannounced pod has left it before its first start"))
-GONE = Note(ev.Released("its owner is gone"))
-CROWD = Note(ev.PutInUse(replace(VISITOR, crowded=True)))
+ITS_OWN = RecordFirst(ev.PutInUse(replace(VISITOR, unannounced=False)))
+LET_GO = RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
+GONE = RecordFirst(ev.Released("its owner is gone"))
+CROWD = RecordFirst(ev.PutInUse(replace(VISITOR, crowded=True)))
 
 
 def off(*given: str, epoch: str = "epoch-1", withheld: bool = False) -> Facts:
@@ -48,7 +48,7 @@ TEND = rows(
     ("R11 the same, on a grant", lives.VISITED, off(A, B), ITS_OWN),
     ("W2 that was known before the kubelet forgot it", live(lives.VISITED, ITS_OWN.event), off(), Proceed()),
     ("R11 who has it is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=[A]),
-     Note(ev.PutInUse(Owner(A, LATE, seen=True, crowded=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, LATE, seen=True, crowded=True)))),
     ("a third one is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=["pod-c"]), CROWD),
     ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
     ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[A]), Proceed()),
@@ -111,9 +111,9 @@ def test_a_request_ignores_an_unannounced_pod_that_has_left(given, alive):
     seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again, and its last owner is gone"
     another = "another owner is about to start, and its last owner is gone"
-    assert acquire.decide(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
-    assert release.decide(lives.VISITED, seen, LATE) == Note(ev.Released("it was given back"))
-    assert start.decide(lives.VISITED, seen, ENFORCE, A, LATE) == Note(ev.Released(another))
+    assert acquire.decide(lives.VISITED, seen, ENFORCE, LATE) == RecordFirst(ev.Released(again))
+    assert release.decide(lives.VISITED, seen, LATE) == RecordFirst(ev.Released("it was given back"))
+    assert start.decide(lives.VISITED, seen, ENFORCE, A, LATE) == RecordFirst(ev.Released(another))
 
 
 START = rows(

@@ -8,7 +8,7 @@ from policies.health import Probation, QuarantinePolicy
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep
-from scrubber.core.answers import Blocked, Note, Proceed, Scrub, StartProbation
+from scrubber.core.answers import Blocked, Proceed, RecordFirst, Scrub, StartProbation
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -45,7 +45,7 @@ from tests.core.lives import (
 XID = Ailment(AilmentKind.XID, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported", xid=79)
 LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
-CROWD = Note(ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
+CROWD = RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
 UNSEEN = lives.live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
@@ -64,24 +64,26 @@ def waiting(count):
 
 
 def quarantined(ailment, baseline=Baseline(), heard=()):
-    return Note(ev.Quarantined(Quarantine(ailment, AT, "autoclave", baseline, 0, AT.uptime + 48.0, errors=heard)))
+    return RecordFirst(
+        ev.Quarantined(Quarantine(ailment, AT, "autoclave", baseline, 0, AT.uptime + 48.0, errors=heard))
+    )
 
 
 TEND = rows(
     ("S6 a reboot is noted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
-     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a reload is noted in quarantine, too", lives.QUARANTINED, facts(incarnation=lives.RELOADED), ENFORCE,
-     Note(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
+     RecordFirst(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
     ("a reboot under a job is the fence's business", lives.SCRUBBING, facts(incarnation=lives.REBOOTED), ENFORCE,
      Proceed()),
     # clean
     ("a clean device is left alone", lives.CLEAN, facts(), ENFORCE, Proceed()),
     ("S10 a clean device that is used is soiled", lives.CLEAN, facts((FOREIGN,)), ENFORCE,
-     Note(ev.Soiled("it was used without a grant", (FOREIGN,)))),
+     RecordFirst(ev.Soiled("it was used without a grant", (FOREIGN,)))),
     ("S10 under observe, too", lives.CLEAN, facts((FOREIGN,)), OBSERVE,
-     Note(ev.Soiled("it was used without a grant", (FOREIGN,)))),
+     RecordFirst(ev.Soiled("it was used without a grant", (FOREIGN,)))),
     ("S11 memory that nobody holds is not free", lives.CLEAN, facts(vitals=LEAK), ENFORCE,
-     Note(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
+     RecordFirst(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
     ("health that was not asked for is no news", lives.CLEAN, facts(vitals=None), ENFORCE, Proceed()),
     ("an old proof is renewed", lives.CLEAN, facts(since=AWAY), ENFORCE, Scrub(Path.FAST, Trigger.PROOF_EXPIRED)),
     ("W16 an old proof is not renewed without a look", lives.CLEAN, facts(None, since=AWAY), ENFORCE,
@@ -108,43 +110,44 @@ TEND = rows(
     ("a released device that fell sick in use is taken out", lives.SICK_DIRTY, facts(), ENFORCE, quarantined(LOST)),
     # unknown
     ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), RUTHLESS,
-     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
-     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(Path.SLOW, Trigger.FIRST_LOOK)),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
     ("R11 a container on a grant whose start was not announced", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("W15 a process of no container on a grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
-     Note(ev.PutInUse(Owner(None, AT, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(None, AT, unannounced=True)))),
     ("a nameless user gets its name", lives.NAMELESS, facts((FOREIGN, OF_A)), ENFORCE,
-     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a nameless user that stays so", lives.NAMELESS, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("W16 no sight of processes: an owner is not taken for gone", lives.IN_USE, facts(None, alive=False), ENFORCE,
      Proceed()),
     ("an owner that is seen for the first time", UNSEEN, facts(alive=True), ENFORCE,
-     Note(ev.PutInUse(Owner(A, NOW, seen=True)))),
+     RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True)))),
     ("an owner that is seen again", lives.IN_USE, facts(alive=True), ENFORCE, Proceed()),
     ("W21 an owner that has not come yet has not gone", UNSEEN, facts(alive=False), ENFORCE, Proceed()),
     ("its owner is gone", lives.IN_USE, facts((LEFTOVER,), alive=False), ENFORCE,
-     Note(ev.Released("its owner is gone"))),
+     RecordFirst(ev.Released("its owner is gone"))),
     ("W13 nobody can say whether its owner lives", lives.IN_USE, facts(), ENFORCE, Proceed()),
     ("W20 its owner is gone, a stranger has it open", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE, CROWD),
     ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
     ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), withheld=True), ENFORCE,
-     Note(ev.Released("a request for it was refused before a container started on it"))),
+     RecordFirst(ev.Released("a request for it was refused before a container started on it"))),
     ("a device in use that falls sick is left alone", lives.IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
-     Note(ev.AilmentFound(XID))),
-    ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.AilmentFound(XID))),
+     RecordFirst(ev.AilmentFound(XID))),
+    ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE,
+     RecordFirst(ev.AilmentFound(XID))),
     ("a sick device in use stays with its user", lives.SICK_IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Proceed()),
     ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
-     Note(ev.Released("its owner is gone"))),
+     RecordFirst(ev.Released("its owner is gone"))),
     ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
-     Note(ev.Released("it became sick before a container started on it"))),
+     RecordFirst(ev.Released("it became sick before a container started on it"))),
     ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.AilmentFound(LOST)), facts(), ENFORCE,
      Proceed()),
     ("a sick device after a reboot is taken out",
@@ -299,7 +302,7 @@ def test_a_sick_device_without_a_seen_owner_is_released():
     nameless = replace(lives.NAMELESS, ailment=LOST)
     unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
-    deserted = Note(ev.Released("it is sick and no process uses it"))
+    deserted = RecordFirst(ev.Released("it is sick and no process uses it"))
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
@@ -318,14 +321,14 @@ def test_the_pause_grows_after_each_interrupted_probation():
 def test_a_quarantine_requested_during_use_names_an_operator():
     record = replace(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
-    assert isinstance(answer, Note)
+    assert isinstance(answer, RecordFirst)
     assert isinstance(answer.event, ev.Quarantined)
     assert answer.event.quarantine.by == "an operator"
 
 
 def test_an_owner_is_seen_while_it_holds_the_device():
     unseen = replace(lives.IN_USE, owner=Owner("pod-a", AT, seen=False))
-    seen = Note(ev.PutInUse(Owner("pod-a", AT, seen=True)))
+    seen = RecordFirst(ev.PutInUse(Owner("pod-a", AT, seen=True)))
     assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
 
 
@@ -334,7 +337,7 @@ def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
     grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
     record = replace(lives.SICK_GRANTED, grant=grant)
     budget = ENFORCE.budgets.start
-    back = Note(ev.Released("it became sick before a container started on it"))
+    back = RecordFirst(ev.Released("it became sick before a container started on it"))
     assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
     assert upkeep.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
 

@@ -6,14 +6,14 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep
-from scrubber.core.answers import Note, Proceed
+from scrubber.core.answers import Proceed, RecordFirst
 from scrubber.core.model import Owner
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, A, B, facts, later, live
 
 LATE = later(ownership.STARTS_WITHIN + 1)
 AWAITED = live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
-TAKEN = Note(ev.Released("it was not used, and the kubelet has taken it from its owner"))
+TAKEN = RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
 
 
 def tended(assigned_pods, *, holders=(), alive=False, at=LATE):

@@ -29,7 +29,7 @@ async def refusal(scrubber, uuid):
     """The first refusal of a request: an observation from before the shortage may still admit one."""
     while True:
         try:
-            await scrubber.acquire([uuid], fresh=True)
+            await scrubber.acquire([uuid], exclusive=True)
             await scrubber.release([uuid])
         except AutoclaveError as error:
             return error
@@ -62,5 +62,5 @@ async def test_exhausted_files_quarantine_no_gpu_and_are_named(service):
         assert {device.state for device in (await admin.status()).devices} == {"clean"}
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         await advertised(scrubber, healthy=True)
-        await scrubber.acquire([first], fresh=True)
+        await scrubber.acquire([first], exclusive=True)
         assert "quarantined" not in {entry.kind for entry in await admin.history()}

@@ -144,7 +144,7 @@ PLANTED = [
         tests=IN_VERDICT,
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
-    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
+    Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
     Mutant("scrubber/core/release.py", "record.grant.owner != owner", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),

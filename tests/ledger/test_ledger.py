@@ -175,7 +175,7 @@ async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, mon
     store.on_append = go.wait
     writing = asyncio.create_task(ledger.append("op", found("GPU-1")))
     async with asyncio.timeout(5):
-        await ledger.announced(ledger.announcements, 5)
+        await ledger.until_notified(ledger.notifications, 5)
     assert "taken longer" in (ledger.fault or "")
     go.set()
     await writing
@@ -183,10 +183,10 @@ async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, mon
 
 
 async def test_whoever_listens_misses_nothing_that_was_announced_without_a_row(ledger):
-    news = ledger.announcements
-    ledger.announce()
-    assert await ledger.announced(news, 0.0)
-    assert not await ledger.announced(ledger.announcements, 0.0)
+    news = ledger.notifications
+    ledger.notify()
+    assert await ledger.until_notified(news, 0.0)
+    assert not await ledger.until_notified(ledger.notifications, 0.0)
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):
@@ -215,7 +215,7 @@ async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(
     waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    ledger.announce()
+    ledger.notify()
     for _ in range(turns):
         await asyncio.sleep(0)  # the news is on its way
     if not waiting.cancel():  # it was there

@@ -13,7 +13,7 @@ import pytest
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import upkeep
-from scrubber.core.answers import Note, Proceed, TendAnswer
+from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
 from scrubber.core.model import Owner, Record
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
@@ -27,7 +27,7 @@ from tests.patience import WITHIN
 
 __all__ = ["enter", "group"]
 HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
-GONE = Note(ev.Released("its owner is gone"))
+GONE = RecordFirst(ev.Released("its owner is gone"))
 
 
 class Grouped(Simulated):

@@ -136,11 +136,11 @@ class Listening:
     def __init__(self, world, device: str) -> None:
         self.heard = [healthy(world, device)]
         self._world, self._device = world, device
-        world.life.ledger.announce = self._hear(world.life.ledger.announce)
+        world.life.ledger.notify = self._hear(world.life.ledger.notify)
 
-    def _hear(self, announce: Callable[[], None]) -> Callable[[], None]:
+    def _hear(self, notify: Callable[[], None]) -> Callable[[], None]:
         def heard() -> None:
-            announce()
+            notify()
             word = healthy(self._world, self._device)
             if word is not self.heard[-1]:
                 self.heard.append(word)

@@ -56,7 +56,7 @@ async def test_of_two_fresh_acquires_one_gets_and_keeps_the_device(world):
     device = world.uuids[0]
     for _ in range(50):
         before = len(world.truth.entries)
-        both = (world.handover.acquire([device], announced=False, fresh=True) for _ in range(2))
+        both = (world.handover.acquire([device], announced=False, exclusive=True) for _ in range(2))
         told = await asyncio.gather(*both, return_exceptions=True)
         assert [it.reason for it in told if isinstance(it, Refused)] == [Reason.IN_USE]
         assert [list(it) for it in told if isinstance(it, dict)] == [[device]]
@@ -70,7 +70,7 @@ async def test_fresh_acquire_grants_all_or_none_and_withholds_nothing(world):
     await world.acquire("job", taken)
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"{taken}: it is granted") as refused:
-        await world.handover.acquire([free, taken], announced=False, fresh=True)
+        await world.handover.acquire([free, taken], announced=False, exclusive=True)
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
     assert [advert(world, device).healthy for device in world.uuids] == [True, True]

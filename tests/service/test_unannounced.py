@@ -40,7 +40,7 @@ async def test_a_monitor_on_a_grant_does_not_take_it(world):
     await glance(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.handover.acquire([device], announced=False, fresh=True)
+        await world.handover.acquire([device], announced=False, exclusive=True)
     world.restart_kubelet()
     process = world.run("pod", device)
     await asyncio.sleep(LONG)
@@ -97,7 +97,7 @@ async def test_r11_an_idle_owner_keeps_its_gpu_when_a_monitor_ends(world):
 
 async def test_a_fresh_grant_lasts_until_its_release(world):
     device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, fresh=True)
+    await world.handover.acquire([device], announced=False, exclusive=True)
     job = world.node.enter(device, Kind.TENANT, "job")
     world.node.end_container(await glance(world, device))
     await asyncio.sleep(LONG)
@@ -105,7 +105,7 @@ async def test_a_fresh_grant_lasts_until_its_release(world):
     world.node.leave(job)  # between two programs
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.handover.acquire([device], announced=False, fresh=True)
+        await world.handover.acquire([device], announced=False, exclusive=True)
     assert scrubs(world, device) == 1
     await world.handover.release([device])
     await world.clean(device)

@@ -26,7 +26,7 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     """
 
     async def acquire(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> tuple[GrantedDevice, ...]:
-        return await scrubber.acquire(list(devices), fresh=True, owner=owner or "")
+        return await scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
 
     devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)
     if output != "text":

@@ -212,13 +212,13 @@ class DirectClient:
     def __init__(self, world: ClaimWorld) -> None:
         self.world = world
 
-    async def acquire(self, devices, *, fresh, owner, op, timeout):  # noqa: ASYNC109 - as the client
-        return await self._ask(lambda: self._granted(devices, fresh, owner, op, timeout), timeout)
+    async def acquire(self, devices, *, exclusive, owner, op, timeout):  # noqa: ASYNC109 - as the client
+        return await self._ask(lambda: self._granted(devices, exclusive, owner, op, timeout), timeout)
 
-    async def _granted(self, devices, fresh, owner, op, within) -> list[GrantedDevice]:
+    async def _granted(self, devices, exclusive, owner, op, within) -> list[GrantedDevice]:
         life = self.world.life
         grants = await life.service.handover.acquire(
-            devices, announced=False, fresh=fresh, owner=owner, op=op, within=within
+            devices, announced=False, exclusive=exclusive, owner=owner, op=op, within=within
         )
         return [life.reporter.granted(*grant) for grant in grants.items()]
 
