@@ -11,7 +11,7 @@ def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment)
     """Whether a receipt still proves what the policy in force asks for."""
     if receipt is None or receipt.policy_digest != policy.proof_digest:
         return False
-    if receipt.patterns != policy.clear.passes.patterns:  # a receipt of an older version does not name its patterns
+    if receipt.patterns != policy.clear.passes.patterns:
         return False
     # A proof also says that no process used the device since. A gap in the observations ends that certainty.
     if receipt.finished.uptime < facts.observed_since and not policy.proof.survives_restart:

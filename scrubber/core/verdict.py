@@ -197,16 +197,9 @@ def measured(measurements: Measurements) -> dict[str, Any]:
     return {it.name: getattr(measurements, it.name) for it in fields(Measurements)}
 
 
-# Fields that receipts of earlier versions lack, each with the value that such a receipt has.
-_LATER: dict[str, object] = {"searched_bytes": None, "unsupported": (), "last_owner": ""}
-
-
 def digest_of(receipt: Receipt) -> str:
     """The digest over all fields of a receipt except its id and digest."""
     said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
-    for name, absent in _LATER.items():
-        if said[name] == absent:
-            del said[name]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -7,7 +7,7 @@ must refuse the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from types import GenericAlias, MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from scrubber.core import events
 from scrubber.core.events import Event
 from scrubber.core.model import Record
-from scrubber.ledger import old_names, store
+from scrubber.ledger import store
 
 CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
@@ -53,12 +53,6 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def stored(kinds: Iterable[str]) -> frozenset[str]:
-    """These kinds, with the names that old rows have for them."""
-    wanted = frozenset(kinds)
-    return wanted | {old for old, kind in old_names.KINDS.items() if kind in wanted}
-
-
 def encode(event: Event) -> tuple[str, str]:
     """The kind and the body; ValueError when the event could not be read back."""
     cls: type = type(event)
@@ -68,7 +62,7 @@ def encode(event: Event) -> tuple[str, str]:
 
 def decode(kind: str, body: str) -> Event:
     """The event, or CorruptLedgerError: a value is never guessed, converted or dropped."""
-    if (event := CLASSES.get(old_names.KINDS.get(kind, kind))) is None:
+    if (event := CLASSES.get(kind)) is None:
         raise store.CorruptLedgerError(f"cannot read an event: unknown kind {kind!r}")
     decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
     if len(decoded) != 1:
@@ -97,9 +91,6 @@ def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
     try:
         return _adapter(cls).validate_json(text)
     except ValidationError as error:
-        renamed = old_names.rename(text)
-        if renamed != text:
-            return _read(cls, renamed, what)
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise store.CorruptLedgerError(f"cannot read {what}: {first['msg']} ({cls.__name__} {place})") from error

@@ -33,9 +33,7 @@ SCRIPTS = (
         records TEXT NOT NULL
     ) STRICT;
     """,
-    "",  # version 2 renames events and fields; codec reads rows of version 1 with old_names
 )
-
 
 # SQLite makes these tables when a person runs ANALYZE. They only help it to choose how to search.
 _MADE_BY_ANALYZE = frozenset(

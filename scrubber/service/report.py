@@ -165,8 +165,8 @@ class StatusReporter:
         if unknown := sorted(window.kinds - codec.CLASSES.keys()):
             raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
-        maybe = window.kinds or (codec.KINDS[event] for event in ev.WARNINGS if warnings)
-        window = replace(window, kinds=codec.stored(maybe))
+        if warnings and not window.kinds:
+            window = replace(window, kinds=frozenset(codec.KINDS[event] for event in ev.WARNINGS))
         entries: list[LedgerEntry] = []
         while True:
             page = await self._context.ledger.history(device, since or None, MAX_ENTRIES if warnings else limit, window)

@@ -142,7 +142,3 @@ def test_the_stored_format_changes_only_with_the_schema_version() -> None:
         f"do) to migrations.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
         f"{version} was never released, replacing its line is enough"
     )
-
-
-def test_the_kinds_of_old_rows_are_found_by_their_new_names() -> None:
-    assert codec.stored(["in-use", "quarantined"]) == {"in-use", "exposed", "quarantined"}

@@ -169,5 +169,4 @@ def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
 
 
 def _files(place: GpuFiles) -> tuple[str, ...]:
-    """The memory, and the memory on the chip where there is one."""
-    return tuple(str(file) for file in (place.memory, place.chip) if file is place.memory or file.exists())
+    return str(place.memory), str(place.chip)

@@ -19,11 +19,10 @@ _ZEROS = bytes(UNIT_BYTES)
 
 
 def make(place: GpuFiles) -> None:
-    """Create the on-chip memory of all units, unless it exists."""
-    if not place.chip.exists():
-        handle = private_files.opened(place.chip, os.O_WRONLY | os.O_CREAT)
-        os.ftruncate(handle, UNITS * UNIT_BYTES)
-        os.close(handle)
+    """Create the on-chip memory of all units."""
+    handle = private_files.opened(place.chip, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(handle, UNITS * UNIT_BYTES)
+    os.close(handle)
 
 
 def scrub(place: GpuFiles, key: bytes) -> Scratched:
@@ -32,7 +31,6 @@ def scrub(place: GpuFiles, key: bytes) -> Scratched:
     A unit is faulty if it fails twice. NotNowError if it does not fail the second time.
     """
     try:
-        make(place)
         handle = os.open(place.chip, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             there = min(UNITS, os.fstat(handle).st_size // UNIT_BYTES)

@@ -44,14 +44,11 @@ def vitals(place: GpuFiles) -> Vitals:
 
 
 def readings(place: GpuFiles) -> Readings:
-    """The sensor values; all None for a GPU of an older version, which has no such document."""
+    """The sensor values."""
     if faults(place).lost:
         raise DeviceLostError(f"cannot read the sensors of {place.directory.name}: it has fallen off the bus")
-    index = place.info().index
-    if not place.readings.exists():
-        return Readings(index, None, None, None)
     measured = documents.read(place.readings, Measured)
-    return Readings(index, measured.celsius, measured.slowdown_celsius, measured.watts)
+    return Readings(place.info().index, measured.celsius, measured.slowdown_celsius, measured.watts)
 
 
 def xids(place: GpuFiles) -> tuple[Xid, ...]:

@@ -1,7 +1,6 @@
 """The documents of a simulated GPU: small JSON files that are replaced atomically and read strictly.
 
-A file that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy default. Only a field that is
-marked ``LATER`` may be missing, so that GPUs of an older version still work.
+A file that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy default.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum, EnumMeta
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +19,6 @@ from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
-LATER = {"later": True}  # a field that documents of an older version do not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The sensor values of the device; GPUs of an older version have no such document."""
+    """The sensor values of the device."""
 
     celsius: float = 41.0
     slowdown_celsius: float = 90.0
@@ -91,9 +89,9 @@ class Faults:
     reset: Resetting = Resetting.WORKS
     reset_seconds: float = 0.0
     stuck_bits: tuple[StuckBit, ...] = ()
-    bad_units: tuple[int, ...] = field(default=(), metadata=LATER)  # units that compute wrong results
-    skip_scratch: bool = field(default=False, metadata=LATER)  # scratch reports success and does nothing
-    signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # reported until the device is healed
+    bad_units: tuple[int, ...] = ()  # units that compute wrong results
+    skip_scratch: bool = False  # scratch reports success and does nothing
+    signs: tuple[Sign, ...] = ()  # reported until the device is healed
 
 
 Document = Driver | SimulatedSettings | Counters | Measured | Faults | DeviceInfo
@@ -161,8 +159,7 @@ def _decode(kind: Any, value: object) -> object:  # noqa: ANN401 -- a kind is wh
 
 def _decode_fields(kind: type, value: object) -> object:
     names = {it.name for it in fields(kind)}
-    needed = {it.name for it in fields(kind) if not it.metadata.get("later")}
-    if not isinstance(value, dict) or not needed <= value.keys() <= names:
+    if not isinstance(value, dict) or value.keys() != names:
         raise ValueError(f"expected exactly the fields {', '.join(sorted(names))}")
     hints = get_type_hints(kind)
     return kind(**{name: _decode(hints[name], said) for name, said in value.items()})

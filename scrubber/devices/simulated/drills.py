@@ -100,24 +100,20 @@ def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
 
 def heat(root: Path, uuid: str, celsius: float) -> None:
     """The device has this temperature until it is healed; the temperature decides nothing."""
-    place = layout.find(root, uuid)
-    with layout.locked(place.directory):
-        documents.write(place.readings, Measured(celsius=float(celsius)))
+    _measure(root, uuid, Measured(celsius=float(celsius)))
 
 
 def heal(root: Path, uuid: str) -> None:
     """Remove all faults. Counted and logged errors stay, and so do processes."""
-    _cool(root, uuid)
+    _measure(root, uuid, Measured())
     _change_faults(root, uuid, lambda _: Faults())
     _change_counters(root, uuid, lambda old: Counters(ecc_uncorrectable=old.ecc_uncorrectable))
 
 
-def _cool(root: Path, uuid: str) -> None:
-    """Restore the first temperature; a GPU without sensor values stays without."""
+def _measure(root: Path, uuid: str, values: Measured) -> None:
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        if place.readings.exists():
-            documents.write(place.readings, Measured())
+        documents.write(place.readings, values)
 
 
 def _change_counters(root: Path, uuid: str, change: Callable[[Counters], Counters]) -> None:

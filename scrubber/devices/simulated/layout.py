@@ -24,12 +24,12 @@ class GpuFiles:
         """Paths only: no file is opened."""
         self.directory = directory
         self.memory = directory / "memory"  # the sparse file that is the device memory
-        self.chip = directory / "scratch"  # the on-chip memory of all units; GPUs of an older version have none
+        self.chip = directory / "scratch"  # the on-chip memory of all units
         self.device = directory / "device.json"  # the description of the device
         self.settings = directory / "settings.json"  # the settings in force
         self.baseline = directory / "baseline.json"  # the settings that should be in force
         self.counters = directory / "counters.json"  # the error counters
-        self.readings = directory / "readings.json"  # the sensor values; GPUs of an older version have none
+        self.readings = directory / "readings.json"  # the sensor values
         self.faults = directory / "faults.json"  # the injected faults
         self.events = directory / "events.log"  # the driver's errors, one a line: the XID, and the uptime of its report
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import chip, containers, layout
+from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import GpuFiles
 
 _PROGRAM = "scrubber.devices.simulated.tenant"
@@ -75,7 +75,6 @@ def scan(root: Path, uuid: str, needle: bytes) -> int:
 def _start(
     place: GpuFiles, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]
 ) -> int:
-    chip.make(place)
     program = (sys.executable, "-P", "-m", _PROGRAM)
     done = subprocess.run(
         [*program, str(place.memory), str(place.chip), manner, *map(str, offsets)],

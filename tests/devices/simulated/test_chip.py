@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -14,26 +13,12 @@ from scrubber.devices.simulated import chip
 KEY = b"k" * 16
 
 
-def nowhere(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
-
-
 def test_the_chip_holds_nothing_but_zeros_after_a_scratch_whatever_was_there(bank) -> None:
     file = bank.place(bank.first).chip
     size = chip.UNITS * chip.UNIT_BYTES
     file.write_bytes(os.urandom(size))
     assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
     assert file.read_bytes() == bytes(size)
-
-
-def test_a_gpu_of_an_older_version_gets_its_chip_when_it_is_first_needed(bank) -> None:
-    place = bank.place(bank.first)
-    place.chip.unlink()
-    place.faults.write_text(json.dumps({"lost": False, "hang": False, "stall_clears": False, "skip_clears": False,
-                                        "reset": "works", "reset_seconds": 0.0, "stuck_bits": []}))  # fmt: skip
-    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
-    assert place.chip.read_bytes() == bytes(chip.UNITS * chip.UNIT_BYTES)
-    assert bank.gpu(bank.first).selftest(KEY, 60, nowhere).mismatch is None
 
 
 @pytest.mark.parametrize(("left", "reached"), [(3, 3), (0, 0)])

@@ -6,7 +6,6 @@ import stat
 from pathlib import Path
 
 from scrubber.core.model import Vitals
-from scrubber.devices.base import Readings
 from scrubber.devices.simulated import condition, creation, documents, drills, layout
 from scrubber.devices.simulated.backend import Simulated
 
@@ -29,18 +28,6 @@ def test_a_gpu_has_a_chip_that_is_all_zero_takes_no_space_and_is_kept_over_resta
     file.write_bytes(b"secret")
     creation.create(tmp_path, 1, 4096)
     assert file.read_bytes() == b"secret"
-
-
-def test_a_gpu_of_an_older_version_measures_nothing_until_it_is_heated(tmp_path: Path) -> None:
-    creation.create(tmp_path, 1, 4096)
-    [place], backend = layout.places(tmp_path), Simulated(tmp_path)
-    made = backend.readings()
-    place.readings.unlink()
-    drills.heal(tmp_path, place.info().uuid)
-    assert backend.readings() == {place.info().uuid: Readings(0, None, None, None)}
-    drills.heat(tmp_path, place.info().uuid, 95)
-    drills.heal(tmp_path, place.info().uuid)
-    assert backend.readings() == made
 
 
 def test_only_the_owner_may_look_into_the_memory(tmp_path: Path) -> None:

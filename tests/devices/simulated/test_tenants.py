@@ -51,12 +51,6 @@ def test_of_a_secret_that_is_larger_than_the_chip_there_is_what_has_room(bank) -
     assert bank.place(bank.first).chip.stat().st_size == 2**20
 
 
-def test_a_tenant_finds_its_way_onto_a_gpu_of_an_older_version(bank) -> None:
-    bank.place(bank.first).chip.unlink()
-    tenants.zombie(bank.root, bank.first, SECRET)
-    assert layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET) == 2
-
-
 def test_the_next_tenant_can_read_what_the_last_one_left(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, POD)
     tenants.release(bank.root, bank.first)
