@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Protocol
 
 from policies.hardware import Slices
@@ -209,16 +209,19 @@ class ScrubJob:
 
     async def _run_path(self, order: Order) -> None:
         """Run the steps of the path. The start and the result of each step are recorded before the next step."""
-        for _, together in groupby(verdict.plan(self.path, self._policy), ON_MEMORY.__contains__):
+        plan = verdict.plan(self.path, self._policy)
+        following = dict(pairwise(plan))
+        for _, together in groupby(plan, ON_MEMORY.__contains__):
             steps = tuple(together)
             async with self._worker(steps) as worker:
                 for step in steps:
-                    async with self._turn(step) as unexpected_holder:
+                    async with self._turn(step, plan) as unexpected_holder:
                         # Recorded before the observation: a later request for the device or a sibling finds this step
                         # in the ledger, and the observation finds what an earlier request has handed out.
-                        await self._note(ev.StepStarted(self.id, step, self.path))
+                        if self.step is not step:
+                            await self._record_start(step)
                         result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
-                        await self._note(ev.StepFinished(self.id, result))
+                        await self._record_result(result, following.get(step))
                         if result.outcome is not Outcome.PASSED:
                             return
 
@@ -320,9 +323,15 @@ class ScrubJob:
             await asyncio.gather(watching, return_exceptions=True)
 
     @asynccontextmanager
-    async def _turn(self, step: Step) -> AsyncIterator[Fenced | None]:
-        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
-        slots, plan = self._context.slots, verdict.plan(self.path, self._policy)
+    async def _turn(self, step: Step, plan: tuple[Step, ...]) -> AsyncIterator[Fenced | None]:
+        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait.
+
+        A step whose start was recorded together with the end of the step before needs no slot of its own.
+        """
+        if self.step is step:
+            yield None
+            return
+        slots = self._context.slots
         async with AsyncExitStack() as turn:
             unexpected_holder = None
             if Step.CLEAR in plan[: plan.index(step)]:
@@ -355,21 +364,34 @@ class ScrubJob:
 
     # -- the ledger
 
-    async def _note(self, event: ev.StepStarted | ev.StepFinished) -> None:
-        step = event.step if isinstance(event, ev.StepStarted) else None
+    async def _record_start(self, step: Step) -> None:
         if step is not Step.RESET:
-            await self._append_step(step, event)
+            await self._append_steps(step, ev.StepStarted(self.id, step, self.path))
             return
         # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
         # that grant finds the reset in the ledger.
         async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
-            await self._append_step(step, event)
+            await self._append_steps(step, ev.StepStarted(self.id, step, self.path))
 
-    async def _append_step(self, step: Step | None, event: ev.StepStarted | ev.StepFinished) -> None:
+    async def _record_result(self, result: StepResult, following: Step | None) -> None:
+        """Record the result of a step, and in the same transaction the start of the next step if it can begin now.
+
+        The observation that comes next then shows both that nothing disturbed the step that has ended, and that the
+        next one may run.
+        """
+        ended = ev.StepFinished(self.id, result)
+        may_follow = following is not None and result.outcome is Outcome.PASSED
+        if following is not None and may_follow and not self._context.slots.between(result.step, following):
+            await self._append_steps(following, ended, ev.StepStarted(self.id, following, self.path))
+        else:
+            await self._append_steps(None, ended)
+
+    async def _append_steps(self, step: Step | None, *events: ev.StepStarted | ev.StepFinished) -> None:
+        """Record the events in one transaction. ``step`` is the present step after them."""
         self.step = step
         if step is Step.CLEAR:
             self._clear_began = self._context.now().uptime
-        await self._ledger.append(self.op, (self.device, event))
+        await self._ledger.append(self.op, *((self.device, event) for event in events))
 
     def _own_record(self) -> Record | None:
         """The record of the device while the device still belongs to this job."""

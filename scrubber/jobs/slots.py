@@ -68,6 +68,12 @@ class Slots:
             for behind in self._queued.values():
                 behind()
 
+    def between(self, step: Step, following: Step) -> bool:
+        """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
+        if following is Step.RESET:  # its start is recorded under the locks of the siblings
+            return True
+        return self._observer.backend.one_driver and not ON_MEMORY.issuperset((step, following))
+
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
         if not self._observer.backend.one_driver:

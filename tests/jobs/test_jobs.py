@@ -14,7 +14,7 @@ from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.workers.worker import BrokenError
 from tests.service import hand
 from tests.service.hand import Hand
-from tests.service.node import Kind
+from tests.service.node import Kind, Node
 
 
 class Slow(Hand):
@@ -80,6 +80,37 @@ async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
     assert running.finished.is_set()
     assert running.receipt is not None
     assert [_ async for _ in running.updates()] == []
+
+
+ON_MEMORY = ["clear ends", "verify begins"], ["verify ends", "scratch begins"], ["scratch ends", "selftest begins"]
+AFTER_MEMORY = ["selftest ends", "settings begins"], ["settings ends", "health begins"], ["health ends"]
+
+
+@pytest.mark.parametrize(
+    ("one_driver", "together"),
+    [
+        (True, (*ON_MEMORY, ["selftest ends"], ["settings begins"], ["settings ends"], ["health begins"])),
+        (False, (["reset ends", "clear begins"], *ON_MEMORY, *AFTER_MEMORY)),
+    ],
+    ids=["slots for the driver", "no slots"],
+)
+async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkeypatch, one_driver, together):
+    """A kill between the two cannot happen. The start of a reset is recorded alone, under the locks of its siblings."""
+    monkeypatch.setattr(Node, "one_driver", one_driver)
+    append, written = world.life.ledger.append, list[list[str]]()
+
+    async def note(op: str, *events: tuple[str, ev.Event]) -> None:
+        begins = [(it.step.value, "begins") for _, it in events if isinstance(it, ev.StepStarted)]
+        ends = [(it.result.step.value, "ends") for _, it in events if isinstance(it, ev.StepFinished)]
+        written.append([" ".join(it) for it in (*ends, *begins)])
+        await append(op, *events)
+
+    monkeypatch.setattr(world.life.ledger, "append", note)
+    running = await world.operations.scrub(world.uuids[0], Path.RESET)
+    await running.finished.wait()
+    assert running.receipt is not None
+    assert ["reset begins"] in written
+    assert [it for it in together if it not in written] == []
 
 
 async def test_a_caller_that_gives_up_leaves_the_job_running(world):

@@ -61,12 +61,13 @@ class Eyes(ScrubJob):
             return replace(facts, holders=None)
         return facts
 
-    async def _note(self, event) -> None:
-        await super()._note(event)
-        begins = isinstance(event, ev.StepStarted)
-        step = event.step if begins else event.result.step
-        self.heard.say(f"step-{'started' if begins else 'finished'} {step.value}")
-        if self.heard[-1] == "step-finished clear":
+    async def _append_steps(self, step, *events) -> None:
+        await super()._append_steps(step, *events)
+        for event in events:
+            begins = isinstance(event, ev.StepStarted)
+            which = event.step if begins else event.result.step
+            self.heard.say(f"step-{'started' if begins else 'finished'} {which.value}")
+        if self.heard[-len(events)] == "step-finished clear":
             self.cleared()
 
 
