@@ -12,8 +12,7 @@ import traceback
 import click
 from click.core import ParameterSource
 
-from autoclave.cli import human
-from autoclave.cli.exit_codes import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE
+from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, human
 from scrubber.devices.base import DeviceError
 from scrubber.ground.documents.faults import PolicyError
 from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import cells, document, exit_codes, human, service_call, table
+from autoclave.cli import DONE, LEFT_ALONE, NOT_CLEAN, document, human, service_call, table, worst
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import Reason
@@ -50,13 +50,13 @@ def report(results: Results, devices: Devices, output: str) -> int:
     """Print the results and return the exit code."""
     ordered = sorted(results.values(), key=lambda it: list(devices).index(it.device))
     if output == "table":
-        table.show(cells.RESULTS, cells.results(ordered, devices))
+        table.show(table.RESULTS, table.results(ordered, devices))
     else:
         document.emit(document.listing("ScrubResult", [_item(it, devices) for it in ordered]), output)
     for it in ordered:
-        if _code(it.result) != exit_codes.DONE:
+        if _code(it.result) != DONE:
             click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
-    return exit_codes.worst(_code(it.result) for it in ordered)
+    return worst(_code(it.result) for it in ordered)
 
 
 def named(devices: Sequence[views.DeviceStatus]) -> Devices:
@@ -72,8 +72,8 @@ def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
 
 def _code(result: views.ScrubResult | None) -> int:
     if result is None or not (result.clean or result.running or result.left_alone):
-        return exit_codes.NOT_CLEAN
-    return exit_codes.LEFT_ALONE if result.left_alone else exit_codes.DONE
+        return NOT_CLEAN
+    return LEFT_ALONE if result.left_alone else DONE
 
 
 def _refusal(it: views.ScrubProgress, name: str) -> str:

@@ -10,14 +10,13 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import environment
 from scrubber.ground import paths
+from scrubber.ground.errors import AutoclaveError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ENVIRONMENT = environment.ENVIRONMENT
-
+PATIENCE = 0.5  # seconds that a person at the prompt waits at most for the names of GPUs
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 
@@ -49,9 +48,20 @@ def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """GPU names for the shell. Imported late, because parsing flags needs no connection."""
-    items: list[CompletionItem] = importlib.import_module("autoclave.cli.gpu_names").gpus(ctx, param, incomplete)
-    return items
+    """Indices and UUIDs of GPUs that start with the typed text; none when the service does not answer quickly."""
+    del param
+    service_call = importlib.import_module("autoclave.cli.service_call")  # late: parsing flags needs no connection
+    run_dir = Path(ctx.params.get("run_dir") or paths.RUN_DIR)
+    try:
+        status = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE))
+    except AutoclaveError:
+        return []
+    names = ((name, device) for device in status.devices for name in (device.name, device.device))
+    return [
+        CompletionItem(name, help=f"{device.state} {device.model}")
+        for name, device in names
+        if name.startswith(incomplete)
+    ]
 
 
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

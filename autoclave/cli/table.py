@@ -1,4 +1,4 @@
-"""Prints tables: for people on a terminal, for grep and awk elsewhere.
+"""Tables about devices, scrubs and history: their cells, printed for people on a terminal, for grep and awk elsewhere.
 
 Elsewhere there are no colours, no lines, and no cut or wrapped cells. Two spaces separate columns, and an empty cell
 is a dash, so that ``awk '{print $3}'`` finds the third column.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 
 from autoclave.cli import human
+from scrubber.core import views
 
 EMPTY = "-"
 
@@ -47,3 +49,156 @@ def plain(headers: Sequence[str], rows: Rows) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
+
+
+STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
+WIDE = (
+    "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
+    "UNITS", "TESTS", "OWNER", "MODEL", "NOTE",
+)  # fmt: skip
+# The states of core.model, which loads slowly.
+STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
+RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
+_NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
+HISTORY = ("ROW", "TIME", "GPU", "WHAT")
+
+
+def status(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
+    """One row for each device, at most 80 columns wide."""
+    short = human.shortened([device.device for device in devices])
+    return [[*_head(device, short[device.device], now), note(device)] for device in devices]
+
+
+def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
+    """One row for each device, with every short field."""
+    return [
+        [
+            *_head(device, device.device, now),
+            human.size(device.memory_bytes),
+            device.pci_address,
+            "" if device.numa_node is None else str(device.numa_node),
+            device.driver.rpartition(" ")[0],  # without the number of its instance
+            device.policy_rule,
+            device.receipt.id if device.receipt else "",
+            *_measurements(device.receipt),
+            device.pod.replace(", ", ",") or device.owner.replace(" ", "_"),
+            f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
+            note(device),
+        ]
+        for device in devices
+    ]
+
+
+def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
+    """How many devices are in each state, in one line. ``total``: how many there are, with those not selected."""
+    count = Counter(device.state for device in devices)
+    states = ", ".join(f"{count[state]} {state.replace('_', ' ')}" for state in STATES if count[state])
+    unhealthy = sum(not device.healthy for device in devices)
+    of = f"{len(devices)} of {total}" if len(devices) < total else str(total)
+    parts = [f"{of} GPU{'' if total == 1 else 's'}", *([f": {states}"] if devices else [])]
+    return "".join([*parts, *([f"; {unhealthy} not healthy"] if unhealthy != count["quarantined"] else [])])
+
+
+def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
+    healthy = "yes" if device.healthy else "no"
+    return [device.name, uuid, device.state, human.span(now - device.since), healthy]
+
+
+def _next(quarantine: views.QuarantineStatus) -> str:
+    match quarantine.next_probe_seconds:
+        case None:
+            return "waits for an operator"
+        case 0.0:
+            return "next probation when the cause is gone"
+        case due:
+            return f"next probation in {human.span(due)}"
+
+
+def note(device: views.DeviceStatus) -> str:
+    """The most important fact about a device."""
+    if device.quarantine is not None:
+        return f"{device.quarantine.reason}: {device.quarantine.detail}; {_next(device.quarantine)}"
+    if device.job is not None:
+        return job(device.job)
+    if tenant := device.pod or device.owner:
+        return f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}"
+    if device.setback:
+        return device.setback
+    return "" if device.why == device.state else device.why
+
+
+def job(it: views.JobStatus) -> str:
+    """The progress of a job."""
+    if it.queue_place is not None:
+        return f"waiting for a slot, {human.ordinal(it.queue_place)} ({it.path} path)"
+    share = f"{it.done_bytes / it.total_bytes:.0%}" if it.total_bytes else ""
+    if it.step:
+        return f"{it.path} path: {it.step} {share}".rstrip()
+    return f"{it.path} path: {'between two steps' if share else 'starting'}"
+
+
+def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views.DeviceStatus]) -> list[list[str]]:
+    """One row for each device: the result of its scrub."""
+    short = human.shortened(list(devices))
+    return [
+        [devices[it.device].name, short[it.device], *_result(it.result)] for it in progress if it.result is not None
+    ]
+
+
+def _result(result: views.ScrubResult) -> list[str]:
+    if result.running:
+        return ["running", *_NOTHING]
+    if result.left_alone:
+        return ["yes" if result.state == "clean" else result.state, *_NOTHING]
+    receipt = result.receipt
+    if not result.clean or receipt is None:
+        return ["no", *_NOTHING]
+    return [
+        "yes",
+        human.size(receipt.residue_bytes),
+        _coverage(receipt),
+        _units(receipt),
+        str(len(receipt.tests) or ""),
+        human.took(sum(step.seconds for step in receipt.steps)),
+        receipt.id,
+    ]
+
+
+def proof(receipt: views.ReceiptView) -> Iterator[str]:
+    """The last owner and the measurements of a receipt, as phrases. Leaves out what the path did not do."""
+    if receipt.last_owner:
+        yield f"the last owner was {receipt.last_owner}"
+    written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
+    covered = f"{human.size(receipt.covered_bytes)} of {human.size(receipt.allocatable_bytes)}"
+    yield f"{covered} ({_coverage(receipt)}) {written} and read back"
+    if receipt.uncovered:
+        parts = (f"{human.size(part.bytes)} {part.cause}" for part in receipt.uncovered)
+        yield f"not covered: {', '.join(parts)}"
+    if receipt.residue_bytes:
+        first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
+        yield f"{human.size(receipt.residue_bytes)} were not zero before{first}"
+    if receipt.searched_bytes is not None:
+        yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
+    if receipt.units is not None:
+        yield f"memory on the chip overwritten on {_units(receipt)} units"
+    if receipt.tests:
+        yield f"tested: {', '.join(receipt.tests)}"
+
+
+def _measurements(receipt: views.ReceiptView | None) -> list[str]:
+    if receipt is None:
+        return ["", "", ""]
+    return [_coverage(receipt), _units(receipt), ",".join(receipt.tests)]
+
+
+def _coverage(receipt: views.ReceiptView) -> str:
+    return f"{receipt.covered_bytes / receipt.allocatable_bytes:.2%}" if receipt.allocatable_bytes else ""
+
+
+def _units(receipt: views.ReceiptView) -> str:
+    return "" if receipt.units is None else f"{receipt.units_reached}/{receipt.units}"
+
+
+def history(entries: Sequence[views.HistoryEntry]) -> list[list[str]]:
+    """One row for each event."""
+    return [[str(entry.seq), human.local(entry.at), entry.name, entry.text] for entry in entries]

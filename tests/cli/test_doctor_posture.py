@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.cli import exit_codes
+from autoclave.cli import INTERRUPTED, NOT_CLEAN
 from autoclave.doctor import gathering
 from autoclave.doctor.facts import process_facts
 from demo.standins import checkpoint
@@ -143,14 +143,14 @@ def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
         process.stdout.readline()
         process.terminate()
         process.communicate(timeout=WITHIN)
-        assert process.returncode == exit_codes.INTERRUPTED
+        assert process.returncode == INTERRUPTED
 
 
 def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
     kubelet.listen("nvidia-gpu.sock")
     with waiting(kubelet.directory, short_tmp, "1ms") as process:
         assert "1 of 1 findings are broken" in process.communicate(timeout=WITHIN)[1]
-        assert process.returncode == exit_codes.NOT_CLEAN
+        assert process.returncode == NOT_CLEAN
 
 
 @contextmanager

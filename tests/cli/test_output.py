@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from autoclave.cli import cells, document, exit_codes, job_progress, status_view, table, terminal
+from autoclave.cli import document, job_progress, status_view, table, terminal, worst
 from autoclave.cli.verbs import explain
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
@@ -48,7 +48,7 @@ ENTRY = views.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released
 
 
 def test_the_status_table_says_the_most_telling_thing_of_each_device():
-    rows = cells.status([CLEAN, SICK, BUSY], NOW)
+    rows = table.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
         ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; next probation in 45s"],
@@ -73,12 +73,12 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
     ],
 )
 def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
-    assert cells.note(replace(CLEAN, **change)) == told
+    assert table.note(replace(CLEAN, **change)) == told
 
 
 def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
-    lines = table.plain(cells.WIDE, cells.wide([CLEAN, SICK], NOW)).splitlines()
-    assert lines[0].split() == list(cells.WIDE)
+    lines = table.plain(table.WIDE, table.wide([CLEAN, SICK], NOW)).splitlines()
+    assert lines[0].split() == list(table.WIDE)
     assert (
         "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     simulated 1.0  defaults"
         in lines[1]
@@ -95,8 +95,8 @@ FULL = replace(
 
 def test_wide_has_these_columns_and_the_page_describes_each():
     """A new column turns this test red: it needs an expected cell here, and a row in docs/how-to.md."""
-    [row] = cells.wide([FULL], NOW)
-    assert dict(zip(cells.WIDE, row, strict=True)) == {
+    [row] = table.wide([FULL], NOW)
+    assert dict(zip(table.WIDE, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
         "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
         "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "UNITS": "132/132", "TESTS": "address,arithmetic",
@@ -105,7 +105,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
     table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
     named = [name for line in table_of_columns.splitlines() for name in re.findall(r"`([A-Z]+)`", line.split(" | ")[0])]
-    assert sorted(named) == sorted(cells.WIDE)
+    assert sorted(named) == sorted(table.WIDE)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_wide_has_these_columns_and_the_page_describes_each():
     ],
 )
 def test_wide_names_the_owner_in_one_word(change, owner):
-    [row] = cells.wide([replace(CLEAN, **change)], NOW)
-    assert row[cells.WIDE.index("OWNER")] == owner
+    [row] = table.wide([replace(CLEAN, **change)], NOW)
+    assert row[table.WIDE.index("OWNER")] == owner
 
 
 def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
-    text = table.plain(cells.STATUS, cells.status([CLEAN, SICK], NOW))
+    text = table.plain(table.STATUS, table.status([CLEAN, SICK], NOW))
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
@@ -137,7 +137,7 @@ def test_a_plain_table_cuts_nothing_however_long_it_is():
 
 
 def test_a_slice_is_called_by_its_gpu_and_its_number_there():
-    assert cells.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
+    assert table.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
 
 
 def test_an_empty_table_is_its_header():
@@ -151,8 +151,8 @@ def test_a_cell_cannot_break_out_of_its_line():
 def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
-    rows = cells.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
-    console.print(terminal.drawn(cells.STATUS, rows))
+    rows = table.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
+    console.print(terminal.drawn(table.STATUS, rows))
     return paper.getvalue()
 
 
@@ -167,12 +167,12 @@ def table_of(output, gpus):
     devices = [replace(SICK if number % 2 else CLEAN, index=number) for number in range(gpus)]
     match output:
         case "history":
-            return cells.HISTORY, cells.history(
+            return table.HISTORY, table.history(
                 [replace(ENTRY, index=number, text="x " * 90) for number in range(gpus)]
             )
         case "wide":
-            return cells.WIDE, cells.wide(devices, NOW)
-    return cells.STATUS, cells.status(devices, NOW)
+            return table.WIDE, table.wide(devices, NOW)
+    return table.STATUS, table.status(devices, NOW)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
@@ -289,8 +289,8 @@ def test_an_explanation_does_not_tell_what_the_path_did_not_do():
 
 def test_wide_shows_coverage_units_and_tests_a_word_each():
     [bare, deep] = [
-        dict(zip(cells.WIDE, row, strict=True))
-        for row in cells.wide([SICK, replace(CLEAN, receipt=DEEP)], NOW)
+        dict(zip(table.WIDE, row, strict=True))
+        for row in table.wide([SICK, replace(CLEAN, receipt=DEEP)], NOW)
     ]  # fmt: skip
     assert [deep[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["99.50%", "132/132", "address,arithmetic"]
     assert [bare[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["", "", ""]
@@ -374,8 +374,8 @@ def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsy
 
 def test_a_slow_result_shows_units_and_the_number_of_tests():
     passed = replace(PASSED, receipt=DEEP)
-    [row] = cells.results([progress(CLEAN, result=passed)], BOTH)
-    assert dict(zip(cells.RESULTS, row, strict=True)) == {
+    [row] = table.results([progress(CLEAN, result=passed)], BOTH)
+    assert dict(zip(table.RESULTS, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa", "CLEAN": "yes", "RESIDUE": "1MiB", "COVERAGE": "99.50%",
         "UNITS": "132/132", "TESTS": "2", "TIME": "0.75s", "RECEIPT": "3dac54cd6a98ac39",
     }  # fmt: skip
@@ -383,7 +383,7 @@ def test_a_slow_result_shows_units_and_the_number_of_tests():
 
 def test_every_result_has_a_cell_in_every_column():
     for result in (PASSED, FAILED, GRANTED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
-        assert [len(row) for row in cells.results([progress(CLEAN, result=result)], BOTH)] == [len(cells.RESULTS)]
+        assert [len(row) for row in table.results([progress(CLEAN, result=result)], BOTH)] == [len(table.RESULTS)]
 
 
 def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
@@ -415,7 +415,7 @@ def test_a_gpu_left_alone_hides_no_gpu_that_is_not_clean(capsys):
 
 
 def test_the_worst_gpu_gives_the_exit_code():
-    assert [exit_codes.worst(codes) for codes in ([], [0, 4], [4, 1, 0], [1, 2], [3, 2, 1])] == [0, 4, 1, 2, 3]
+    assert [worst(codes) for codes in ([], [0, 4], [4, 1, 0], [1, 2], [3, 2, 1])] == [0, 4, 1, 2, 3]
 
 
 def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli import cells, custom_columns, selection, status_view, status_watch, table, terminal
-from autoclave.cli.selection import Selection
+from autoclave.cli import document, status_view, table, terminal
+from autoclave.cli.status_view import Selection
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.core.model import State
@@ -44,7 +44,7 @@ def names(devices):
     ],
 )
 def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
-    assert names(Selection(terms=selection.selector(selector)).of(FOUR)) == chosen.split()
+    assert names(Selection(terms=status_view.selector(selector)).of(FOUR)) == chosen.split()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
 )
 def test_a_malformed_selector_is_refused_with_what_is_allowed(selector, why):
     with pytest.raises(ValueError, match="^" + why):
-        selection.selector(selector)
+        status_view.selector(selector)
 
 
 def test_filters_hold_together():
@@ -80,7 +80,7 @@ def test_filters_hold_together():
 
 
 def test_every_state_can_be_named_and_is_counted():
-    assert sorted(cells.STATES) == sorted(state.value for state in State)
+    assert sorted(table.STATES) == sorted(state.value for state in State)
 
 
 def test_trouble_comes_first_and_a_scrub_within_its_budget_is_none():
@@ -111,11 +111,11 @@ def test_equal_gpus_keep_the_order_of_their_index():
 
 def test_the_line_of_totals_counts_states_and_unhealthy_gpus():
     use = replace(CLEAN, state="in_use")
-    assert cells.summary([CLEAN, use, use, SICK], 4) == "4 GPUs: 1 clean, 2 in use, 1 quarantined"
-    assert cells.summary([CLEAN, replace(use, healthy=False)], 2) == "2 GPUs: 1 clean, 1 in use; 1 not healthy"
-    assert cells.summary([SICK], 4) == "1 of 4 GPUs: 1 quarantined"
-    assert cells.summary([CLEAN], 1) == "1 GPU: 1 clean"
-    assert cells.summary([], 4) == "0 of 4 GPUs"
+    assert table.summary([CLEAN, use, use, SICK], 4) == "4 GPUs: 1 clean, 2 in use, 1 quarantined"
+    assert table.summary([CLEAN, replace(use, healthy=False)], 2) == "2 GPUs: 1 clean, 1 in use; 1 not healthy"
+    assert table.summary([SICK], 4) == "1 of 4 GPUs: 1 quarantined"
+    assert table.summary([CLEAN], 1) == "1 GPU: 1 clean"
+    assert table.summary([], 4) == "0 of 4 GPUs"
 
 
 def shown(capsys, devices, **form):
@@ -125,7 +125,7 @@ def shown(capsys, devices, **form):
 
 
 def test_custom_columns_are_fields_of_the_document(capsys):
-    columns = custom_columns.parse("GPU:.name,WHY:.quarantine.reason,PROOF:receipt.id,SINCE:.since,OK:.healthy")
+    columns = document.parse_columns("GPU:.name,WHY:.quarantine.reason,PROOF:receipt.id,SINCE:.since,OK:.healthy")
     told = shown(capsys, [CLEAN, replace(SICK, slice=2)], output=columns)
     assert [line.split() for line in told.out.splitlines()] == [
         ["GPU", "WHY", "PROOF", "SINCE", "OK"],
@@ -137,13 +137,13 @@ def test_custom_columns_are_fields_of_the_document(capsys):
 @pytest.mark.parametrize("spec", ["", "GPU", "GPU:", ":.name", "GPU:.name,"])
 def test_custom_columns_without_a_header_or_field_are_refused(spec):
     with pytest.raises(ValueError, match=r"^expected custom-columns=HEADER:FIELD"):
-        custom_columns.parse(spec)
+        document.parse_columns(spec)
 
 
 @pytest.mark.parametrize("field", ["nme", "receipt", "receipt.steps", "receipt.id.x", "__class__"])
 def test_an_unknown_field_is_refused_with_the_list_of_fields(field):
     with pytest.raises(ValueError, match=rf"^there is no field {field}; the fields are name, device, .*receipt\.id"):
-        custom_columns.parse(f"A:.{field}")
+        document.parse_columns(f"A:.{field}")
 
 
 def test_without_headers_a_pipe_gets_rows_only(capsys):
@@ -166,7 +166,7 @@ def test_filters_apply_to_documents(capsys):
 
 def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.show((), cells.status([CLEAN, SICK], NOW))
+    terminal.show((), table.status([CLEAN, SICK], NOW))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "probation"]
     assert table.plain((), []) == ""
 
@@ -189,7 +189,7 @@ async def test_a_watch_prints_no_table_for_a_place_in_the_queue(capsys, monkeypa
     async with client.AdminClient(Path("/nowhere")) as admin:
         monkeypatch.setattr(admin, "status", status)
         with pytest.raises(IndexError):  # there is no further answer
-            await status_watch.watch(admin, (), status_view.Form(Selection(), "table", headers=False))
+            await status_view.watch(admin, (), status_view.Form(Selection(), "table", headers=False))
     told = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert told == ["scrubbing", "clean"]
 

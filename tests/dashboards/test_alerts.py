@@ -6,7 +6,7 @@ import re
 import promql_parser as promql
 import pytest
 
-from autoclave.cli import manual
+from autoclave.cli.verbs import manual
 from dashboards import runbooks
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import document, human, options, resolve_gpus
+from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
 from scrubber.api import client
 from scrubber.ground.granted_device import GrantedDevice
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @resolve_gpus.gpus
 @resolve_gpus.owner("Who the GPUs are for, such as a job id.")
 @options.output("text", "json", "yaml")

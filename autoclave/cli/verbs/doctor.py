@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import document, exit_codes, options, service_call, table
+from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, options, service_call, table
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level, printable
 from autoclave.doctor.findings import roster
@@ -30,7 +30,7 @@ class Chosen(TypedDict):
     without_kubernetes: bool
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.output("table", "json", "yaml")
 @options.run_dir
 @click.option(
@@ -116,7 +116,7 @@ def command(
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
         click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
-    return exit_codes.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
+    return NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
 def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:

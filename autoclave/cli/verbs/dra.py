@@ -8,10 +8,7 @@ from typing import Any
 
 import click
 
-import autoclave.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
-
-# isort: split
-from autoclave.cli import environment
+from autoclave.cli import ENVIRONMENT
 from autoclave.cli.verbs.plugin import PATH, log_format, log_level, metrics_address, node_name
 from plugin import config as plugin_config
 from plugin.cluster.credentials import ReportChoice, Reports
@@ -20,7 +17,7 @@ from scrubber import __version__
 from scrubber.ground import log, paths
 
 
-@click.command(context_settings=environment.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @click.option(
     "--driver-name",
     default="",

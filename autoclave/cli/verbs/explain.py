@@ -1,7 +1,7 @@
 """``autoclave explain``: why a GPU is in its state, step by step.
 
 The service makes the sentences about events (``core/event_text``), about the offer (``core/offering``) and the advice
-(``core/device_status``). This module and ``cells`` make the lines about the present state.
+(``core/device_status``). This module and ``table`` make the lines about the present state.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import cells, document, human, options, service_call
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from scrubber.core import views
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.gpu
 @options.output("text", "json", "yaml")
 @options.run_dir
@@ -56,13 +56,13 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
         yield f"        {_way_back(device.quarantine)}"
-    elif note := cells.note(device):
+    elif note := table.note(device):
         yield f"        {note}"
     if device.owner and device.pod:  # the entries above name the pod by its UID
         yield f"        its UID is {device.owner}"
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
-        yield from (f"          {line}" for line in cells.proof(device.receipt))
+        yield from (f"          {line}" for line in table.proof(device.receipt))
     yield f"        {'offered to the kubelet' if device.healthy else 'not offered to the kubelet'}: {device.why}"
 
 

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import cells, document, human, options, service_call, status_watch, table
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, status_view, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
@@ -33,7 +33,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(kind) for kind in kinds if kind.startswith(incomplete)]
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
 @click.option(
     "--since",
@@ -81,7 +81,7 @@ def command(
 
 def _show(entries: Sequence[views.HistoryEntry], output: str) -> None:
     if output == "table":
-        table.show(cells.HISTORY, cells.history(entries))
+        table.show(table.HISTORY, table.history(entries))
     elif output == "jsonl":
         for entry in entries:
             document.emit_line(document.entry(entry))
@@ -94,16 +94,16 @@ async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines,
     reachable = True
     while True:
         try:
-            status = await admin.status([gpu] if gpu else (), newer_than=seen, wait=status_watch.QUIET)
+            status = await admin.status([gpu] if gpu else (), newer_than=seen, wait=status_view.QUIET)
             if status.service.ledger_rows < seen:
                 click.echo("autoclave: a new ledger was begun", err=True)
                 seen = 0
             entries = await admin.history(gpu, after=seen, limit=EVERY, **which)
         except (Unreachable, NotReady):
             if reachable:
-                click.echo(f"autoclave: {status_watch.UNREACHABLE}", err=True)
+                click.echo(f"autoclave: {status_view.UNREACHABLE}", err=True)
             reachable = False
-            await asyncio.sleep(status_watch.RETRY)
+            await asyncio.sleep(status_view.RETRY)
             continue
         reachable = True
         lines(entries)
@@ -115,14 +115,14 @@ class _Lines:
 
     def __init__(self, entries: Sequence[views.HistoryEntry], output: str) -> None:
         self._output = output
-        rows = [cells.HISTORY, *cells.history(entries)]
-        self._widths = [max(len(row[column]) for row in rows) for column in range(len(cells.HISTORY) - 1)]
+        rows = [table.HISTORY, *table.history(entries)]
+        self._widths = [max(len(row[column]) for row in rows) for column in range(len(table.HISTORY) - 1)]
         if output == "table":
-            click.echo(self._line(cells.HISTORY))
+            click.echo(self._line(table.HISTORY))
 
     def __call__(self, entries: Sequence[views.HistoryEntry]) -> None:
         if self._output == "table":
-            for row in cells.history(entries):
+            for row in table.history(entries):
                 click.echo(self._line([human.printable(cell) for cell in row]))
         else:
             _show(entries, self._output)

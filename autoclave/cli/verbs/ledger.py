@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import document, human, options
+from autoclave.cli import ENVIRONMENT, document, human, options
 from scrubber.ground import paths
 from scrubber.ledger import audit
 
@@ -19,7 +19,7 @@ def command() -> None:
     """Check or export the ledger, with or without a running service."""
 
 
-@command.command(context_settings=options.ENVIRONMENT)
+@command.command(context_settings=ENVIRONMENT)
 @options.output("text", "json", "yaml")
 @file
 @options.state_dir
@@ -46,7 +46,7 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
     return 1
 
 
-@command.command(context_settings=options.ENVIRONMENT)
+@command.command(context_settings=ENVIRONMENT)
 @file
 @options.state_dir
 def export(file: Path | None, state_dir: Path) -> None:

@@ -14,10 +14,7 @@ from typing import Any
 
 import click
 
-import autoclave.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
-
-# isort: split
-from autoclave.cli import environment
+from autoclave.cli import ENVIRONMENT
 from plugin import app, config, response
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
@@ -88,7 +85,7 @@ log_format = click.option(
 )
 
 
-@click.command(context_settings=environment.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @click.option("--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
 @click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
 @click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import human, options, service_call
+from autoclave.cli import ENVIRONMENT, human, options, service_call
 from policies import load, schema
 from scrubber.ground.documents.faults import PolicyError
 from scrubber.ground.errors import FatalError
@@ -19,7 +19,7 @@ def command() -> None:
     """Check and show policies, and name the one that applies to a GPU."""
 
 
-@command.command(context_settings=options.ENVIRONMENT)
+@command.command(context_settings=ENVIRONMENT)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_policies)
 def check(files: tuple[str, ...]) -> int:
     """Check policy files and list every fault with its place.
@@ -50,7 +50,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
 
 
-@command.command(context_settings=options.ENVIRONMENT)
+@command.command(context_settings=ENVIRONMENT)
 @click.argument("name", shell_complete=_names)
 def show(name: str) -> None:
     """Print a shipped policy with its comments, as a start for your own."""
@@ -59,7 +59,7 @@ def show(name: str) -> None:
     click.echo(load.read_shipped(name), nl=False)
 
 
-@command.command(context_settings=options.ENVIRONMENT)
+@command.command(context_settings=ENVIRONMENT)
 @options.gpu
 @options.run_dir
 def which(gpu: str, run_dir: Path) -> None:
@@ -68,7 +68,7 @@ def which(gpu: str, run_dir: Path) -> None:
     click.echo(human.printable(f"GPU {found.device.name} ({found.device.device}): {found.policy_why}"))
 
 
-@command.command("schema", context_settings=options.ENVIRONMENT)
+@command.command("schema", context_settings=ENVIRONMENT)
 def show_schema() -> None:
     """Print the JSON Schema of policy files, for editors."""
     click.echo(schema.render(), nl=False)

@@ -6,12 +6,23 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import cells, document, exit_codes, human, options, resolve_gpus, service_call
+from autoclave.cli import (
+    ENVIRONMENT,
+    NOT_CLEAN,
+    UNREACHABLE,
+    document,
+    human,
+    options,
+    resolve_gpus,
+    service_call,
+    table,
+    worst,
+)
 from scrubber.api import client
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Unreachable
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @resolve_gpus.gpus
 @click.option("--reason", required=True, help="Why; shown by status and explain.")
 @options.output("text", "json", "yaml")
@@ -34,12 +45,12 @@ def command(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -> i
             except AutoclaveError as error:
                 click.echo(human.printable(f"autoclave: cannot quarantine GPU {it.name}: {error.message}"), err=True)
                 unreachable = isinstance(error, Unreachable)
-                codes.append(exit_codes.UNREACHABLE if unreachable else exit_codes.NOT_CLEAN)
+                codes.append(UNREACHABLE if unreachable else NOT_CLEAN)
         if output != "text":
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
             for it in done:
-                click.echo(human.printable(f"GPU {it.name} ({it.device}) is {it.state}: {cells.note(it)}"))
-        return exit_codes.worst(codes)
+                click.echo(human.printable(f"GPU {it.name} ({it.device}) is {it.state}: {table.note(it)}"))
+        return worst(codes)
 
     return service_call.ask(run_dir, quarantine)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import job_progress, options, resolve_gpus, service_call
+from autoclave.cli import ENVIRONMENT, job_progress, options, resolve_gpus, service_call
 from scrubber.api import client
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @resolve_gpus.gpus
 @click.option("--reason", default="", show_default=False, help="Why; stored in the ledger.")
 @click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")

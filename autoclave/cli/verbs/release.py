@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import document, human, options, resolve_gpus
+from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
 from scrubber.api import client
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @resolve_gpus.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
 @options.output("text", "json", "yaml")

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import job_progress, options
+from autoclave.cli import ENVIRONMENT, job_progress, options
 from scrubber.api import client
 from scrubber.ground.documents import units
 from scrubber.ground.errors import NotReady, Reason
@@ -21,7 +21,7 @@ class How(TypedDict):
     timeout: float | None
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
 @click.option(

@@ -9,10 +9,7 @@ from typing import Any
 
 import click
 
-import autoclave.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
-
-# isort: split
-from autoclave.cli import options
+from autoclave.cli import ENVIRONMENT, options
 from scrubber import config, daemon
 from scrubber.ground import paths
 
@@ -22,7 +19,7 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
     return click.option(name, allow_from_autoenv=False, **about)
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @_flag("--backend", type=click.Choice([it.value for it in config.BackendChoice]), help="Which kind of GPUs.")
 @_flag(
     "--policy",

@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autoclave.cli import drill_targets, human, options
+from autoclave.cli import ENVIRONMENT, human, options, service_call
 from policies.health import DeviceSign
-from scrubber.core.model import AilmentKind
-from scrubber.devices.simulated import chip, documents, drills, tenants
+from scrubber.core.model import AilmentKind, DeviceInfo
+from scrubber.devices.simulated import chip, documents, drills, layout, tenants
 from scrubber.ground.documents import units
+from scrubber.ground.errors import InvalidRequest, Reason, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class DrillTarget:
+    """A simulated GPU and its directory."""
+
+    root: Path
+    uuid: str
+    index: int
+
+
+def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
+    """The GPU with this name."""
+    if simulated_dir is not None:
+        found = _match_name(gpu, [place.info() for place in layout.places(simulated_dir)], simulated_dir)
+        return DrillTarget(simulated_dir, found.uuid, found.index)
+    status = service_call.ask(run_dir, lambda admin: admin.status([gpu]))
+    if not status.service.simulated_dir:
+        raise Refused(
+            Reason.INVALID_REQUEST,
+            f"cannot simulate on backend {status.service.backend}: its GPUs are real;"
+            " start a service with --backend simulated for drills",
+        )
+    device = status.devices[0]
+    return DrillTarget(Path(status.service.simulated_dir), device.device, device.index)
+
+
+def _match_name(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
+    """By index, UUID, or unique UUID prefix, as the service does."""
+    found = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"{it.index} ({it.uuid})" for it in found or infos) or "nothing"
+    why = f"it could be any of {names}" if found else f"there is {names} in {root}"
+    raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
+
 
 DURATION = options.Parsed("duration", units.parse_duration)
 SIZE = options.Parsed("size", units.parse_size)
@@ -40,11 +78,11 @@ def drill(act: Callable[..., str]) -> click.Command:
 
     @functools.wraps(act)
     def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
-        target = drill_targets.find(gpu, simulated_dir, run_dir)
+        target = find_target(gpu, simulated_dir, run_dir)
         click.echo(human.printable(f"GPU {target.index}: {act(target, **extra)}"))
 
     verb = options.gpu(simulated_dir(options.run_dir(run)))
-    return command.command(act.__name__.replace("_", "-"), context_settings=options.ENVIRONMENT)(verb)
+    return command.command(act.__name__.replace("_", "-"), context_settings=ENVIRONMENT)(verb)
 
 
 @drill
@@ -56,14 +94,14 @@ def drill(act: Callable[..., str]) -> click.Command:
     default=0,
     help="Where to write the secret, as in 1MiB; it is also written halfway and at the end.",
 )
-def occupy(target: drill_targets.DrillTarget, secret: str, container: str, offset: int) -> str:
+def occupy(target: DrillTarget, secret: str, container: str, offset: int) -> str:
     """Start a process of a container that uses the GPU."""
     pid = tenants.occupy(target.root, target.uuid, secret.encode(), container, offset)
     return f"process {pid} of container {container} uses the GPU; `autoclave simulate release {target.index}` ends it"
 
 
 @drill
-def release(target: drill_targets.DrillTarget) -> str:
+def release(target: DrillTarget) -> str:
     """End the container processes that use the GPU."""
     ended = tenants.release(target.root, target.uuid)
     return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses the GPU"
@@ -71,7 +109,7 @@ def release(target: drill_targets.DrillTarget) -> str:
 
 @drill
 @secret
-def zombie(target: drill_targets.DrillTarget, secret: str) -> str:
+def zombie(target: DrillTarget, secret: str) -> str:
     """Leave a process behind that belongs to no container.
 
     It holds the memory open and ignores SIGTERM.
@@ -82,7 +120,7 @@ def zombie(target: drill_targets.DrillTarget, secret: str) -> str:
 
 @drill
 @click.option("--size", type=SIZE, default="1MiB", help="How much memory.")
-def leak(target: drill_targets.DrillTarget, size: int) -> str:
+def leak(target: DrillTarget, size: int) -> str:
     """Leak memory: no process holds it, and only a reset frees it."""
     drills.leak(target.root, target.uuid, size)
     return f"{human.size(size)} are leaked: no process holds them, and only a reset frees them"
@@ -91,7 +129,7 @@ def leak(target: drill_targets.DrillTarget, size: int) -> str:
 @drill
 @click.argument("code", type=options.IntRange(1, 1000))
 @click.option("--count", type=options.IntRange(1), default=1, help="How many at once.")
-def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
+def xid(target: DrillTarget, code: int, count: int) -> str:
     """Report a driver error event."""
     drills.xid(target.root, target.uuid, code, count)
     return f"the driver reports xid {code}" + (f" {count} times" if count > 1 else "")
@@ -99,7 +137,7 @@ def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
 
 @drill
 @click.option("--count", type=options.IntRange(1), default=1, help="How many errors.")
-def ecc(target: drill_targets.DrillTarget, count: int) -> str:
+def ecc(target: DrillTarget, count: int) -> str:
     """Report uncorrectable memory errors."""
     drills.ecc(target.root, target.uuid, count)
     return f"{count} more uncorrectable memory errors are reported"
@@ -107,7 +145,7 @@ def ecc(target: drill_targets.DrillTarget, count: int) -> str:
 
 @drill
 @click.option("--failed", is_flag=True, help="The remap failed: no spare row is left.")
-def remap(target: drill_targets.DrillTarget, failed: bool) -> str:
+def remap(target: DrillTarget, failed: bool) -> str:
     """Report a row remap that is pending or failed."""
     drills.remap(target.root, target.uuid, failed=failed)
     return (
@@ -116,14 +154,14 @@ def remap(target: drill_targets.DrillTarget, failed: bool) -> str:
 
 
 @drill
-def lost(target: drill_targets.DrillTarget) -> str:
+def lost(target: DrillTarget) -> str:
     """Make the GPU fall off the bus."""
     drills.lose(target.root, target.uuid)
     return f"the GPU fell off the bus; {_healed_by(target)}"
 
 
 @drill
-def hang(target: drill_targets.DrillTarget) -> str:
+def hang(target: DrillTarget) -> str:
     """Make driver calls for the GPU hang."""
     drills.hang(target.root, target.uuid)
     return f"driver calls for the GPU hang; {_healed_by(target)}"
@@ -132,7 +170,7 @@ def hang(target: drill_targets.DrillTarget) -> str:
 @drill
 @click.option("--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", help="In which way.")
 @click.option("--duration", type=DURATION, default="30s", help="How long a slow reset takes.")
-def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) -> str:
+def reset_fails(target: DrillTarget, how: str, duration: float) -> str:
     """Make resets refuse, fail, or take long."""
     drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
     return f"resets are {how}; {_healed_by(target)}"
@@ -141,28 +179,28 @@ def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) ->
 @drill
 @click.option("--offset", type=SIZE, default="0B", help="Which byte, as in 1MiB.")
 @click.option("--bit", type=options.IntRange(0, 7), default=0, help="Which bit of it.")
-def bad_memory(target: drill_targets.DrillTarget, offset: int, bit: int) -> str:
+def bad_memory(target: DrillTarget, offset: int, bit: int) -> str:
     """Make one bit of the memory stick at one."""
     drills.bad_memory(target.root, target.uuid, offset, bit)
     return f"bit {bit} of byte {offset} is stuck at one; {_healed_by(target)}"
 
 
 @drill
-def stall_clears(target: drill_targets.DrillTarget) -> str:
+def stall_clears(target: DrillTarget) -> str:
     """Make clears stall."""
     drills.stall_clears(target.root, target.uuid)
     return f"clears stall; {_healed_by(target)}"
 
 
 @drill
-def skip_clears(target: drill_targets.DrillTarget) -> str:
+def skip_clears(target: DrillTarget) -> str:
     """Make clears report success and write nothing."""
     drills.skip_clears(target.root, target.uuid)
     return f"clears report success and write nothing; {_healed_by(target)}"
 
 
 @drill
-def skip_scratch(target: drill_targets.DrillTarget) -> str:
+def skip_scratch(target: DrillTarget) -> str:
     """Make scratch overwrite nothing and report success."""
     drills.skip_scratch(target.root, target.uuid)
     return f"scratch reports success and overwrites nothing; {_healed_by(target)}"
@@ -170,7 +208,7 @@ def skip_scratch(target: drill_targets.DrillTarget) -> str:
 
 @drill
 @click.option("--unit", type=options.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
-def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
+def bad_compute(target: DrillTarget, unit: int) -> str:
     """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)
     return f"unit {unit} computes wrong results; {_healed_by(target)}"
@@ -179,7 +217,7 @@ def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
 @drill
 @click.argument("kind", type=click.Choice([sign.value for sign in DeviceSign]))
 @click.option("--detail", default="so the drill says", help="The text of the sign.")
-def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
+def sign(target: DrillTarget, kind: str, detail: str) -> str:
     """Report a sign until it is healed.
 
     The policy (quarantine.signs) says whether the sign leads to a quarantine.
@@ -190,7 +228,7 @@ def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
 
 @drill
 @click.option("--watts", type=options.IntRange(1), default=200, help="The power limit to leave behind.")
-def drift(target: drill_targets.DrillTarget, watts: int) -> str:
+def drift(target: DrillTarget, watts: int) -> str:
     """Leave a changed setting behind, as a container could."""
     drills.drift(target.root, target.uuid, watts)
     return f"the power limit is {watts} W now; a scrub restores it"
@@ -198,7 +236,7 @@ def drift(target: drill_targets.DrillTarget, watts: int) -> str:
 
 @drill
 @click.option("--celsius", type=options.IntRange(1, 150), default=95, help="The temperature.")
-def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
+def heat(target: DrillTarget, celsius: int) -> str:
     """Report a high temperature.
 
     Metrics show it, and no policy acts on it: a policy acts on `simulate sign GPU heat`.
@@ -208,11 +246,11 @@ def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
 
 
 @drill
-def heal(target: drill_targets.DrillTarget) -> str:
+def heal(target: DrillTarget) -> str:
     """Remove every injected fault. Counters and processes stay."""
     drills.heal(target.root, target.uuid)
     return "no injected fault is left"
 
 
-def _healed_by(target: drill_targets.DrillTarget) -> str:
+def _healed_by(target: DrillTarget) -> str:
     return f"`autoclave simulate heal {target.index}` ends it"

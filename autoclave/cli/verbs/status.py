@@ -7,19 +7,19 @@ from typing import Any, TypedDict, Unpack
 
 import click
 
-from autoclave.cli import cells, custom_columns, human, options, selection, service_call, status_view, status_watch
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, status_view, table
 
-CHOICES = ("table", "wide", "json", "yaml", custom_columns.PREFIX)
+CHOICES = ("table", "wide", "json", "yaml", document.CUSTOM_COLUMNS)
 
 
 class _Output(click.Choice[Any]):
     """One of the choices; the last one is the beginning of a specification."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        if not (isinstance(value, str) and value.startswith(custom_columns.PREFIX)):
+        if not (isinstance(value, str) and value.startswith(document.CUSTOM_COLUMNS)):
             return super().convert(value, param, ctx)
         try:
-            return custom_columns.parse(value.removeprefix(custom_columns.PREFIX))
+            return document.parse_columns(value.removeprefix(document.CUSTOM_COLUMNS))
         except ValueError as error:
             self.fail(f"found {value!r}, {error}", param, ctx)
 
@@ -29,15 +29,15 @@ class Filters(TypedDict):
 
     state: tuple[str, ...]
     unhealthy: bool
-    selector: tuple[selection.Term, ...] | None
+    selector: tuple[status_view.Term, ...] | None
     sort_by: str | None
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @click.option(
     "--state",
-    type=click.Choice(cells.STATES),
+    type=click.Choice(table.STATES),
     multiple=True,
     help="Only GPUs in this state; may be repeated.",
 )
@@ -45,12 +45,12 @@ class Filters(TypedDict):
 @click.option(
     "-l",
     "--selector",
-    type=options.Parsed("selector", selection.selector),
+    type=options.Parsed("selector", status_view.selector),
     help="Only GPUs that fit, as in model=H100,index!=3 or 'index in (0,1)'. Keys: index, model, resource.",
 )
 @click.option(
     "--sort-by",
-    type=click.Choice(list(selection.ORDERS)),
+    type=click.Choice(list(status_view.ORDERS)),
     help="The order; by default trouble for a table on a terminal, gpu elsewhere.",
 )
 @click.option(
@@ -66,7 +66,7 @@ class Filters(TypedDict):
 @options.run_dir
 def command(
     gpus: tuple[str, ...],
-    output: str | custom_columns.Columns,
+    output: str | document.Columns,
     no_headers: bool,
     watch: bool,
     run_dir: Path,
@@ -77,10 +77,10 @@ def command(
     On a terminal, the table begins with the GPUs in trouble and ends with a line of totals. A pipe gets neither.
     """
     order = filters["sort_by"] or ("trouble" if status_view.for_people(output) else "gpu")
-    chosen = selection.Selection(frozenset(filters["state"]), filters["unhealthy"], filters["selector"] or (), order)
+    chosen = status_view.Selection(frozenset(filters["state"]), filters["unhealthy"], filters["selector"] or (), order)
     form = status_view.Form(chosen, output, headers=not no_headers)
     if watch:
-        service_call.ask(run_dir, lambda admin: status_watch.watch(admin, gpus, form))
+        service_call.ask(run_dir, lambda admin: status_view.watch(admin, gpus, form))
         return
     status = service_call.ask(run_dir, lambda admin: admin.status(gpus))
     status_view.show(status, form)

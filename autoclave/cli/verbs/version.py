@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import document, human, options, service_call
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call
 from scrubber import __version__
 from scrubber.core import views
 from scrubber.ground.errors import AutoclaveError
@@ -14,7 +14,7 @@ from scrubber.ground.errors import AutoclaveError
 PATIENCE = 2.0  # seconds: the version of the command is known without the service
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(output: str, run_dir: Path) -> None:

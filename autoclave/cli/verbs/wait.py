@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import cells, document, exit_codes, human, options, service_call, status_watch
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, status_view, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground import paths
@@ -37,7 +37,7 @@ GOALS = {
 }
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
 @click.option(
@@ -69,7 +69,7 @@ def command(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, outpu
             _say(f"waited {units.format_duration(timeout)}: GPU {why}")
         elif output == "text":
             click.echo(human.printable(f"GPU {device.name} ({device.device}) is {goal}"))
-    return exit_codes.NOT_CLEAN if missing else exit_codes.DONE
+    return NOT_CLEAN if missing else DONE
 
 
 async def _wait(
@@ -106,18 +106,18 @@ async def _reached(socket: Path, uuids: Collection[str], goal: Goal) -> None:
                         return
         except (Unreachable, NotReady):
             if reachable:
-                _say(status_watch.UNREACHABLE)
+                _say(status_view.UNREACHABLE)
             reachable = False
-        await asyncio.sleep(status_watch.RETRY)
+        await asyncio.sleep(status_view.RETRY)
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
-    return f"{device.name} is not {goal}; it is {device.state}: {cells.note(device) or device.why}"
+    return f"{device.name} is not {goal}; it is {device.state}: {table.note(device) or device.why}"
 
 
 def _item(device: views.DeviceStatus, missing: dict[str, views.DeviceStatus]) -> dict[str, object]:
     late = missing.get(device.device)
-    why = "" if late is None else cells.note(late) or late.why
+    why = "" if late is None else table.note(late) or late.why
     about = {"device": device.device, "index": device.index, "slice": device.slice}
     return {**about, "reached": late is None, "state": late.state if late else "", "why": why}
 

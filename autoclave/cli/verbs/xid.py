@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from policies import load, match, xids
 from policies.model import PolicySet
 from policies.xids import Preset, Treatment, Xids
@@ -43,7 +43,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return [CompletionItem(str(it.code), help=it.mnemonic) for it in rows if str(it.code).startswith(incomplete)]
 
 
-@click.command(context_settings=options.ENVIRONMENT)
+@click.command(context_settings=ENVIRONMENT)
 @click.argument("code", required=False, type=options.IntRange(1), shell_complete=complete)
 @click.option(
     "--policy",
