@@ -22,7 +22,7 @@ from scrubber.core.model import Blame, Outcome, Step
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import Caller, in_turn
-from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
+from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import driver, partitions
 from scrubber.devices.nvidia.nvml import Library
@@ -101,7 +101,7 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
 ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
     "nvidia.reset.sysfs.reset": ((Path, "write_text"), Ground.reset_by_kernel),
-    "nvidia.health.signs.best_seen._kept": (
+    "nvidia.health.best_seen._kept": (
         (os, "open"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
 }  # fmt: skip
 

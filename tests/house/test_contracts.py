@@ -72,7 +72,7 @@ PLANTED = [
     ("scrubber/node/__init__.py", "from scrubber import ledger", MEMORY),
     ("scrubber/steps/evict.py", "from policies import model", MEMORY),
     ("scrubber/devices/calls.py", "from scrubber import config", MEMORY),
-    ("scrubber/devices/nvidia/health/signs/heat.py", "from scrubber.steps import health", LOOKS),
+    ("scrubber/devices/nvidia/health/signs.py", "from scrubber.steps import health", LOOKS),
     ("scrubber/observe/observer.py", "from scrubber.steps import evict", LOOKS),
     ("scrubber/steps/clear.py", "from scrubber.steps import verify", STEPS),
     ("scrubber/steps/verify.py", "from scrubber.steps import reset", STEPS),

@@ -18,10 +18,10 @@ from scrubber.devices.base import Address, Care, Counts, DeviceError, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE
 from scrubber.devices.nvidia.health import board_readings, vitals, xid_log
+from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.health.listener import Lines, Listener
-from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
-from scrubber.devices.nvidia.health.signs.watch import SignWatch
 from scrubber.devices.nvidia.health.vitals import Signs
+from scrubber.devices.nvidia.health.watch import SignWatch
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import boards, driver

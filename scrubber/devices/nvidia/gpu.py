@@ -21,8 +21,7 @@ from scrubber.devices.base import (
 )
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE, placed
-from scrubber.devices.nvidia.health import vitals
-from scrubber.devices.nvidia.health.signs import quick
+from scrubber.devices.nvidia.health import signs, vitals
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
@@ -186,7 +185,7 @@ class NvidiaGpu:
     def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
         """A slice has no links."""
         links = frozenset(self._place.links) if self._place.parent is None else frozenset()
-        return quick.at_once(session, gpu, links)
+        return signs.at_once(session, gpu, links)
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:

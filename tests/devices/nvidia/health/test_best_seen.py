@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.devices.nvidia.health.signs import best_seen
-from scrubber.devices.nvidia.health.signs.best_seen import Best
+from scrubber.devices.nvidia.health import best_seen
+from scrubber.devices.nvidia.health.best_seen import Best
 from tests.devices.nvidia.health.watching import DOWN, Eyes, change
 
 DAMAGED = {

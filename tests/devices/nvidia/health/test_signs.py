@@ -13,8 +13,8 @@ from policies.model import Policy
 from scrubber.core import ailments
 from scrubber.core.model import AilmentKind, Baseline, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
-from scrubber.devices.nvidia.health.signs import pcie
-from scrubber.devices.nvidia.health.signs.watch import EVERY, LASTS
+from scrubber.devices.nvidia.health import signs
+from scrubber.devices.nvidia.health.watch import EVERY, LASTS
 from scrubber.devices.nvidia.nvml import ResetRequiredError
 from tests.devices.nvidia.health import watching
 from tests.devices.nvidia.health.watching import DOWN, UP, Eyes, change
@@ -126,7 +126,7 @@ HEALTHY: dict[str, dict[str, object]] = {
     "a slow generation, and nobody knows whether it idles": {"pcie.gen": 1, "clock.reasons": None},
     "a slow generation in no state": {"pcie.gen": 1, "clock.reasons": 0, "pstate": None},
     "a fabric that says that all is well": {"fabric.health": ALL_WELL},
-    "counted replays": {"pcie.replays": pcie.REPLAYS},
+    "counted replays": {"pcie.replays": signs.REPLAYS},
     "no ECC": {"ecc.current": 0},
     "nothing is supported": dict.fromkeys(
         ("clock.reasons", "pcie.width", "pcie.gen", "pcie.replays", "fabric.state", "sram.exceeded", "pstate")
@@ -295,15 +295,15 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
     counted = iter(range(5000, 5999))
     inside, go_on, asked = threading.Event(), threading.Event(), []
 
-    def read(*_about: object) -> pcie.PcieReading:
+    def read(*_about: object) -> signs.PcieReading:
         asked.append(threading.current_thread().name)
         number = next(counted)
         if asked[-1] == "slow":
             inside.set()
             assert go_on.wait(WITHIN)
-        return pcie.PcieReading(lanes=16, replays=number)
+        return signs.PcieReading(lanes=16, replays=number)
 
-    monkeypatch.setattr(pcie, "read", read)
+    monkeypatch.setattr(signs, "read_pcie", read)
     eyes.restart()
     eyes.later()
     eyes.now += EVERY

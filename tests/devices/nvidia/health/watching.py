@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scrubber.core.model import Sign
-from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
-from scrubber.devices.nvidia.health.signs.watch import EVERY, SignWatch
+from scrubber.devices.nvidia.health.best_seen import BestSeenFile
+from scrubber.devices.nvidia.health.watch import EVERY, SignWatch
 
 UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"
 

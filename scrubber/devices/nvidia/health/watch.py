@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
-from scrubber.devices.nvidia.health.signs import fabric, heat, nvlinks, pcie, sram
-from scrubber.devices.nvidia.health.signs.best_seen import Best, BestSeenFile
+from scrubber.devices.nvidia.health import signs
+from scrubber.devices.nvidia.health.best_seen import Best, BestSeenFile
 from scrubber.devices.nvidia.nvml import (
     DriverGoneError,
     Handle,
@@ -99,7 +99,11 @@ class SignWatch:
             known.opening, known.read_at = opening, scan.now
 
     def _read(self, scan: _Scan, *, whole: bool) -> None:
-        readers = {AilmentKind.HEAT: _heat, AilmentKind.PCIE: self._pcie, AilmentKind.SRAM: _sram}
+        readers: dict[AilmentKind, Callable[[_Scan], Sign | None]] = {
+            AilmentKind.HEAT: lambda scan: signs.heat(scan.nvml, scan.gpu),
+            AilmentKind.PCIE: self._pcie,
+            AilmentKind.SRAM: lambda scan: signs.sram(scan.nvml, scan.gpu),
+        }
         if whole:
             readers |= {AilmentKind.LINKS: self._links, AilmentKind.FABRIC: self._fabric}
         for kind, reader in readers.items():
@@ -123,25 +127,17 @@ class SignWatch:
             known.since.setdefault(kind, scan.now)
 
     def _pcie(self, scan: _Scan) -> Sign | None:
-        known, reading = scan.known, pcie.read(scan.nvml, scan.gpu)
+        known, reading = scan.known, signs.read_pcie(scan.nvml, scan.gpu)
         counted = () if reading.replays is None else ((scan.now, reading.replays),)
-        known.replays = (*(each for each in known.replays if scan.now - each[0] <= pcie.WINDOW), *counted)
+        known.replays = (*(each for each in known.replays if scan.now - each[0] <= signs.REPLAY_WINDOW), *counted)
         best = self._keeper.learn(scan.uuid, Best(lanes=reading.lanes or 0))
-        return pcie.judge(reading, best.lanes, pcie.lately(known.replays))
+        return signs.judge_pcie(reading, best.lanes, signs.growth(known.replays))
 
     def _links(self, scan: _Scan) -> Sign | None:
-        up = nvlinks.read(scan.nvml, scan.gpu)
-        return nvlinks.judge(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
+        up = signs.links_up(scan.nvml, scan.gpu)
+        return signs.links_down(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
 
     def _fabric(self, scan: _Scan) -> Sign | None:
-        reading = fabric.read(scan.nvml, scan.gpu)
+        reading = signs.read_fabric(scan.nvml, scan.gpu)
         best = self._keeper.learn(scan.uuid, Best(joined=reading.joined))
-        return fabric.judge(reading, joined_before=best.joined)
-
-
-def _heat(scan: _Scan) -> Sign | None:
-    return heat.judge(heat.read(scan.nvml, scan.gpu))
-
-
-def _sram(scan: _Scan) -> Sign | None:
-    return sram.judge(sram.read(scan.nvml, scan.gpu))
+        return signs.judge_fabric(reading, joined_before=best.joined)
