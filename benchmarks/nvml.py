@@ -30,7 +30,6 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import driver
 from scrubber.devices.nvidia.nvml import Library, Session
 from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
@@ -127,7 +126,7 @@ def machine(nvml: Session, host: Host) -> dict[str, object]:
         "model": nvml.ask(pynvml.nvmlDeviceGetName, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)),
         "driver": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
         "nvml": nvml.ask(pynvml.nvmlSystemGetNVMLVersion),
-        "driver as the kernel tells it": _told(lambda: driver.name(host)),
+        "driver as the kernel tells it": _told(host.driver),
         "cpu": f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}",
         "kernel": platform.release(),
         "python": platform.python_version(),

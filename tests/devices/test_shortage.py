@@ -24,7 +24,7 @@ from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import Caller, in_turn
 from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import driver, partitions
+from scrubber.devices.nvidia.inventory import partitions
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.reset import locks, smi, sysfs
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
@@ -84,8 +84,8 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.memory.opened": ((os, "open"), Ground.opened_memory),
     "simulated.chip.scrub": ((os, "open"), lambda it: chip.scrub(it.gpu, b"key")),
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),
-    "nvidia.inventory.driver.version": ((Path, "read_text"), lambda it: driver.version(it.host)),
-    "nvidia.inventory.driver.instance": ((Path, "stat"), lambda it: driver.instance(it.host)),
+    "nvidia.host.driver_version": ((Path, "read_text"), lambda it: it.host.driver_version()),
+    "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),
     "nvidia.inventory.partitions._capability": ((Path, "read_text"), lambda it: partitions._capability(it.file)),
     "nvidia.reset.locks._claimed": ((os, "open"), Ground.claimed_lock),
     "nvidia.reset.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),

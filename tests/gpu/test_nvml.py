@@ -18,7 +18,6 @@ import pytest
 from benchmarks.nvml_questions import answered, questions
 from scrubber.core.model import Vitals
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
-from scrubber.devices.nvidia.inventory import driver
 from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
 from scrubber.node.processes import Processes
@@ -88,10 +87,10 @@ def passes_within(seconds: float, holds: Callable[[], bool]) -> float:
 
 
 def test_the_driver_is_named_and_keeps_its_name(host, nvml, tell) -> None:
-    name = driver.name(host)
+    name = host.driver()
     assert re.fullmatch(r"nvidia \d+\.\d+(\.\d+)* [0-9a-f]+", name)
-    assert driver.version(host) == nvml.ask(pynvml.nvmlSystemGetDriverVersion)
-    assert driver.name(host) == name
+    assert host.driver_version() == nvml.ask(pynvml.nvmlSystemGetDriverVersion)
+    assert host.driver() == name
     tell(f"driver: {name}")
 
 

@@ -17,14 +17,14 @@ from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Care, Counts, DeviceError, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE
-from scrubber.devices.nvidia.health import board_readings, vitals, xid_log
+from scrubber.devices.nvidia.health import vitals, xid_log
 from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.health.listener import Lines, Listener
 from scrubber.devices.nvidia.health.vitals import Signs
 from scrubber.devices.nvidia.health.watch import SignWatch
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
-from scrubber.devices.nvidia.inventory import boards, driver
+from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.inventory.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Library
 from scrubber.devices.nvidia.reset import locks, pending_restore
@@ -81,7 +81,7 @@ class Nvidia:
         """
         own = library or Library()
         try:
-            driver.name(host)
+            host.driver()
             with own.session() as nvml:
                 count = nvml.ask(pynvml.nvmlDeviceGetCount)
             if library is None:
@@ -104,7 +104,7 @@ class Nvidia:
 
     def driver(self) -> str:
         """Version and instance of the driver, from the kernel. Answers while NVML is closed."""
-        return driver.name(self._host)
+        return self._host.driver()
 
     def has_holders(self, uuid: str) -> bool | None:
         """By the driver's process lists and by the memory in use; never False while either is not reliable."""
@@ -194,7 +194,7 @@ class Nvidia:
     def readings(self) -> dict[str, Readings]:
         """Temperature and power of every GPU that can be read; DriverClosedError while NVML is closed."""
         with self._library.session() as nvml:
-            return board_readings.of_all(nvml, self.in_reset)
+            return boards.readings(nvml, self.in_reset)
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """Device nodes, and for a slice also the driver's access files. Answers while NVML is closed."""

@@ -1,13 +1,20 @@
-"""Where the driver shows its state outside of NVML: device nodes, and files of the kernel."""
+"""Where the driver shows its state outside of NVML: device nodes, and files of the kernel.
+
+This state can be read while the driver is released for a reset.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from scrubber.devices.base import DeviceError
 
 NAME = "nvidia"  # the name of the backend
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
+_VERSION = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,36 @@ class Host:
         """The folder of devices by PCI address."""
         return self.root / "sys/bus/pci/devices"
 
+    def driver(self) -> str:
+        """Version and instance of the loaded driver; DeviceError if no driver is loaded."""
+        return f"nvidia {self.driver_version()} {self.driver_instance()}"
+
+    def driver_version(self) -> str:
+        """The version, such as 580.95.05."""
+        file = self.proc_driver / "version"
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _not_loaded(error) from error
+        found = _VERSION.search(text)
+        if found is None:
+            raise DeviceError(f"cannot tell the driver's version: {file} does not name it")
+        return found[1]
+
+    def driver_instance(self) -> str:
+        """Identifies this load of the driver: a different value means that the driver was loaded again.
+
+        A proof is valid for one instance of the driver. The version does not identify an instance, because the same
+        version can be loaded again. The inode number of the module's directory in sysfs does: the kernel counts these
+        numbers up, keeps the number while the directory exists, and repeats one only after two thousand million others.
+        The times of the directory are no use: they change when the kernel drops the inode from its cache and creates it
+        again.
+        """
+        try:
+            return f"{self.sys_module.stat().st_ino:x}"
+        except OSError as error:
+            raise _not_loaded(error) from error
+
     def boot_id(self) -> str:
         """The ID of this boot of the node. Raises OSError."""
         return (self.proc / "sys/kernel/random/boot_id").read_text().strip()
@@ -52,3 +89,8 @@ class Host:
             return str((self.proc / "self/ns/pid").readlink()) == f"pid:[{self.pid_namespace}]"
         except OSError:
             return False
+
+
+def _not_loaded(error: OSError | UnicodeDecodeError) -> DeviceError:
+    why = f"{error.filename}: {str(error.strerror).lower()}" if isinstance(error, OSError) else error
+    return DeviceError(f"cannot find the NVIDIA driver: {why}; load it, or look at the kernel log for why it is not")

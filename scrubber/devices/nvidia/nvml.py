@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,23 @@ _NUMBERS = {
 }
 
 Handle = Any  # pynvml's pointer to a device; valid only in its session
+
+
+class RecoveryAction(IntEnum):
+    """What the driver asks for before a GPU may be used again.
+
+    By number, because releases of ``pynvml`` before 13.615 do not name all of them. Releases before 13.610 called
+    number 5 a reset of the bus.
+    """
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
 
 
 class NotSupportedError(DeviceError):
@@ -235,6 +253,12 @@ class Session:
         if kind is None:
             raise DeviceError(f"field {number} failed: it is not an integer")
         return int(getattr(values[0].value, kind))
+
+
+def pci_address(info: Any) -> str:  # noqa: ANN401 - pynvml ships no types
+    """The address as in sysfs. NVML writes the domain with eight digits and upper case."""
+    function = info.busId.rpartition(".")[2] or "0"
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.{function}"
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - see ``ask``

@@ -16,8 +16,7 @@ from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IsRunning, Usage
 from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.nvml import SLICE, Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.recovery_actions import RecoveryAction
+from scrubber.devices.nvidia.nvml import SLICE, Handle, RecoveryAction, ResetRequiredError, Session
 
 Signs = Callable[[Session, Handle], tuple[Sign, ...]]
 

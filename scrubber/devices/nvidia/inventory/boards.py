@@ -1,16 +1,23 @@
-"""The properties of a whole GPU that do not change while NVML stays open."""
+"""A whole GPU: its properties, which do not change while NVML stays open, and its sensors.
+
+For Ada and later, NVIDIA recommends the fields 193 to 196 instead of temperature thresholds. Those fields are distances
+from a limit, not temperatures. So without a threshold from the driver, no threshold is shown.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pynvml
 
+from scrubber.devices.base import DeviceError, Readings
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import pci
-from scrubber.devices.nvidia.nvml import Handle, Session
+from scrubber.devices.nvidia.nvml import Handle, Session, pci_address
 
 _OLDEST = 0  # for an unknown architecture: the rules of the oldest are the strictest
+_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Board:
 
 def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
     """Read all properties; DeviceError if one that a proof or a container needs is missing."""
-    place = pci.address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
+    place = pci_address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
     compute = nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     architecture = nvml.ask_optional(pynvml.nvmlDeviceGetArchitecture, handle)
     return Board(
@@ -46,9 +53,18 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         minor=nvml.ask(pynvml.nvmlDeviceGetMinorNumber, handle),
         compute=None if compute is None else ".".join(map(str, compute)),
         architecture=_OLDEST if architecture in (None, pynvml.NVML_DEVICE_ARCH_UNKNOWN) else architecture,
-        numa_node=pci.numa_node(host, place),
+        numa_node=_numa_node(host, place),
         ecc=_corrects_errors(nvml, handle),
     )
+
+
+def _numa_node(host: Host, place: str) -> int | None:
+    """The NUMA node of a PCI address; None if the kernel reports none (-1)."""
+    try:
+        node = int((host.sys_pci / place / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
 
 
 def _corrects_errors(nvml: Session, handle: Handle) -> bool:
@@ -66,3 +82,37 @@ def sliced(nvml: Session, handle: Handle) -> bool:
     """Whether MIG mode is on, so that the GPU is offered in slices only."""
     mode = nvml.ask_optional(pynvml.nvmlDeviceGetMigMode, handle)
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def readings(nvml: Session, in_reset: Callable[[str], bool]) -> dict[str, Readings]:
+    """The sensors of all GPUs by UUID. A GPU that is ``in_reset`` is not asked; one that cannot be read is left out."""
+    found: dict[str, Readings] = {}
+    for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
+        with suppress(DeviceError):
+            gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+            uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
+            if not in_reset(uuid):
+                found[uuid] = _readings(nvml, gpu, index)
+    return found
+
+
+def _readings(nvml: Session, gpu: Handle, index: int) -> Readings:
+    slowdown = nvml.ask_optional(
+        pynvml.nvmlDeviceGetTemperatureThreshold, gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    )
+    milliwatts = nvml.ask_optional(pynvml.nvmlDeviceGetPowerUsage, gpu)
+    return Readings(
+        index=index,
+        celsius=_celsius(nvml, gpu),
+        slowdown_celsius=slowdown,
+        watts=None if milliwatts is None else milliwatts / _MILLI,
+    )
+
+
+def _celsius(nvml: Session, gpu: Handle) -> int | None:
+    """The temperature, by the older call if the driver has no newer one: NVIDIA will remove the older call."""
+    for function in (pynvml.nvmlDeviceGetTemperatureV, pynvml.nvmlDeviceGetTemperature):
+        celsius: int | None = nvml.ask_optional(function, gpu, pynvml.NVML_TEMPERATURE_GPU)
+        if celsius is not None:
+            return celsius
+    return None

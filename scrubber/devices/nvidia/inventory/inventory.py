@@ -16,9 +16,9 @@ import pynvml
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import boards, device_info, driver, nvlinks, partitions
+from scrubber.devices.nvidia.inventory import boards, nvlinks, partitions
 from scrubber.devices.nvidia.inventory.boards import Board
-from scrubber.devices.nvidia.inventory.neighbours import Neighbours
+from scrubber.devices.nvidia.inventory.nvlinks import Neighbours
 from scrubber.devices.nvidia.inventory.partitions import Partition, Placement
 from scrubber.devices.nvidia.nvml import SLICE, DriverGoneError, Handle, Library, Session
 from scrubber.ground import log
@@ -91,7 +91,7 @@ class Inventory:
         if uuid not in self._known:
             raise DeviceError(f"cannot find {uuid}: no NVIDIA GPU or MIG slice of that name was seen here")
         found = self._known[uuid]
-        if found.driver != driver.instance(self._host):
+        if found.driver != self._host.driver_instance():
             raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded again since it was seen")
         return found
 
@@ -138,7 +138,7 @@ class Inventory:
 
     def _list(self, nvml: Session) -> _Listing:
         """Read all GPUs first, then their slices: reset domains need the links of all GPUs."""
-        self._forget(driver.instance(self._host), nvml.opening)
+        self._forget(self._host.driver_instance(), nvml.opening)
         found = _Listing()
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
@@ -148,7 +148,7 @@ class Inventory:
             island = islands.get(board.uuid)
             domain = self._neighbours.domain(board, island)
             if board.uuid not in found.sliced:
-                found.seen.append(self._seen(device_info.of_gpu(index, board, island, domain), board))
+                found.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
                 continue
             with _noting(found.notes, f"cannot read the slices of GPU {index}, so no new one is offered"):
                 found.seen += self._slices(nvml, (index, handle, board), domain, found.notes)
@@ -180,11 +180,11 @@ class Inventory:
                 known = self._remembered.partitions
                 if place not in known:
                     known[place] = partitions.read(nvml, self._host, board, handle, place, slice_)
-                info = device_info.of_slice(index, board, place, known[place], domain)
+                info = _slice_info(index, board, place, known[place], domain)
                 yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
 
     def _seen(self, info: DeviceInfo, board: Board, partition: Partition | None = None) -> Seen:
-        return Seen(info, device_info.files(self._host, board, partition), self._remembered.driver)
+        return Seen(info, _files(self._host, board, partition), self._remembered.driver)
 
     def _forget(self, instance: str, opening: int) -> None:
         if self._remembered.driver != instance:
@@ -214,3 +214,43 @@ def _noting(notes: list[str], what: str) -> Iterator[None]:
         raise
     except DeviceError as error:
         notes.append(f"{what}: {error}")
+
+
+def _gpu_info(index: int, board: Board, island: str | None, domain: str | None) -> DeviceInfo:
+    """A whole GPU."""
+    return DeviceInfo(
+        uuid=board.uuid,
+        index=index,
+        model=board.model,
+        memory_bytes=board.memory_bytes,
+        numa_node=board.numa_node,
+        pci_address=board.pci_address,
+        reset_domain=domain or board.uuid,  # also the domain of its slices
+        island=island,
+        nodes=(f"/dev/{board.node}",),
+        minor=board.minor,
+        compute=board.compute,
+        ecc=board.ecc,
+    )
+
+
+def _slice_info(index: int, board: Board, place: Placement, partition: Partition, domain: str | None) -> DeviceInfo:
+    """A slice. It has no links, and a reset takes down at least all slices of its GPU."""
+    return replace(
+        _gpu_info(index, board, None, domain),
+        uuid=place.uuid,
+        model=partition.model,
+        memory_bytes=partition.memory_bytes,
+        mig=True,
+        resource=partition.resource,
+        nodes=tuple(f"/dev/{node}" for node in (board.node, *partition.nodes)),
+        parent=board.uuid,
+        slice=place.number,
+    )
+
+
+def _files(host: Host, board: Board, partition: Partition | None) -> tuple[str, ...]:
+    """The files that a holder has open. For a slice without the GPU's node, which all its slices share."""
+    if partition is None:
+        return (str(host.dev / board.node),)
+    return (*(str(host.dev / node) for node in partition.nodes), *map(str, partition.access))

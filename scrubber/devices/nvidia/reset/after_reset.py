@@ -8,9 +8,8 @@ from time import monotonic, sleep
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError
-from scrubber.devices.nvidia.inventory import boards, pci
-from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.recovery_actions import RecoveryAction
+from scrubber.devices.nvidia.inventory import boards
+from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, ResetRequiredError, Session, pci_address
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.05, 2.0, 1.0
@@ -70,7 +69,7 @@ def _checked(session: Session, target: ResetTarget) -> Handle:
     except DeviceError:
         _demand_not_replaced(session, target)
         raise
-    place = pci.address(session.ask(pynvml.nvmlDeviceGetPciInfo_v3, device))
+    place = pci_address(session.ask(pynvml.nvmlDeviceGetPciInfo_v3, device))
     if place != target.pci_address:
         raise _ReplacedError(f"cannot reset: it came back at {place} and was at {target.pci_address}: reboot the node")
     boards.memory(session, device)

@@ -11,7 +11,7 @@ import pytest
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.health.vitals import worsened
-from scrubber.devices.nvidia.recovery_actions import RecoveryAction
+from scrubber.devices.nvidia.nvml import RecoveryAction
 from tests.fakes.nvml.machine import Slice
 
 ACTION = "field.230"

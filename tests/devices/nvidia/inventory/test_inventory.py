@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.inventory import neighbours
+from scrubber.devices.nvidia.inventory import nvlinks
 from tests.fakes.nvml.machine import Slice
 from tests.fakes.nvml.presets import MIB
 
@@ -305,12 +305,12 @@ def test_links_that_come_up_later_are_seen(rig, monkeypatch) -> None:
     for gpu in rig.machine.gpus:
         gpu.set({"nvlink.0": f"1 2 4 {gpu['pci']}"})
     assert {info.island for info in backend.inventory()} == {None}
-    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     assert {info.island for info in backend.inventory()} == {rig.gpu(0).uuid}
 
 
 def test_ampere_on_switches_is_one_reset_domain_also_while_links_are_down_and_for_slices(rig, monkeypatch) -> None:
-    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     for gpu in rig.machine.gpus:
         gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
     backend = rig.backend()
@@ -330,7 +330,7 @@ def test_an_architecture_that_is_not_told_is_the_oldest(rig) -> None:
 
 @pytest.mark.parametrize("architecture", [pynvml.NVML_DEVICE_ARCH_TURING, pynvml.NVML_DEVICE_ARCH_HOPPER])
 def test_a_gpu_that_is_lost_moves_no_other_to_another_island(rig, monkeypatch, architecture: int) -> None:
-    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     for gpu in rig.machine.gpus:
         gpu.set(architecture=architecture)
     backend = rig.backend()

@@ -16,7 +16,7 @@ import pytest
 
 from scrubber.devices.base import Care, DeviceError, NotNowError
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.inventory import neighbours
+from scrubber.devices.nvidia.inventory import nvlinks
 from scrubber.devices.nvidia.reset import locks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
@@ -93,7 +93,7 @@ def test_what_goes_down_together_has_one_lock(rig) -> None:
 @pytest.fixture
 def pair(rig, monkeypatch) -> None:
     """Two GPUs of the generation that goes down along its links, and are joined by one."""
-    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     for gpu in rig.machine.gpus:
         gpu.set({f"nvlink.{link}": None for link in range(18)}, architecture=pynvml.NVML_DEVICE_ARCH_TURING)
     rig.gpu(0).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})

@@ -8,7 +8,6 @@ import pytest
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import driver
 
 OPEN = "NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs@u)  Tue Sep 23 09:55:41 UTC 2025"
 CLOSED = "NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024"
@@ -26,44 +25,44 @@ def host(tmp_path: Path) -> Host:
 @pytest.mark.parametrize(("line", "version"), [(OPEN, "580.95.05"), (CLOSED, "470.256.02")], ids=["open", "closed"])
 def test_the_version_is_read_from_what_either_module_says(host: Host, line: str, version: str) -> None:
     (host.proc_driver / "version").write_text(f"NVRM version: {line}\nGCC version:  gcc version 12.2.0\n")
-    assert driver.version(host) == version
+    assert host.driver_version() == version
 
 
 def test_the_name_stays_while_the_driver_does(host: Host) -> None:
-    before = driver.name(host)
+    before = host.driver()
     (host.sys_module / "refcnt").write_text("7\n")
-    assert driver.name(host) == before
+    assert host.driver() == before
     assert before.startswith("nvidia 580.95.05 ")
 
 
 def test_the_same_version_loaded_anew_has_another_name(host: Host) -> None:
-    before = driver.name(host)
+    before = host.driver()
     host.sys_module.rename(host.sys_module.with_name("gone"))
     host.sys_module.mkdir()
-    assert driver.name(host) != before
+    assert host.driver() != before
 
 
 def test_times_of_the_module_do_not_name_it(host: Host) -> None:
-    before = driver.name(host)
+    before = host.driver()
     host.sys_module.chmod(0o700)  # another time of change, as when the kernel makes the inode anew
-    assert driver.name(host) == before
+    assert host.driver() == before
 
 
 @pytest.mark.parametrize("missing", ["proc/driver/nvidia/version", "sys/module/nvidia"])
 def test_a_driver_that_is_not_loaded_is_an_error(host: Host, missing: str) -> None:
     (host.root / missing).rename(host.root / "away")
     with pytest.raises(DeviceError, match="cannot find the NVIDIA driver"):
-        driver.name(host)
+        host.driver()
 
 
 @pytest.mark.parametrize("text", ["", "NVRM version: none\n", "GCC version:  gcc version 12.2.0\n"])
 def test_a_version_that_is_not_told_is_an_error(host: Host, text: str) -> None:
     (host.proc_driver / "version").write_text(text)
     with pytest.raises(DeviceError, match="cannot tell the driver's version"):
-        driver.name(host)
+        host.driver()
 
 
 def test_a_version_in_no_writing_is_an_error(host: Host) -> None:
     (host.proc_driver / "version").write_bytes(b"\xff\xfe")
     with pytest.raises(DeviceError, match="cannot find the NVIDIA driver"):
-        driver.name(host)
+        host.driver()
