@@ -372,7 +372,9 @@ def test_links_to_runbooks_follow_the_value():
         assert "https://wiki.example/gpus/${__data.fields.alertname}.md" in moved
 
 
-@pytest.mark.parametrize("page", ["docs/install.md", "docs/security.md", "docs/kubernetes.md", "docs/dra.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/install.md", "docs/switch.md", "docs/security.md", "docs/kubernetes.md", "docs/dra.md"]
+)
 def test_every_value_that_a_page_names_is_one(page):
     known = {name for name, _, _ in generate.values()}
     words = re.findall(r"(?:`|--set(?:-file)? )([a-zA-Z]+[.][a-zA-Z.]+)", (generate.ROOT / page).read_text())

@@ -1,6 +1,6 @@
 """NVIDIA's plugin out, ours in, and back, on one kubelet: pods that run notice nothing, in either direction.
 
-The rehearsal of docs/how-to.md, "Switch from NVIDIA's plugin, and back", step by step, and of what it warns of. Theirs
+The rehearsal of docs/switch.md, step by step, and of what it warns of. Theirs
 is ``vendor``: what the kubelet sees of it, not its code. What a runtime makes of an answer that the kubelet kept cannot
 be seen here: a container of the stand-in is given it and uses its GPUs all the same.
 """

@@ -1,4 +1,4 @@
-"""Part one of the tutorial, and the commands of the how-to page, typed as they stand there at terminals."""
+"""Part one of the tutorial, typed as it stands there at terminals."""
 
 import os
 import pty
@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PART = (ROOT / "docs/tutorial.md").read_text().split("## Part one")[1].split("## Part two")[0]
 BLOCKS = [block.rstrip().splitlines() for block in BLOCK.findall(PART)]
-TRIED = [it.splitlines() for it in BLOCK.findall((ROOT / "docs/how-to.md").read_text().split("## Try the commands")[1])]
 ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILINE)
 ACTIVATE = "source .venv/bin/activate"
 CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
@@ -84,32 +83,17 @@ def alive():
 
 @pytest.mark.timeout(300)  # a dozen programs are started, each for a second where nobody else works
 def test_the_first_part_of_the_tutorial_does_what_it_says(short_tmp, alive):
-    demo, start, left, plugin, again, books = BLOCKS
+    demo, start, left, fault, plugin, again, books = BLOCKS
     assert demo == ["make demo"]
     (short_tmp / "there").mkdir()
     first = Shell(short_tmp / "there", alive)
     begin(first, start)
     see_something_left_behind(short_tmp / "there", first, left)
+    break_and_repair(short_tmp / "there", first, fault)
     with_a_plugin(first, Shell(short_tmp / "there", alive), plugin, again)
     check_the_books(first, books)
     assert not (short_tmp / "there").exists()
-
-
-@pytest.mark.timeout(300)
-def test_the_commands_of_the_how_to_page_do_what_they_say_and_end(short_tmp, alive):
-    *commands, end = (line for block in (TRIED[0], TRIED[-1]) for line in block if line)
-    place = short_tmp / "there"
-    place.mkdir()
-    shell = Shell(place, alive)
-    for line in commands:
-        command = line.split("  #")[0]
-        said, code = shell.do(command)
-        assert code == ("doctor" in command), said
-        if "xid 0 79" in command:
-            settled(place, "quarantined")
-    assert shell.do(end)[1] == 0
-    assert not place.exists()
-    assert "autoclave" not in shell.do("jobs")[0]
+    assert "autoclave" not in first.do("jobs")[0]
 
 
 def begin(shell, lines):
@@ -134,6 +118,15 @@ def see_something_left_behind(place, shell, lines):
     told = shell.do(history)[0]
     assert "12 bytes were not zero before" in " ".join(told.split())
     assert "hush" not in told
+
+
+def break_and_repair(place, shell, lines):
+    xid, *commands = (line.split("  #")[0] for line in lines)
+    assert shell.do(xid)[1] == 0
+    settled(place, "quarantined")
+    for command in commands:
+        said, code = shell.do(command)
+        assert code == 0, said
 
 
 def settled(place, state):

@@ -1,6 +1,6 @@
 """What must not be, by what tenants, attackers and the kubelet have seen; the product is asked nothing here.
 
-Each of EXCEPTIONS is a case that docs/threat-model.md or docs/limits.md names as not closed.
+Each of EXCEPTIONS is a case that docs/threat-model.md names as not closed.
 """
 
 from __future__ import annotations
