@@ -23,7 +23,7 @@ from autoclave.cli import service_call
 from scrubber.api import client
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
-from tests.devices.nvidia.health.hearing import until
+from tests.devices.nvidia.health.events_seen import until
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN

@@ -13,7 +13,7 @@ import pytest
 from scrubber.devices.simulated import drills
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, needs_namespace, staged
-from tests.devices.nvidia.health.hearing import until
+from tests.devices.nvidia.health.events_seen import until
 from tests.fakes.kmsg import Kmsg
 from tests.live import Service
 

@@ -38,7 +38,7 @@ async def test_an_answer_comes_back() -> None:
     assert await Caller().ask("a", lambda: 42, LONG) == 42
 
 
-async def test_an_error_of_the_call_reaches_the_asker_and_frees_the_key() -> None:
+async def test_an_error_reaches_the_caller_and_frees_the_key() -> None:
     caller = Caller()
     with pytest.raises(ZeroDivisionError):
         await caller.ask("a", lambda: 1 // 0, LONG)
@@ -53,7 +53,7 @@ async def test_a_call_that_hangs_is_unresponsive_at_its_deadline(gate: threading
     assert issubclass(UnresponsiveError, DeviceError)
 
 
-async def test_a_stuck_key_is_refused_at_once_and_without_another_call(gate: threading.Event) -> None:
+async def test_a_stuck_key_is_refused_without_another_call(gate: threading.Event) -> None:
     caller = Caller()
     with pytest.raises(UnresponsiveError):
         await caller.ask("a", gate.wait, SOON)
@@ -73,7 +73,7 @@ async def test_many_stuck_keys_do_not_starve_another(gate: threading.Event) -> N
     assert await caller.ask("healthy", lambda: 42, LONG) == 42
 
 
-async def test_a_key_works_again_when_its_stuck_call_returns_after_all(gate: threading.Event) -> None:
+async def test_a_key_works_again_when_its_stuck_call_returns(gate: threading.Event) -> None:
     caller = Caller()
     with pytest.raises(UnresponsiveError):
         await caller.ask("a", gate.wait, SOON)
@@ -99,7 +99,7 @@ async def test_a_key_has_one_call_at_a_time() -> None:
     assert most == 1
 
 
-async def test_those_who_wait_for_their_turn_learn_at_once_that_the_call_is_stuck(gate: threading.Event) -> None:
+async def test_waiting_callers_fail_at_once_when_the_call_is_stuck(gate: threading.Event) -> None:
     caller = Caller()
     asked = [caller.ask("a", gate.wait, SOON), *(caller.ask("a", gate.wait, LONG) for _ in range(5))]
     async with asyncio.timeout(WITHIN):
@@ -107,7 +107,7 @@ async def test_those_who_wait_for_their_turn_learn_at_once_that_the_call_is_stuc
     assert all(isinstance(outcome, UnresponsiveError) for outcome in outcomes)
 
 
-async def test_an_impatient_asker_does_not_condemn_a_call_that_is_still_in_time(gate: threading.Event) -> None:
+async def test_a_callers_short_deadline_does_not_make_a_call_stuck(gate: threading.Event) -> None:
     caller = Caller()
     first = asyncio.create_task(caller.ask("a", gate.wait, LONG))
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_an_impatient_asker_does_not_condemn_a_call_that_is_still_in_time(
     assert await first is True
 
 
-async def test_a_cancelled_asker_does_not_free_the_key_while_its_call_runs(gate: threading.Event) -> None:
+async def test_a_cancelled_caller_does_not_free_a_running_key(gate: threading.Event) -> None:
     caller = Caller()
     asker = asyncio.create_task(caller.ask("a", gate.wait, LONG))
     await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_a_hanging_gpu_makes_only_itself_unresponsive(bank) -> None:
     assert await caller.ask(first, lambda: bank.backend.vitals(first), LONG) == Vitals()
 
 
-def test_the_interpreter_does_not_wait_for_a_stuck_call_at_exit() -> None:
+def test_the_exit_does_not_wait_for_a_stuck_call() -> None:
     code = """
 import asyncio, threading
 from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
@@ -170,11 +170,11 @@ def refused() -> int:
     raise DeviceError("it is lost")
 
 
-async def test_of_questions_in_turn_one_that_fails_has_no_answer_and_the_others_have() -> None:
+async def test_a_failed_call_does_not_stop_the_calls_after_it() -> None:
     assert await in_turn(Caller(), "all", {"a": lambda: 1, "b": refused, "c": lambda: 3}, LONG) == {"a": 1, "c": 3}
 
 
-async def test_of_questions_in_turn_those_before_one_that_hangs_are_answered(gate: threading.Event) -> None:
+async def test_calls_before_a_hanging_one_keep_their_answers(gate: threading.Event) -> None:
     caller = Caller()
     questions = {"a": lambda: True, "b": gate.wait, "c": lambda: True}
     assert await in_turn(caller, "all", questions, TIME_FOR_ONE) == {"a": True}

@@ -18,7 +18,7 @@ from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, D
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
-from tests.devices.nvidia.health.hearing import await_call
+from tests.devices.nvidia.health.events_seen import await_call
 from tests.fakes.nvml.machine import Gpu, Machine, Process
 
 __all__ = ["nvml", "nvml_build", "rig", "stage"]  # fixtures
@@ -144,7 +144,7 @@ def test_a_device_that_is_well_and_free(subject: Subject) -> None:
     assert subject.backend.has_holders(first(subject)) is False
 
 
-def test_devices_are_told_in_the_order_of_their_index_and_the_same_each_time(subject: Subject) -> None:
+def test_devices_are_listed_by_index_and_always_alike(subject: Subject) -> None:
     infos = subject.backend.inventory()
     assert [info.index for info in infos] == [*range(len(infos))]
     assert subject.backend.inventory() == infos
@@ -178,7 +178,7 @@ def test_one_look_says_what_both_questions_say(subject: Subject) -> None:
     assert subject.backend.quick_observation(one) == (Vitals(lost=True), None)
 
 
-def test_memory_of_nobody_makes_a_look_unsure(subject: Subject) -> None:
+def test_memory_without_a_holder_makes_an_observation_unsure(subject: Subject) -> None:
     subject.leak(first(subject))
     assert subject.backend.quick_observation(first(subject)) == (
         Vitals(leaked_bytes=LEAK),
@@ -193,28 +193,28 @@ def test_the_counts_of_memory_fit_into_it(subject: Subject) -> None:
         assert 0 <= used <= total - reserved
 
 
-def test_damage_is_told_of_the_damaged_device_only(subject: Subject) -> None:
+def test_damage_is_reported_of_its_device_only(subject: Subject) -> None:
     subject.damage(first(subject))
     assert subject.backend.vitals(first(subject)) == Vitals(ecc_uncorrectable=2)
     assert subject.backend.vitals(second(subject)) == Vitals()
 
 
-def test_a_leak_is_told_in_bytes(subject: Subject) -> None:
+def test_a_leak_is_reported_in_bytes(subject: Subject) -> None:
     subject.leak(first(subject))
     assert subject.backend.vitals(first(subject)) == Vitals(leaked_bytes=LEAK)
 
 
-def test_a_sign_is_told_of_that_device_only_to_the_service_and_to_a_worker(subject: Subject) -> None:
+def test_service_and_worker_see_a_sign_of_its_device_only(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.sign(one)
     node = DeviceNode(lambda: (), lambda _name: False)
     hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
-    for eyes in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
-        assert [sign.kind for sign in eyes(one).signs] == [AilmentKind.SRAM]
-        assert eyes(other) == Vitals()
+    for read in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
+        assert [sign.kind for sign in read(one).signs] == [AilmentKind.SRAM]
+        assert read(other) == Vitals()
 
 
-def test_every_gpu_measures_itself_and_a_hot_one_says_so_alone(subject: Subject) -> None:
+def test_only_a_hot_gpu_reports_heat(subject: Subject) -> None:
     before = subject.backend.readings()
     assert {uuid: each.index for uuid, each in before.items()} == {
         info.uuid: info.index for info in subject.backend.inventory()
@@ -225,7 +225,7 @@ def test_every_gpu_measures_itself_and_a_hot_one_says_so_alone(subject: Subject)
     assert subject.backend.readings() == {**before, first(subject): replace(before[first(subject)], celsius=97)}
 
 
-def test_a_lost_gpu_measures_nothing_and_keeps_no_other_from_it(subject: Subject) -> None:
+def test_a_lost_gpu_has_no_readings_and_disturbs_no_other(subject: Subject) -> None:
     before, one = dict(subject.backend.readings()), first(subject)
     subject.lose(one)
     del before[one]
@@ -252,7 +252,7 @@ def test_a_driver_that_is_loaded_anew_has_another_name(subject: Subject) -> None
     assert subject.backend.driver() != before
 
 
-def test_while_let_go_names_files_and_the_driver_are_told_and_nothing_is_invented(subject: Subject) -> None:
+def test_a_released_driver_keeps_names_and_invents_no_data(subject: Subject) -> None:
     backend, one = subject.backend, first(subject)
     known = backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())
     backend.release_driver()
@@ -274,7 +274,7 @@ def rings(backend: Backend, within: float) -> bool:
     return bool(select.select([alarm], [], [], within)[0])
 
 
-def test_an_error_that_the_driver_reports_rings_and_is_told_of_that_device_only(subject: Subject) -> None:
+def test_a_driver_error_alarms_for_its_device_only(subject: Subject) -> None:
     backend, one, other = subject.backend, first(subject), second(subject)
     assert not rings(backend, 0)
     for number in (1, 2):
@@ -291,7 +291,7 @@ def test_an_error_that_the_driver_reports_rings_and_is_told_of_that_device_only(
     assert not rings(backend, 0)
 
 
-def test_what_was_reported_is_told_of_that_device_only_also_while_let_go_and_while_it_hangs(subject: Subject) -> None:
+def test_errors_stay_with_their_device_while_released_or_hanging(subject: Subject) -> None:
     backend, one, other = subject.backend, first(subject), second(subject)
     nothing = Vitals(partial=True)
     assert backend.reported(one) == nothing
@@ -308,7 +308,7 @@ def test_what_was_reported_is_told_of_that_device_only_also_while_let_go_and_whi
     subject.heal(one)
 
 
-def test_an_alarm_is_set_once_and_taken_away_once_however_often_that_is_asked(subject: Subject) -> None:
+def test_an_alarm_is_set_and_removed_once(subject: Subject) -> None:
     backend = subject.backend
     backend.clear_alarm()
     backend.close()
@@ -325,7 +325,7 @@ def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> N
     assert len({name for names in files for name in names}) == sum(map(len, files))
 
 
-def test_whoever_has_a_device_open_is_within_reach_of_its_reset(subject: Subject) -> None:
+def test_a_holder_of_a_device_is_in_its_reset_domain(subject: Subject) -> None:
     for info in subject.backend.inventory():
         assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, Care())}
 

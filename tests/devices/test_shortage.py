@@ -157,13 +157,13 @@ def _makes(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Raise) for each in ast.walk(node))
 
 
-def test_the_table_has_every_place_that_makes_an_error_of_a_device() -> None:
+def test_the_table_names_every_source_of_device_errors() -> None:
     assert makers() == PLACES.keys()
 
 
 @pytest.mark.parametrize("number", SHORT, ids=errno.errorcode.get)
 @pytest.mark.parametrize("place", [*PLACES, *ANSWERING])
-async def test_no_place_makes_a_fault_of_a_device_of_a_shortage(ground: Ground, place: str, number: int) -> None:
+async def test_a_shortage_is_never_a_fault_of_a_device(ground: Ground, place: str, number: int) -> None:
     if place == "nvidia.reset.locks._locked" and number == errno.EAGAIN:
         return  # another process holds the lock
     what, call = (PLACES | ANSWERING)[place]
@@ -197,7 +197,7 @@ def test_each_shortage_says_what_to_do(error: BaseException, words: str) -> None
     assert words in (shortage.of(error) or "")
 
 
-def test_a_file_that_is_not_ours_is_no_fault_of_the_device(ground: Ground) -> None:
+def test_an_unreadable_file_is_no_fault_of_the_device(ground: Ground) -> None:
     ground.lock.unlink()
     ground.lock.symlink_to(ground.file)
     with pytest.raises(DeviceError) as caught:
@@ -218,7 +218,7 @@ def test_no_shortage_is_found_where_there_is_none() -> None:
     assert shortage.of(DeviceError("it is broken")) is None
 
 
-async def test_a_thread_that_cannot_start_is_a_shortage_and_frees_the_key() -> None:
+async def test_a_thread_that_cannot_start_is_a_shortage() -> None:
     caller = Caller()
     full = failing((threading.Thread, "start"), RuntimeError("can't start new thread"))
     with full, pytest.raises(ShortageError, match="TasksMax"):
@@ -250,7 +250,7 @@ def test_evict_does_not_blame_the_device_for_a_shortage(bank: Bank) -> None:
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
 
 
-def test_nvml_that_can_open_no_file_does_not_make_a_gpu_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_without_free_files_loses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 

@@ -45,7 +45,7 @@ class Counted(Processes):
         return super().holders(files, self.passes_over, **more)
 
 
-def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
+def in_use(backend: Simulated, uuid: str, pod: str) -> Record:
     info = next(it for it in backend.inventory() if it.uuid == uuid)
     record: Record | None = None
     for event in (ev.Discovered(info, Incarnation("boot", backend.driver())), ev.PutInUse(Owner(pod, NOW, seen=True))):
@@ -55,27 +55,27 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 
 
 @pytest.fixture
-def eyes(bank, tmp_path, monkeypatch):
+def parts(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
-async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_same(bank, eyes):
-    observer, backend, processes = eyes
+async def test_a_running_owner_saves_the_search_of_processes(bank, parts):
+    observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     seen = await observer.quick(record)
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
     assert await observer.quick(record) == seen
     assert processes.walks == 1
 
 
-async def test_an_owner_that_cannot_be_read_for_lack_of_files_is_looked_for_again(bank, eyes, monkeypatch):
-    observer, backend, processes = eyes
+async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, parts, monkeypatch):
+    observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = exposed(backend, bank.second, POD)  # the owner runs, and does not use the device
+    record = in_use(backend, bank.second, POD)  # the owner runs, and does not use the device
 
     def unreadable(_pid: int) -> tuple[Holder, ...]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -87,21 +87,21 @@ async def test_an_owner_that_cannot_be_read_for_lack_of_files_is_looked_for_agai
     assert processes.walks == 2
 
 
-async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
-    observer, backend, processes = eyes
+async def test_the_next_observation_sees_that_the_owner_left(bank, parts):
+    observer, backend, processes = parts
     pid = tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     await observer.quick(record)
     end(pid)
     seen = await observer.quick(record)
     assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
 
 
-async def test_an_owner_who_runs_and_uses_nothing_is_not_looked_for_in_every_round(bank, eyes):
+async def test_an_idle_running_owner_is_not_searched_every_round(bank, parts):
     """A notebook without a kernel may hold its GPU for days."""
-    observer, backend, processes = eyes
+    observer, backend, processes = parts
     pid = tenants.occupy(bank.root, bank.second, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     seen = [await observer.quick(record) for _ in range(3)]
     assert [(it.owner_alive, it.holders) for it in seen] == [(True, ())] * 3
     assert processes.walks == 1
@@ -110,27 +110,27 @@ async def test_an_owner_who_runs_and_uses_nothing_is_not_looked_for_in_every_rou
     assert processes.walks == 2
 
 
-async def test_who_was_only_met_on_it_and_let_go_is_looked_for_each_time(bank, eyes):
+async def test_a_former_holder_is_searched_each_time(bank, parts):
     """That he let go may be why it is taken from him: that is never said by an earlier look."""
-    observer, backend, processes = eyes
+    observer, backend, processes = parts
     tenants.occupy(bank.root, bank.second, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     record = replace(record, owner=Owner(POD, NOW, unannounced=True))
     assert [(await observer.quick(record)).holders for _ in range(3)] == [()] * 3
     assert processes.walks == 3
 
 
-async def test_nor_is_that_owner_a_reason_to_hold_what_was_released(bank, eyes):
-    observer, backend, _ = eyes
+async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
+    observer, backend, _ = parts
     tenants.occupy(bank.root, bank.second, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     await observer.quick(record)
     released = replace(record, state=State.DIRTY, owner=None)
     assert (await observer.quick(released)).owner_alive is None
 
 
 def clean(backend: Simulated, uuid: str) -> Record:
-    return replace(exposed(backend, uuid, POD), state=State.CLEAN, owner=None)
+    return replace(in_use(backend, uuid, POD), state=State.CLEAN, owner=None)
 
 
 class Forgetful(Listing):
@@ -148,7 +148,7 @@ def forgetful(bank, tmp_path, monkeypatch):
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
-async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(bank, forgetful):
+async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):
     observer, backend, processes = forgetful
     record = clean(backend, bank.first)
     assert [(await observer.quick(record)).holders for _ in range(3)] == [(), (), ()]
@@ -159,7 +159,7 @@ async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(b
     assert len((await observer.quick(record)).holders or ()) == 1
 
 
-async def test_a_look_that_could_not_tell_makes_the_drivers_no_worth_nothing(bank, forgetful, monkeypatch):
+async def test_after_an_unsure_search_empty_driver_lists_prove_nothing(bank, forgetful, monkeypatch):
     observer, backend, processes = forgetful
     record = clean(backend, bank.first)
     await observer.quick(record)
@@ -169,7 +169,7 @@ async def test_a_look_that_could_not_tell_makes_the_drivers_no_worth_nothing(ban
     assert processes.walks == 3
 
 
-async def test_when_one_of_two_that_were_met_has_gone_the_other_is_looked_for(bank, forgetful):
+async def test_when_one_of_two_holders_left_the_other_is_searched(bank, forgetful):
     observer, backend, _ = forgetful
     record = clean(backend, bank.first)
     first, second = (tenants.occupy(bank.root, bank.first, b"x", f"{POD}-{name}") for name in "ab")
@@ -188,8 +188,8 @@ async def test_the_last_look_before_a_use_is_at_the_processes(bank, forgetful):
     assert len((await observer.quick(record, last=True)).holders or ()) == 1
 
 
-async def test_who_is_waited_for_is_not_looked_for_in_every_round(bank, eyes):
-    observer, backend, processes = eyes
+async def test_an_awaited_holder_is_not_searched_every_round(bank, parts):
+    observer, backend, processes = parts
     tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
     seen = await observer.quick(record)
@@ -198,7 +198,7 @@ async def test_who_is_waited_for_is_not_looked_for_in_every_round(bank, eyes):
     assert processes.walks == 1
 
 
-async def test_but_who_asks_for_the_device_hears_of_nobody_who_has_let_go_of_it(bank, forgetful):
+async def test_a_request_does_not_see_a_holder_that_left(bank, forgetful):
     """Whoever had it open may live on for days."""
     observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)
@@ -209,7 +209,7 @@ async def test_but_who_asks_for_the_device_hears_of_nobody_who_has_let_go_of_it(
     assert processes.walks == 2
 
 
-async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
+async def test_a_holder_that_left_is_soon_forgotten(bank, forgetful, monkeypatch):
     observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
@@ -220,13 +220,13 @@ async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
     assert (await observer.quick(record)).holders == ()
 
 
-async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
-    observer, backend, processes = eyes
+async def test_a_process_newly_listed_by_the_driver_is_searched(bank, parts):
+    observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     await observer.quick(record)
-    stranger = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
-    backend.named = frozenset({stranger})
+    foreign = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
+    backend.named = frozenset({foreign})
     seen = await observer.quick(record)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
     assert processes.walks == 2
@@ -235,10 +235,10 @@ async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
 
 
 @pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
-async def test_what_was_seen_of_something_else_is_not_used(bank, eyes, monkeypatch, change):
-    observer, backend, processes = eyes
+async def test_what_was_seen_of_something_else_is_not_used(bank, parts, monkeypatch, change):
+    observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = exposed(backend, bank.first, POD)
+    record = in_use(backend, bank.first, POD)
     if change == "nobody of the owner was met":
         record = replace(record, owner=Owner("pod-c", NOW))
     if change == "it is time":

@@ -49,7 +49,6 @@ OLD_WORDS = (  # folders of tests whose names are still to be changed
     "tests/dashboards/",
     "tests/demo/",
     "tests/deploy/",
-    "tests/devices/",
     "tests/doctor/",
     "tests/fakes/",
     "tests/flows/",

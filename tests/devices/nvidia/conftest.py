@@ -14,7 +14,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
-from tests.devices.nvidia.health.hearing import SOON, await_call, ours
+from tests.devices.nvidia.health.events_seen import SOON, await_call, ours
 from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.fixtures import Stage, nvml, nvml_build, stage
 from tests.fakes.nvml.host import Root

@@ -33,9 +33,7 @@ def test_the_backend_fits_the_port(rig) -> None:
         (None, None, None),
     ],
 )
-def test_a_gpu_that_says_that_it_is_too_old_for_the_kernels_is_not_begun_with(
-    rig, monkeypatch, major, minor, lacks
-) -> None:
+def test_a_gpu_too_old_for_the_kernels_is_not_scrubbed(rig, monkeypatch, major, minor, lacks) -> None:
     monkeypatch.setattr(warmth, "missing", lambda: None)
     rig.gpu(0).set({"compute.major": major, "compute.minor": minor})
     backend = rig.backend()
@@ -43,13 +41,13 @@ def test_a_gpu_that_says_that_it_is_too_old_for_the_kernels_is_not_begun_with(
     assert (backend.lacks(old), backend.lacks(other)) == (lacks, None)
 
 
-def test_without_cupy_nothing_is_begun_with(rig, monkeypatch) -> None:
+def test_without_cupy_no_gpu_is_scrubbed(rig, monkeypatch) -> None:
     monkeypatch.setattr(warmth, "missing", lambda: "CuPy is not installed")
     backend = rig.backend()
     assert {backend.lacks(device) for device in backend.inventory()} == {"CuPy is not installed"}
 
 
-def test_a_worker_is_told_all_that_it_needs(rig) -> None:
+def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     backend.inventory()
     backend.has_holders(gpu.uuid)
@@ -74,7 +72,7 @@ def test_a_worker_is_told_all_that_it_needs(rig) -> None:
     }
 
 
-def test_a_worker_for_a_slice_is_told_of_its_gpu(rig) -> None:
+def test_an_assignment_for_a_slice_names_its_gpu(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     [uuid] = rig.cut(2, Slice())
     backend.inventory()
@@ -84,13 +82,13 @@ def test_a_worker_for_a_slice_is_told_of_its_gpu(rig) -> None:
     assert place["idle_bytes"] == IDLE_AT_MOST
 
 
-def test_a_gpu_that_is_reset_alone_reaches_as_far_as_itself(rig) -> None:
+def test_a_gpu_without_links_is_its_own_reset_domain(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     assert backend.reach(rig.gpu(0).uuid, CARE) == (str(rig.root.node(rig.gpu(0))),)
 
 
-def test_the_reset_of_a_slice_reaches_whoever_has_its_gpu_open(rig) -> None:
+def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     backend = rig.backend()
     uuid, _ = rig.cut(0, Slice(), Slice())
     backend.inventory()
@@ -98,7 +96,7 @@ def test_the_reset_of_a_slice_reaches_whoever_has_its_gpu_open(rig) -> None:
     assert backend.reach(uuid, Care(slices="recreate")) == backend.files(uuid)
 
 
-def test_a_reset_on_old_switches_reaches_everybody_also_those_that_cannot_be_read(rig) -> None:
+def test_old_switches_make_all_gpus_one_reset_domain(rig) -> None:
     for gpu in rig.machine.gpus:
         gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
     [uuid] = rig.cut(1, Slice())
@@ -110,7 +108,7 @@ def test_a_reset_on_old_switches_reaches_everybody_also_those_that_cannot_be_rea
     assert backend.reach(rig.gpu(0).uuid, CARE) == backend.reach(uuid, CARE) == everybody
 
 
-def test_a_reset_of_older_gpus_reaches_those_that_they_are_linked_to_under_this_driver(rig) -> None:
+def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     for gpu in rig.machine.gpus:
         gpu.set({"architecture": pynvml.NVML_DEVICE_ARCH_TURING} | {f"nvlink.{link}": None for link in range(18)})
     rig.gpu(0).set({"nvlink.0": f"1 0 2 {rig.gpu(5)['pci']}", "nvlink.1": f"1 0 2 {rig.gpu(6)['pci']}"})
@@ -142,7 +140,7 @@ def test_nvml_is_closed_while_it_is_let_go(rig) -> None:
     assert rig.machine.clients()
 
 
-def test_a_node_with_gpus_can_be_served_and_is_left_as_it_was(rig) -> None:
+def test_the_check_of_a_node_with_gpus_changes_nothing(rig) -> None:
     assert Nvidia.probe(rig.host) is None
     assert rig.machine.clients() == ()
 
@@ -180,7 +178,7 @@ def test_a_node_without_the_library_says_so(rig) -> None:
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMinorNumber"])
-def test_a_driver_too_old_for_what_a_proof_needs_offers_nothing(rig, nvml_build, monkeypatch, call: str) -> None:
+def test_a_driver_too_old_for_a_proof_offers_nothing(rig, nvml_build, monkeypatch, call: str) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=(call,)))))
     pynvml._nvmlGetFunctionPointer_cache.clear()
     backend = rig.backend()

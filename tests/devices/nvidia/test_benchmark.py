@@ -39,7 +39,7 @@ def measured(rig, tmp_path) -> tuple[str, dict[str, Any]]:
     return text, json.loads((tmp_path / "out/nvidia-h200-nvml.json").read_text())
 
 
-def test_it_says_what_was_run_on_what_and_what_came_of_it(rig, measured) -> None:
+def test_the_benchmark_reports_machine_commands_and_results(rig, measured) -> None:
     page, document = measured
     assert document["command"].startswith("python -m benchmarks.nvml --output ")
     assert document["command"] in page
@@ -64,7 +64,7 @@ def test_no_serial_number_and_no_whole_uuid_is_published(measured) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_it_reads_and_does_nothing_else(rig) -> None:
+def test_the_benchmark_changes_nothing(rig) -> None:
     assert [call for _, call, _ in rig.machine.calls() if CHANGES.search(call)] == []
 
 
@@ -89,7 +89,7 @@ def test_a_slice_is_measured_where_there_is_one(rig, tmp_path) -> None:
     assert uuid not in document
 
 
-def test_what_is_not_known_and_what_fails_stand_there_as_such(rig, tmp_path) -> None:
+def test_unknown_and_failed_measurements_are_reported_as_such(rig, tmp_path) -> None:
     rig.gpu(0).fail("nvmlDeviceGetArchitecture", pynvml.NVML_ERROR_NOT_SUPPORTED)
     rig.gpu(0).set({"field_fail.230": pynvml.NVML_ERROR_NOT_SUPPORTED})
     rig.gpu(0).fail("nvmlDeviceGetVirtualizationMode", pynvml.NVML_ERROR_UNKNOWN)
@@ -104,7 +104,7 @@ def test_what_is_not_known_and_what_fails_stand_there_as_such(rig, tmp_path) -> 
 
 
 @pytest.mark.usefixtures("rig")
-def test_where_the_kernel_shows_no_driver_the_library_is_asked_all_the_same(tmp_path) -> None:
+def test_the_library_is_measured_without_a_driver_in_proc(tmp_path) -> None:
     assert benchmark.main(["--output", str(tmp_path), "--host-root", str(tmp_path / "nothing")]) == 0
     document = json.loads((tmp_path / "nvidia-h200-nvml.json").read_text())
     assert document["inventory"].startswith("not told: cannot find the NVIDIA driver")
@@ -116,7 +116,7 @@ def test_where_the_kernel_shows_no_driver_the_library_is_asked_all_the_same(tmp_
 @pytest.mark.parametrize(
     ("without", "why"), [("driver", "the driver is not loaded"), ("gpus", "the driver lists no GPU")]
 )
-def test_without_a_gpu_it_says_so_in_a_line_and_writes_nothing(rig, tmp_path, capsys, without: str, why: str) -> None:
+def test_without_a_gpu_the_benchmark_writes_no_file(rig, tmp_path, capsys, without: str, why: str) -> None:
     if without == "driver":
         rig.machine.unload()
     else:

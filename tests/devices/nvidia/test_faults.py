@@ -71,7 +71,7 @@ SIGNS_OF_A_SLICE = {
 SIGNS_OF_A_GPU = SIGNS_OF_A_SLICE | {LINK, "nvmlDeviceGetGpuFabricInfoV"}
 EVERY = sorted(NAMING | HEALTH_OF_A_GPU | HEALTH_OF_A_SLICE | SIGNS_OF_A_GPU)
 
-# What may not be known, and with which answers: health is health without it, and nobody is told to be on no list.
+# What may not be known, and with which answers: health is health without it, and nobody is case to be on no list.
 OPTIONAL = {
     MIG: UNTOLD,  # a GPU, or a driver, that knows no MIG
     ROWS: UNTOLD,  # GPUs before Ampere, and all in MIG mode
@@ -80,7 +80,7 @@ OPTIONAL = {
     FIELDS: UNTOLD,  # drivers that know of no recovery action
 } | dict.fromkeys(LISTS, UNTOLD | CROWD)  # memory that nobody answers for shows all the same
 
-# The same for names: what is then told in a lesser way, and how.
+# The same for names: what is then case in a lesser way, and how.
 UNNAMED = {
     CAPABILITY: ("compute",),
     ECC_MODE: ("ecc",),  # as of one that has none
@@ -99,7 +99,7 @@ UNNAMED = {
 def small(rig):
     """One whole GPU, and one in two slices."""
     rig.cut(1, Slice("1g.18gb+me"), Slice())
-    rig.gpu(1).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})  # its attributes are told by its instance
+    rig.gpu(1).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})  # its attributes are case by its instance
     rig.machine.set(
         {key: None for key in rig.machine.read() if key.startswith(tuple(f"gpu.{n}." for n in range(2, 8)))}
     )
@@ -154,7 +154,7 @@ def expected_with_signs(call: str, code: int, needed: set[str], signs: set[str])
 
 
 def expected_use(call: str, needed: set[str], code: int) -> bool | None:
-    """Nobody is on it; a list that is not told is no empty one."""
+    """Nobody is on it; a list that is not case is no empty one."""
     harmless = call not in needed or (call == MIG and code in UNTOLD)
     return False if harmless else None
 
@@ -181,17 +181,17 @@ def test_each_kind_of_error_is_judged_by_the_table(small, call: str) -> None:
         assert names(backend) == truth
         small.library.close()
         small.machine.fail(call, code)
-        told = f"{call} -> {code}"
-        assert health(backend, whole) == expected_with_signs(call, code, HEALTH_OF_A_GPU, SIGNS_OF_A_GPU), told
-        assert use(backend, whole) is expected_use(call, USE_OF_A_GPU, code), told
+        case = f"{call} -> {code}"
+        assert health(backend, whole) == expected_with_signs(call, code, HEALTH_OF_A_GPU, SIGNS_OF_A_GPU), case
+        assert use(backend, whole) is expected_use(call, USE_OF_A_GPU, code), case
         for uuid in (first, second):
             expected = expected_with_signs(call, code, HEALTH_OF_A_SLICE, SIGNS_OF_A_SLICE)
             if (call, code) == (MPS, pynvml.NVML_ERROR_INVALID_ARGUMENT):  # so NVML says that slices have no such list
                 expected = Vitals()
-            assert health(backend, uuid) == expected, told
-            assert use(backend, uuid) is expected_use(call, USE_OF_A_SLICE, code), told
+            assert health(backend, uuid) == expected, case
+            assert use(backend, uuid) is expected_use(call, USE_OF_A_SLICE, code), case
         small.machine.fail(call, None)
-        assert names(backend) == truth, told
+        assert names(backend) == truth, case
 
 
 @pytest.mark.usefixtures("unlogged")
@@ -219,7 +219,7 @@ def test_with_an_error_the_inventory_is_true_or_lacks_something(small, call: str
 
 
 @pytest.mark.parametrize("call", sorted(HEALTH_OF_A_GPU - {OPEN, BY_UUID}))
-async def test_a_call_that_hangs_times_out_and_delays_no_other_device(small, call: str) -> None:
+async def test_a_hanging_call_times_out_and_delays_no_other_device(small, call: str) -> None:
     backend, caller = small.backend(), Caller()
     one, other = small.gpu(0).uuid, next(uuid for uuid in names(backend) if uuid.startswith("MIG-"))
     small.library.close()  # so that handles are asked for anew
@@ -236,7 +236,7 @@ async def test_a_call_that_hangs_times_out_and_delays_no_other_device(small, cal
 
 
 @pytest.mark.parametrize("call", [OPEN, BY_UUID])
-async def test_a_call_that_hangs_before_a_gpu_is_found_times_out(small, call: str) -> None:
+async def test_a_call_hanging_before_a_gpu_is_found_times_out(small, call: str) -> None:
     backend, caller, uuid = small.backend(), Caller(), small.gpu(0).uuid
     with small.machine.hanging(call) as file:
         for question in (backend.vitals, backend.has_holders):

@@ -35,7 +35,7 @@ def there(rig) -> set[str]:
     return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
 
 
-def test_it_fits_the_port_and_asks_nothing_before_it_must(rig) -> None:
+def test_a_gpu_fits_the_port_and_asks_nvml_late(rig) -> None:
     port: Gpu = touch(rig, 0)
     assert rig.machine.calls() == []
     assert port.vitals() == Vitals()
@@ -60,14 +60,14 @@ def test_a_slice_has_no_links_to_miss(rig) -> None:
     assert slice_of(rig, uuid, links=[3]).vitals() == Vitals()
 
 
-def test_what_was_in_use_while_it_was_idle_is_no_leak(rig) -> None:
+def test_memory_in_use_while_idle_is_no_leak(rig) -> None:
     rig.gpu(0).set({"memory.used": 100 * 2**20})
     assert touch(rig, 0, idle_bytes=90 * 2**20).vitals() == Vitals()
     assert touch(rig, 0, idle_bytes=10 * 2**20).vitals() == Vitals(leaked_bytes=90 * 2**20)
     assert touch(rig, 0).vitals().leaked_bytes > 0
 
 
-def test_health_calls_no_memory_leaked_that_the_driver_frees_in_time(rig, gpu) -> None:
+def test_memory_that_the_driver_frees_in_time_is_no_leak(rig, gpu) -> None:
     gpu.set({"memory.used": 100 * 2**20})
     freed = Skipping(lambda: gpu.set({"memory.used": 0}))
     assert touch_for(rig, freed, idle_bytes=10 * 2**20).vitals() == Vitals()
@@ -81,7 +81,7 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
     assert one.vitals() == Vitals()
 
 
-def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
+def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
     for text in (
         "",
@@ -108,14 +108,14 @@ def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_without_a_place_for_its_lock_nothing_is_reset(rig) -> None:
+def test_without_a_lock_directory_no_reset_runs(rig) -> None:
     with pytest.raises(DeviceError, match="its place does not say where its lock is"):
         touch(rig, 0, resets=None).reset()
     assert by_tool(rig) == []
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_without_a_look_at_the_processes_nothing_is_reset(rig) -> None:
+def test_without_an_observation_of_processes_no_reset_runs(rig) -> None:
     with pytest.raises(DeviceError, match="its holders are unknown"):
         NvidiaGpu(place(rig, 0), library=rig.library).reset()
     assert by_tool(rig) == []
@@ -130,7 +130,7 @@ def test_a_reset_is_safe_to_run_twice(rig) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_whoever_is_not_root_resets_nothing(rig, monkeypatch) -> None:
+def test_only_root_resets_a_gpu(rig, monkeypatch) -> None:
     monkeypatch.setattr(preconditions, "is_root", lambda: False)
     with pytest.raises(DeviceError, match="it takes root"):
         touch(rig, 0).reset()
@@ -148,7 +148,7 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None])
-def test_a_deadline_that_is_none_opens_nothing(rig, seconds) -> None:
+def test_an_invalid_deadline_opens_no_gpu(rig, seconds) -> None:
     with pytest.raises(DeviceError, match=r"a reset cannot take .* seconds"):
         touch(rig, 0, reset_seconds=seconds)
 
@@ -172,7 +172,7 @@ def baseline(rig, gpu) -> str:  # noqa: ARG001 - what is looked at first must be
 
 
 @pytest.mark.usefixtures("root")
-def test_a_reset_does_not_bring_into_force_what_a_tenant_left_for_it(rig, gpu, baseline) -> None:
+def test_a_reset_does_not_apply_pending_settings_of_a_tenant(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0, "mig_mode.pending": 1})
     one = touch(rig, 0, baseline=baseline)
     one.reset()
@@ -181,7 +181,7 @@ def test_a_reset_does_not_bring_into_force_what_a_tenant_left_for_it(rig, gpu, b
 
 
 @pytest.mark.usefixtures("root")
-def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu, baseline) -> None:
+def test_disabled_ecc_passes_again_after_the_reset_it_needs(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0, "ecc.current": 0})
     one = touch(rig, 0, baseline=baseline)
     with pytest.raises(DeviceError, match="ecc is off in force"):
@@ -192,14 +192,14 @@ def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu,
 
 
 @pytest.mark.usefixtures("root")
-def test_a_named_ecc_that_the_gpu_does_not_support_stops_no_reset(rig, gpu, baseline) -> None:
+def test_an_unsupported_ecc_setting_does_not_prevent_a_reset(rig, gpu, baseline) -> None:
     gpu.fail("nvmlDeviceSetEccMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
     touch(rig, 0, baseline=baseline, settings={"ecc": False}).reset()
     assert by_tool(rig)
 
 
 @pytest.mark.usefixtures("root")
-def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baseline) -> None:
+def test_ecc_is_unchanged_while_a_holder_prevents_the_reset(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0})
     with pytest.raises(DeviceError, match='it is open in "train"'):
         touch(rig, 0, one_holder, baseline=baseline).reset()
@@ -207,14 +207,14 @@ def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baselin
 
 
 @pytest.mark.usefixtures("root")
-def test_a_gpu_that_says_nothing_before_its_reset_is_reset_without_a_look_at_its_settings(rig, gpu) -> None:
+def test_a_silent_gpu_is_reset_without_reading_its_settings(rig, gpu) -> None:
     gpu.set(reset_required=1)
     touch(rig, 0, baseline=str(rig.settings / "new.json")).reset()
     assert by_tool(rig)
 
 
 @pytest.mark.usefixtures("root")
-def test_with_the_reset_of_a_slices_gpu_the_settings_of_the_gpu_come_back(rig, cut, baseline) -> None:
+def test_a_reset_for_a_slice_restores_its_gpus_settings(rig, cut, baseline) -> None:
     gpu = rig.gpu(0)
     gpu.set({"compute_mode": 3, "power.limit": 450000})
     slice_of(rig, cut[0], baseline=baseline, settings={"power_limit": 500, "persistence": True}).reset()
@@ -225,7 +225,7 @@ def test_with_the_reset_of_a_slices_gpu_the_settings_of_the_gpu_come_back(rig, c
 
 
 @pytest.mark.usefixtures("root")
-def test_between_any_two_deeds_nothing_of_the_driver_is_open(rig, gpu, baseline) -> None:
+def test_the_driver_is_closed_between_any_two_steps(rig, gpu, baseline) -> None:
     one = touch(rig, 0, baseline=baseline)
 
     def open_here() -> set[str]:
@@ -250,28 +250,28 @@ def test_between_any_two_deeds_nothing_of_the_driver_is_open(rig, gpu, baseline)
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_is_reset_with_its_gpu_and_all_slices_come_back(rig, cut) -> None:
+def test_a_slices_reset_is_its_gpus_and_all_slices_return(rig, cut) -> None:
     slice_of(rig, cut[0]).reset()
     assert by_tool(rig) == [f"--gpu-reset -i {rig.gpu(0).uuid}"]
     assert there(rig) == set(cut)
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_is_not_reset_while_anybody_is_on_its_gpu(rig, cut) -> None:
+def test_a_slice_is_not_reset_while_its_gpu_is_used(rig, cut) -> None:
     with pytest.raises(DeviceError, match='it is open in "train"'):
         slice_of(rig, cut[0], one_holder).reset()
     assert by_tool(rig) == []
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_that_was_not_there_before_its_gpus_reset_is_missed_after_it(rig, cut) -> None:
+def test_a_slice_absent_before_the_reset_is_missed_after_it(rig, cut) -> None:
     with pytest.raises(DeviceLostError, match=f"cannot reset {OTHER}: it did not come back with its GPU"):
         slice_of(rig, OTHER).reset()
     assert there(rig) == set(cut)
 
 
 @pytest.mark.usefixtures("root")
-def test_the_slices_of_a_gpu_that_tells_nothing_before_its_reset_are_missed_after_it(rig, cut) -> None:
+def test_slices_of_a_silent_gpu_are_missed_after_its_reset(rig, cut) -> None:
     rig.gpu(0).set(reset_required=1)
     with pytest.raises(DeviceLostError, match=f"cannot reset {cut[0]}: it did not come back with its GPU"):
         slice_of(rig, cut[0]).reset()
@@ -364,7 +364,7 @@ def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
 
 
-def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
+def test_every_setting_of_the_policy_is_supported(rig) -> None:
     clocks = Clocks(memory=3201, graphics=1500)
     everything = SettingsPolicy(
         persistence=True,
@@ -376,8 +376,8 @@ def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
         locked_clocks=LockedClocks(graphics=ClockRange(min=210, max=1410)),
     )
     assert None not in everything.model_dump().values()
-    told = everything.model_dump(mode="json", exclude_none=True)  # as the service passes them on
-    touch(rig, 1, settings=told).restore_settings()
+    settings = everything.model_dump(mode="json", exclude_none=True)  # as the service passes them on
+    touch(rig, 1, settings=settings).restore_settings()
     assert rig.gpu(1)["clock.locked.gpu"] == "210 1410"
     assert {word.value for word in Means} == set(reset.MEANS)
     assert {word.value for word in Slices} == {WAIT, RECREATE}

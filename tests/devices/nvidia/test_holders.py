@@ -25,25 +25,25 @@ CALLS = {
 }
 
 
-def test_an_idle_gpu_is_used_by_nobody(rig) -> None:
+def test_an_idle_gpu_has_no_holders(rig) -> None:
     assert rig.backend().has_holders(rig.gpu(0).uuid) is False
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_who_is_on_any_list_uses_it(rig, kind: str) -> None:
+def test_a_process_on_any_list_is_a_holder(rig, kind: str) -> None:
     rig.gpu(0).run(Process(4711), kind=kind)
     assert rig.backend().has_holders(rig.gpu(0).uuid) is True
     assert rig.backend().has_holders(rig.gpu(1).uuid) is False
 
 
-def test_memory_that_nobody_listed_holds_is_no_no(rig) -> None:
+def test_memory_without_a_listed_process_makes_use_unknown(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 5 * MIB})  # a little more than ever before
     assert backend.has_holders(gpu.uuid) is None
 
 
-def test_memory_held_before_the_first_look_is_believed_up_to_a_bound(rig) -> None:
+def test_memory_held_at_first_is_accepted_up_to_a_limit(rig) -> None:
     gpu = rig.gpu(0)
     gpu.set({"memory.used": IDLE_AT_MOST})
     assert rig.backend().has_holders(gpu.uuid) is False
@@ -51,19 +51,19 @@ def test_memory_held_before_the_first_look_is_believed_up_to_a_bound(rig) -> Non
     assert rig.backend().has_holders(gpu.uuid) is None
 
 
-def test_a_bare_context_left_before_the_first_look_is_a_leak(rig) -> None:
+def test_a_context_left_before_the_first_observation_is_a_leak(rig) -> None:
     rig.gpu(0).set({"memory.used": 200 * MIB})
     assert rig.backend().vitals(rig.gpu(0).uuid).leaked_bytes == 200 * MIB - IDLE_AT_MOST
 
 
-def test_a_leak_is_what_is_held_above_the_least_ever_seen(rig) -> None:
+def test_a_leak_is_memory_above_the_smallest_use_seen(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
     gpu.set({"memory.used": 44 * MIB})
     assert backend.vitals(gpu.uuid).leaked_bytes == 40 * MIB
 
 
-def test_a_little_more_is_noise_and_what_a_listed_process_holds_is_its_own(rig) -> None:
+def test_small_changes_and_listed_processes_are_no_leak(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 4 * MIB + NOISE})
@@ -73,7 +73,7 @@ def test_a_little_more_is_noise_and_what_a_listed_process_holds_is_its_own(rig) 
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
 
 
-def test_a_baseline_is_not_learnt_while_somebody_is_listed(rig) -> None:
+def test_a_baseline_is_not_learnt_while_a_process_is_listed(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     gpu.run(Process(4711))
     gpu.set({"memory.used": 0})
@@ -92,7 +92,7 @@ def test_a_driver_that_was_loaded_anew_has_another_baseline(rig) -> None:
     assert backend.has_holders(gpu.uuid) is False
 
 
-def test_memory_that_the_driver_keeps_for_itself_is_nobodys(rig) -> None:
+def test_memory_of_the_driver_itself_is_no_leak(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     gpu.set({"memory.reserved": 2000 * MIB})
     assert backend.has_holders(gpu.uuid) is False
@@ -100,13 +100,13 @@ def test_memory_that_the_driver_keeps_for_itself_is_nobodys(rig) -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_list_that_keeps_growing_cannot_be_told(rig, kind: str) -> None:
+def test_a_list_that_keeps_growing_makes_holders_unknown(rig, kind: str) -> None:
     rig.gpu(0).fail(CALLS[kind], pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_list_that_the_driver_does_not_have_is_no_empty_one(rig, kind: str) -> None:
+def test_an_unsupported_list_is_not_an_empty_one(rig, kind: str) -> None:
     rig.gpu(0).set({f"processes.{kind}": None})
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
@@ -131,14 +131,14 @@ def test_a_slice_may_reject_the_list_of_mps_processes(rig) -> None:
             question(slice_)
 
 
-def test_a_list_that_names_somebody_speaks_for_one_that_cannot_be_told(rig) -> None:
+def test_a_named_holder_counts_although_another_list_is_unknown(rig) -> None:
     rig.gpu(0).set({"processes.mps": None})
     rig.gpu(0).run(Process(4711))
     assert rig.backend().has_holders(rig.gpu(0).uuid) is True
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_leak_shows_although_a_list_cannot_be_told(rig, kind: str) -> None:
+def test_a_leak_is_reported_although_a_list_is_unknown(rig, kind: str) -> None:
     rig.gpu(0).set({f"processes.{kind}": None, "memory.used": 300 * MIB})
     assert rig.backend().vitals(rig.gpu(0).uuid).leaked_bytes == 300 * MIB - IDLE_AT_MOST
 
@@ -154,14 +154,14 @@ def test_an_old_driver_without_a_list_cannot_tell(rig, nvml_build, monkeypatch, 
         pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-def test_empty_lists_in_another_process_namespace_say_nothing(rig) -> None:
+def test_empty_lists_in_another_process_namespace_prove_nothing(rig) -> None:
     namespace(rig.host, "pid:[4026532911]")
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None
     rig.gpu(0).run(Process(4711))
     assert rig.backend().has_holders(rig.gpu(0).uuid) is True
 
 
-def test_empty_lists_in_a_namespace_that_cannot_be_told_say_nothing(rig) -> None:
+def test_empty_lists_in_an_unknown_namespace_prove_nothing(rig) -> None:
     (rig.host.proc / "self/ns/pid").unlink()
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
@@ -183,13 +183,13 @@ def test_a_sliced_gpu_is_never_free_as_a_whole(rig) -> None:
     assert backend.has_holders(rig.gpu(0).uuid) is None
 
 
-def test_a_lost_gpu_is_lost_to_whoever_asks_who_uses_it(rig) -> None:
+def test_asking_for_holders_of_a_lost_gpu_reports_it_lost(rig) -> None:
     rig.gpu(0).set(lost=True)
     with pytest.raises(DeviceLostError):
         rig.backend().has_holders(rig.gpu(0).uuid)
 
 
-def test_nobody_is_told_anything_while_the_driver_is_let_go(rig) -> None:
+def test_holders_are_unknown_while_the_driver_is_released(rig) -> None:
     backend = rig.backend()
     backend.release_driver()
     with pytest.raises(DriverClosedError):
@@ -198,7 +198,7 @@ def test_nobody_is_told_anything_while_the_driver_is_let_go(rig) -> None:
         backend.vitals(rig.gpu(0).uuid)
 
 
-def test_a_process_that_comes_or_goes_during_a_look_leaves_no_leak_behind() -> None:
+def test_a_process_changing_during_an_observation_leaves_no_leak() -> None:
     assert holders.leaked(Usage(listed=False, least=0, most=900 * MIB), 0) == 0
     assert holders.in_use(Usage(listed=False, least=0, most=900 * MIB), 0) is None
 
@@ -210,7 +210,7 @@ def test_memory_is_read_before_and_after_the_lists(rig) -> None:
     assert set(asked[1:-1]) == set(CALLS.values())
 
 
-def test_who_is_listed_and_has_ended_answers_for_no_memory(rig) -> None:
+def test_a_listed_process_that_ended_holds_no_memory(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     gpu.run(Process(DEAD, used=20000 * MIB))
     gpu.set({"memory.used": 20000 * MIB})
@@ -221,13 +221,13 @@ def test_who_is_listed_and_has_ended_answers_for_no_memory(rig) -> None:
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
 
 
-def test_a_device_that_waits_for_a_reset_lists_nobody(rig) -> None:
+def test_a_device_waiting_for_a_reset_lists_no_holders(rig) -> None:
     rig.gpu(0).set(reset_required=True)
     assert rig.backend().listed_holders(rig.gpu(0).uuid) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.integers(0, 2**38), st.integers(0, 2**38))))
-def test_no_history_makes_a_baseline_above_its_bound_or_a_no_of_memory_above_it(looks) -> None:
+def test_no_history_raises_the_baseline_above_its_limit(looks) -> None:
     baselines = Baselines()
     for listed, *used in looks:
         usage = Usage(listed, min(used), max(used))
@@ -241,7 +241,7 @@ def test_no_history_makes_a_baseline_above_its_bound_or_a_no_of_memory_above_it(
 
 
 @pytest.mark.parametrize(("profile", "most"), [("7g.141gb", 128 * MIB), ("3g.71gb", 64 * MIB)])
-def test_a_slice_as_large_as_its_gpu_may_idle_with_more(rig, profile, most) -> None:
+def test_a_slice_of_full_size_may_use_more_when_idle(rig, profile, most) -> None:
     backend = rig.backend()
     [uuid] = rig.cut(0, Slice(profile))
     backend.inventory()

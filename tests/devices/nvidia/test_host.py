@@ -56,7 +56,7 @@ def test_a_driver_that_is_not_loaded_is_an_error(host: Host, missing: str) -> No
 
 
 @pytest.mark.parametrize("text", ["", "NVRM version: none\n", "GCC version:  gcc version 12.2.0\n"])
-def test_a_version_that_is_not_told_is_an_error(host: Host, text: str) -> None:
+def test_a_missing_driver_version_is_an_error(host: Host, text: str) -> None:
     (host.proc_driver / "version").write_text(text)
     with pytest.raises(DeviceError, match="cannot tell the driver's version"):
         host.driver()

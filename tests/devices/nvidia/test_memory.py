@@ -34,7 +34,7 @@ from tests.fakes.cuda.machine import CudaMachine
 KEY = b"0123456789abcdef"
 PASSES = ("random", "zero")
 SECRET = b"the last tenant's secret"
-TAKEN = 2 * PAGE  # the context, and the page that results are told in
+TAKEN = 2 * PAGE  # the context, and the page of results
 COVERED = SIZE - TAKEN
 
 
@@ -93,7 +93,7 @@ def test_a_clear_is_safe_to_run_twice(one):
     assert one.verify(nothing) == Findings(COVERED, SIZE)
 
 
-def test_nothing_written_is_nothing_covered(one):
+def test_without_a_write_coverage_is_zero(one):
     assert one.clear(KEY, (), nothing).covered_bytes == 0
 
 
@@ -103,13 +103,13 @@ def test_a_device_that_keeps_what_was_there_is_found_out(one, cuda, rig):
     assert cleared.mismatch is not None
 
 
-def test_memory_that_somebody_else_takes_meanwhile_makes_it_no_proof(one, cuda, rig):
+def test_memory_taken_by_another_process_prevents_a_proof(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28])
     with pytest.raises(NotNowError, match="another process took 268435456 bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
 
-def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_ours(one, cuda, rig):
+def test_memory_taken_while_the_context_starts_is_not_ours(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, taken_at=["allocate 1", 2**31])
     with pytest.raises(NotNowError, match=f"another process took {2**31 + TAKEN} bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
@@ -119,7 +119,7 @@ def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_o
     ("before", "after", "why"),
     [(0, 2**27, "another process took 134217728 bytes"), (2**27, 0, "134217728 bytes .* given back")],
 )
-def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(rig, cuda, cells, before, after, why):  # noqa: ARG001 - it is dirty
+def test_memory_changing_during_a_verify_is_no_proof(rig, cuda, cells, before, after, why):  # noqa: ARG001 - it is dirty
     one = touch(rig, 0, idle_bytes=2**27)
     rig.gpu(0).set({"memory.total": SIZE + RESERVED + before})
     somebody = claim(cuda.gpus[rig.gpu(0).uuid], "somebody")
@@ -155,21 +155,21 @@ def test_memory_that_comes_back_between_two_steps_voids_no_scrub(rig, cuda, cell
         ("exact 2", lambda one: one.selftest(KEY, 6.0, nothing)),
     ],
 )
-def test_a_launch_that_fails_is_a_report_of_the_devices_fault(one, cuda, rig, launch, kind):
+def test_a_failed_launch_is_a_fault_of_the_device(one, cuda, rig, launch, kind):
     """Any other error would end the worker, and count as ours."""
     cuda.change(rig.gpu(0).uuid, fails_at=launch)
-    with pytest.raises(DeviceError, match="CUDA says CUDA_ERROR_LAUNCH_FAILED") as told:
+    with pytest.raises(DeviceError, match="CUDA says CUDA_ERROR_LAUNCH_FAILED") as caught:
         kind(one)
-    assert type(told.value) is DeviceError
+    assert type(caught.value) is DeviceError
 
 
-def test_memory_that_does_not_hold_is_told_although_somebody_takes_some_meanwhile(one, cuda, rig):
+def test_bad_memory_is_reported_although_another_process_takes_some(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28], stuck={str(SIZE // 2): 4})
     assert one.clear(KEY, PASSES, nothing).mismatch.offset == SIZE // 2 - TAKEN
     assert one.verify(nothing).mismatch is not None
 
 
-def test_memory_of_an_ended_process_is_no_leak_while_the_driver_frees_it(rig, cells):
+def test_memory_still_being_freed_is_no_leak(rig, cells):
     rig.gpu(0).set({"memory.used": 2**27})
     waited = Skipping(lambda: rig.gpu(0).set({"memory.used": 0}) if waited.skipped > 14.0 else None)
     assert touch_for(rig, waited).clear(KEY, PASSES, nothing).mismatch is None
@@ -184,7 +184,7 @@ def test_free_memory_is_waited_for_at_no_cost(rig):
     assert waited.skipped == 0
 
 
-def test_memory_that_is_held_by_nobody_who_could_be_seen_is_the_devices_to_give_back(one, rig, cells):
+def test_memory_without_a_visible_holder_is_a_device_fault(one, rig, cells):
     """Whoever takes it for somebody's who is about to leave never gets to the reset that frees it."""
     rig.gpu(0).set({"memory.used": 2**27})
     with pytest.raises(DeviceError, match="134217728 bytes of its memory are in use by no visible process") as it:
@@ -194,10 +194,14 @@ def test_memory_that_is_held_by_nobody_who_could_be_seen_is_the_devices_to_give_
 
 
 @pytest.mark.parametrize("idle", [2**25, 2**26])
-def test_what_is_believed_to_be_in_use_on_an_idle_device_is_the_drivers_own(cells, rig, idle):
+def test_idle_use_up_to_the_limit_counts_as_the_drivers(cells, rig, idle):
     rig.gpu(0).set({"memory.used": idle + 2**20, "memory.total": SIZE + 2 * PAGE + idle + 2**20})
-    told = touch(rig, 0, idle_bytes=idle).clear(KEY, PASSES, nothing).uncovered
-    assert {it.cause: it.bytes for it in told} == {OWN_IDLE: idle, "in use before the scrub": 2**20, OWN_CONTEXT: TAKEN}
+    uncovered = touch(rig, 0, idle_bytes=idle).clear(KEY, PASSES, nothing).uncovered
+    assert {it.cause: it.bytes for it in uncovered} == {
+        OWN_IDLE: idle,
+        "in use before the scrub": 2**20,
+        OWN_CONTEXT: TAKEN,
+    }
     assert SECRET not in cells.read_bytes()
 
 
@@ -209,7 +213,7 @@ def test_nvml_is_closed_while_memory_is_worked_on(one, rig):
     assert set(calls) == {"nvmlShutdown"}
 
 
-def test_a_multiprocessor_that_computes_nothing_is_no_passed_self_test(one, cuda, rig):
+def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, unreached=[2])
     with pytest.raises(DeviceError, match="3 of 4 multiprocessors came to compute"):
         one.selftest(KEY, 6.0, nothing)
@@ -237,13 +241,13 @@ def counted(rig, monkeypatch) -> dict[str, int]:
     return counts
 
 
-def test_an_error_that_is_counted_during_the_self_test_is_one(one, counted):
+def test_an_error_counted_during_the_self_test_fails_it(one, counted):
     counted["ecc.total.1.0"] = 3
     with pytest.raises(DeviceError, match=r"3 new uncorrectable memory error\(s\) were counted while it was tested"):
         one.selftest(KEY, 6.0, nothing)
 
 
-def test_what_the_gpu_repairs_during_the_self_test_is_reported_and_no_fault(one, counted):
+def test_a_repair_during_the_self_test_is_only_reported(one, counted):
     counted |= {"ecc.total.0.0": 3, "remap.corrected": 1, "remap.uncorrected": 1}
     report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), Bench(one, lambda: (), nothing))
     assert report.outcome is Outcome.PASSED
@@ -272,12 +276,12 @@ def test_what_the_gpu_repairs_during_the_self_test_is_reported_and_no_fault(one,
         ({"capability": (7, 0)}, NotNowError, "compute capability 7.0"),
     ],
 )
-def test_what_cuda_refuses_is_told_and_nothing_is_touched(one, cuda, rig, cells, changes, error, why):
+def test_an_error_of_cuda_is_reported_and_changes_nothing(one, cuda, rig, cells, changes, error, why):
     cuda.change(rig.gpu(0).uuid, **changes)
     before = cells.read_bytes()[TAKEN:]
-    with pytest.raises(DeviceError, match=why) as told:
+    with pytest.raises(DeviceError, match=why) as caught:
         one.clear(KEY, PASSES, nothing)
-    assert type(told.value) is error
+    assert type(caught.value) is error
     assert SECRET in cells.read_bytes()
     assert cells.read_bytes()[TAKEN:] == before
 
@@ -285,9 +289,9 @@ def test_what_cuda_refuses_is_told_and_nothing_is_touched(one, cuda, rig, cells,
 @pytest.mark.parametrize("status", [100, 999])
 def test_without_the_drivers_memory_module_no_device_is_at_fault(one, cuda, rig, status):
     cuda.change(rig.gpu(0).uuid, refuses=status)
-    with pytest.raises(DeviceError) as told:
+    with pytest.raises(DeviceError) as caught:
         one.clear(KEY, PASSES, nothing)
-    assert type(told.value) is DeviceError
+    assert type(caught.value) is DeviceError
     (rig.host.dev / "nvidia-uvm").unlink()
     with pytest.raises(NotNowError, match="nvidia-uvm is missing: load the module nvidia_uvm"):
         one.clear(KEY, PASSES, nothing)
@@ -320,9 +324,9 @@ def test_a_gpu_in_the_compute_mode_prohibited_is_cleared(rig, prohibited):
 def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, kind):
     rig.gpu(0).fail("nvmlDeviceSetComputeMode", code)
     why = f"its compute mode is prohibited and cannot be changed: .*: nvidia-smi -i {rig.gpu(0).uuid} -c DEFAULT"
-    with pytest.raises(kind, match=why) as told:
+    with pytest.raises(kind, match=why) as caught:
         prohibited.clear(KEY, PASSES, nothing)
-    assert type(told.value) is kind
+    assert type(caught.value) is kind
     assert rig.machine.clients() == ()
 
 
@@ -337,7 +341,7 @@ def test_for_a_slice_the_compute_mode_of_its_gpu_stays(rig, prohibited):
 
 
 @pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", True), ("another", False)])
-def test_cuda_may_show_a_slice_by_the_uuid_of_its_gpu(cuda, rig, shown, opens):
+def test_cuda_may_name_a_slice_by_its_gpus_uuid(cuda, rig, shown, opens):
     slice_, another = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
     uuids = {"slice": slice_, "parent": rig.gpu(0).uuid, "another": another}
     gpus = cuda.gpus
@@ -349,14 +353,14 @@ def test_cuda_may_show_a_slice_by_the_uuid_of_its_gpu(cuda, rig, shown, opens):
         device.opened(slice_, rig.gpu(0).pci, rig.gpu(0).uuid)
 
 
-def test_a_driver_that_fails_while_memory_is_taken_is_a_fault_of_the_device(one, cuda, rig):
+def test_a_driver_failing_during_allocation_is_a_device_fault(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, fails_after=4)
-    with pytest.raises(DeviceError, match=r"cannot take memory of GPU-.*IllegalAddress") as told:
+    with pytest.raises(DeviceError, match=r"cannot take memory of GPU-.*IllegalAddress") as caught:
         one.clear(KEY, PASSES, nothing)
-    assert type(told.value) is DeviceError
+    assert type(caught.value) is DeviceError
 
 
-def test_nothing_runs_on_the_device_and_nothing_is_taken_before_the_clear(one, cuda, rig, cells, monkeypatch):
+def test_the_device_is_unused_before_the_clear(one, cuda, rig, cells, monkeypatch):
     before = cells.read_bytes()[TAKEN:]
     cuda.change(rig.gpu(0).uuid, dies_at="write 1")  # and with it this process
     monkeypatch.setattr(Device, "program", lambda *_: pytest.fail("a program was launched"))
@@ -365,7 +369,7 @@ def test_nothing_runs_on_the_device_and_nothing_is_taken_before_the_clear(one, c
     assert sys.modules["cupy.cuda.runtime"].device().gpu.used <= TAKEN
 
 
-def test_a_limit_that_the_driver_refuses_costs_memory_and_no_scrub(one, cuda, rig):
+def test_a_refused_heap_limit_does_not_fail_the_scrub(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, refuses_limits=[1, 2])
     cleared = one.clear(KEY, PASSES, nothing)
     assert cleared.mismatch is None
@@ -387,7 +391,7 @@ def card(cuda, rig) -> device.CupyCard:  # noqa: ARG001 - it must be there
 
 
 @pytest.mark.usefixtures("card")
-def test_only_the_one_device_is_visible_and_never_through_a_shared_server(rig):
+def test_cuda_sees_one_device_and_no_shared_server(rig):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == rig.gpu(0).uuid
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent"
 
@@ -427,7 +431,7 @@ def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
     assert len(card.sweep(Sweep.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
 
 
-def test_the_card_takes_the_next_block_before_the_last_is_written(card, monkeypatch):
+def test_a_block_is_queued_before_the_last_is_written(card, monkeypatch):
     card.ready()
     seen: list[str] = []
     sweep, runtime = Device.sweep, sys.modules["cupy.cuda.runtime"]
@@ -457,7 +461,7 @@ def test_every_multiprocessor_is_run_on_until_all_had_their_turn(card):
     assert {unit.digest for unit in card.everywhere(KernelProgram.EXACT, 7)} == {8}
 
 
-def test_what_is_planted_is_heard_until_it_is_overwritten(card):
+def test_a_planted_value_is_found_until_it_is_overwritten(card):
     card.everywhere(KernelProgram.PLANT, 0xC0FFEE)
     assert all(unit.wrong for unit in card.everywhere(KernelProgram.LISTEN, 0xC0FFEE))
     card.everywhere(KernelProgram.SCRATCH, 2**60)

@@ -80,7 +80,7 @@ def test_only_what_a_device_does_not_know_is_none(rig) -> None:
                     nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, handle)
 
 
-def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> None:
+def test_nvml_is_unavailable_while_released_and_then_usable_again(rig) -> None:
     name_of(rig)
     rig.library.release_driver()
     rig.library.release_driver()
@@ -106,7 +106,7 @@ def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
     assert "nvmlShutdown" not in [call for _, call, _ in rig.machine.calls()]
 
 
-def test_an_opening_that_hangs_does_not_hold_whoever_wants_it_closed(rig, monkeypatch) -> None:
+def test_a_hanging_start_of_nvml_does_not_delay_its_close(rig, monkeypatch) -> None:
     monkeypatch.setattr(library, "ANSWER_TIMEOUT", 0.01)
     with rig.machine.hanging("nvmlInitWithFlags") as file:
         asking = threading.Thread(target=name_of, args=[rig], daemon=True)
@@ -138,7 +138,7 @@ def test_a_driver_that_was_loaded_anew_is_opened_anew(rig) -> None:
     assert initialised(rig) == 2
 
 
-def test_it_is_opened_anew_when_that_was_asked_for_but_under_nobodys_feet(rig) -> None:
+def test_nvml_is_reopened_on_request_once_calls_have_ended(rig) -> None:
     name_of(rig)
     with rig.library.session() as outer:
         rig.library.renew()
@@ -150,7 +150,7 @@ def test_it_is_opened_anew_when_that_was_asked_for_but_under_nobodys_feet(rig) -
     assert initialised(rig) == 2
 
 
-def test_the_handle_of_a_gpu_is_kept_and_that_of_a_slice_is_not(rig) -> None:
+def test_handles_of_gpus_are_cached_and_of_slices_not(rig) -> None:
     [uuid] = rig.cut(1, Slice())
     with rig.library.session() as nvml:
         for _ in range(3):
@@ -159,7 +159,7 @@ def test_the_handle_of_a_gpu_is_kept_and_that_of_a_slice_is_not(rig) -> None:
     assert [call for _, call, _ in rig.machine.calls()].count("nvmlDeviceGetHandleByUUID") == 1 + 3
 
 
-def test_handles_are_got_anew_after_an_error_but_not_after_what_is_not_supported(rig) -> None:
+def test_an_error_renews_a_handle_unless_it_is_not_supported(rig) -> None:
     with rig.library.session() as nvml:
         for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN):
             rig.gpu(0).fail("nvmlDeviceGetName", code)
@@ -196,7 +196,7 @@ def test_fields_of_every_size_are_read(rig) -> None:
         assert [nvml.field(handle, number) for number in (230, 231, 232)] == [7, 2**40, None]
 
 
-def test_a_set_of_events_is_gone_before_nvml_is_closed_and_is_nobodys_afterwards(rig) -> None:
+def test_an_event_set_is_freed_before_nvml_closes(rig) -> None:
     with rig.library.session() as nvml:
         kept, freed = nvml.events(), nvml.events()
         nvml.free(freed)
@@ -209,7 +209,7 @@ def test_a_set_of_events_is_gone_before_nvml_is_closed_and_is_nobodys_afterwards
     assert kept is not freed
 
 
-def test_a_set_that_cannot_be_freed_is_no_permission_to_reset_and_keeps_nvml_from_no_close(rig) -> None:
+def test_an_event_set_that_cannot_be_freed_prevents_a_reset(rig) -> None:
     with rig.library.session() as nvml:
         nvml.events()
     rig.machine.fail("nvmlEventSetFree", pynvml.NVML_ERROR_UNKNOWN)

@@ -18,7 +18,7 @@ from scrubber.devices.nvidia.reset import locks
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.health.hearing import rings
+from tests.devices.nvidia.health.events_seen import rings
 
 gpu, cut = bench.gpu, bench.cut  # fixtures
 
@@ -31,23 +31,23 @@ def backend(rig) -> Nvidia:
     return found
 
 
-Eyes = Callable[..., Observer]
+NewObserver = Callable[..., Observer]
 
 
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
-    """The eyes of a service that has this backend."""
+    """The new_observer of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", folder, 0.0, patience=patience)
 
 
 @pytest.fixture
-def eyes(backend, tmp_path) -> Eyes:
+def new_observer(backend, tmp_path) -> NewObserver:
     """The service's, with as much patience as a test likes."""
     return lambda patience=2.0: over(backend, tmp_path, patience)
 
 
 @pytest.fixture
-def watch(rig, kmsg, listen, tmp_path) -> Eyes:
+def watch(rig, kmsg, listen, tmp_path) -> NewObserver:
     """Those of a service that listens, and whose second GPU has just fallen off its bus, as the kernel says it."""
 
     def begin(patience: float = 5.0) -> Observer:
@@ -69,20 +69,20 @@ def questions(rig) -> int:
     return len(rig.machine.calls())
 
 
-async def test_a_slice_that_is_away_for_its_reset_is_free_for_nobody(rig, cut, backend, eyes) -> None:
+async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, new_observer) -> None:
     """Its files are those of its instance, and go with it."""
     backend.inventory()
     here = record(backend, cut[0])
-    observer = eyes()
+    observer = new_observer()
     async with observer.driver_released(*cut):
         assert (await observer.full(here)).holders == ()
         rig.cut(0)
         assert (await observer.full(here)).holders is None
 
 
-async def test_while_a_tool_is_at_it_a_device_is_not_asked_how_it_is_nor_who_uses_it(rig, gpu, backend, eyes) -> None:
+async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, new_observer) -> None:
     """What seems to be lost may only be in the middle of its reset."""
-    observer, here = eyes(), record(backend, gpu.uuid)
+    observer, here = new_observer(), record(backend, gpu.uuid)
     with locks.claimed(bench.lock(rig)):
         gpu.set(lost=True)
         before = questions(rig)
@@ -95,8 +95,8 @@ async def test_while_a_tool_is_at_it_a_device_is_not_asked_how_it_is_nor_who_use
     assert vitals.lost
 
 
-async def test_what_gpus_measure_is_told_of_none_while_the_driver_is_let_go(rig, gpu, eyes) -> None:
-    observer = eyes()
+async def test_there_are_no_measurements_while_the_driver_is_released(rig, gpu, new_observer) -> None:
+    observer = new_observer()
     assert len(await observer.readings()) == len(rig.machine.gpus)
     async with observer.driver_released(gpu.uuid):
         assert await observer.readings() == {}
@@ -104,25 +104,25 @@ async def test_what_gpus_measure_is_told_of_none_while_the_driver_is_let_go(rig,
     assert len(await observer.readings()) == len(rig.machine.gpus)
 
 
-async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_itself_is_done(rig, gpu, eyes) -> None:
-    observer = eyes()
+async def test_the_driver_stays_released_until_an_abandoned_tool_ends(rig, gpu, new_observer) -> None:
+    observer = new_observer()
     with locks.claimed(bench.lock(rig)):
         async with observer.driver_released(gpu.uuid):
             pass
         before = questions(rig)
         assert len(await observer.inventory()) == 8
-        heard = {
+        answers = {
             it.uuid: await observer.vitals(it.uuid) for it in rig.machine.gpus
         }  # the kernel's log is not the driver
-        assert heard == {it.uuid: None if it.uuid == gpu.uuid else Vitals(partial=True) for it in rig.machine.gpus}
+        assert answers == {it.uuid: None if it.uuid == gpu.uuid else Vitals(partial=True) for it in rig.machine.gpus}
         assert questions(rig) == before
     await observer.driver_reacquired()
     assert await observer.vitals(gpu.uuid) is not None
 
 
-async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
+async def test_but_not_for_ever(rig, gpu, new_observer, monkeypatch) -> None:
     monkeypatch.setattr("scrubber.observe.driver_release.TOOL_ENDS_WITHIN", 0.1)
-    observer = eyes()
+    observer = new_observer()
     with locks.claimed(bench.lock(rig)):
         async with observer.driver_released(gpu.uuid):
             pass
@@ -131,13 +131,11 @@ async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
         assert await observer.vitals(gpu.uuid) is None
 
 
-async def test_a_lock_that_cannot_be_asked_for_keeps_us_off_the_driver_no_longer(
-    gpu, backend, eyes, monkeypatch
-) -> None:
+async def test_an_unreadable_lock_does_not_keep_the_driver_released(gpu, backend, new_observer, monkeypatch) -> None:
     def refuse(_uuid: str) -> bool:
         raise DeviceError("no locks available")
 
-    observer = eyes()
+    observer = new_observer()
     with monkeypatch.context() as patch:
         patch.setattr(backend, "in_reset", refuse)
         async with observer.driver_released(gpu.uuid):
@@ -146,7 +144,7 @@ async def test_a_lock_that_cannot_be_asked_for_keeps_us_off_the_driver_no_longer
     assert await observer.vitals(gpu.uuid) is not None
 
 
-async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(backend, eyes, monkeypatch) -> None:
+async def test_a_caller_after_a_reset_waits_for_the_driver(backend, new_observer, monkeypatch) -> None:
     """Its own letting go would wait behind that, and be given up."""
     opening = backend._library._open_it
 
@@ -156,7 +154,7 @@ async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(back
         opening()
 
     monkeypatch.setattr(backend._library, "_open_it", slowly)
-    observer, turn, done = eyes(patience=0.2), asyncio.Lock(), 0
+    observer, turn, done = new_observer(patience=0.2), asyncio.Lock(), 0
 
     async def one() -> None:
         nonlocal done
@@ -168,7 +166,7 @@ async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(back
     await observer.driver_reacquired()
 
 
-async def test_while_another_one_is_reset_an_error_is_known_at_once_and_that_it_is_well_is_not(rig, watch):
+async def test_during_a_reset_errors_count_and_health_is_unknown(rig, watch):
     observer = watch()
     well, sick = rig.gpu(0).uuid, rig.gpu(1).uuid
     async with observer.driver_released(rig.gpu(2).uuid):
@@ -216,53 +214,51 @@ async def health(observer: Observer, here: Record) -> Vitals | None:
     return await observer.vitals(here.device.uuid, here.device.parent)
 
 
-async def test_a_slice_that_was_laid_out_anew_is_told_from_one_whose_gpu_is_lost(
-    rig, cut, backend, eyes, tmp_path
-) -> None:
+async def test_a_replaced_slice_differs_from_one_of_a_lost_gpu(rig, cut, backend, new_observer, tmp_path) -> None:
     """Also by a service that has never seen it: the ledger knows whose slice it was."""
     backend.inventory()
     gone = record(backend, cut[0])
-    assert await health(eyes(), gone) == Vitals()
+    assert await health(new_observer(), gone) == Vitals()
     rig.cut(0)
-    for observer in (eyes(), over(rig.backend(), tmp_path, 2.0)):
+    for observer in (new_observer(), over(rig.backend(), tmp_path, 2.0)):
         assert await health(observer, gone) == AWAY
     rig.gpu(0).uncut()
-    assert await health(eyes(), gone) == AWAY, "its GPU is whole again"
+    assert await health(new_observer(), gone) == AWAY, "its GPU is whole again"
     for trouble in ("lost", "absent", "reset_required"):
         rig.gpu(0).set({trouble: 1})
-        found = await health(eyes(), gone)
+        found = await health(new_observer(), gone)
         assert found is not None
         assert (found.lost, found.relaid) == (True, False), trouble
         rig.gpu(0).set({trouble: None})
-    assert await health(eyes(), gone) == AWAY
+    assert await health(new_observer(), gone) == AWAY
 
 
-async def test_a_slice_that_a_reset_of_ours_has_taken_and_still_owes_is_lost(rig, cut, backend, eyes) -> None:
+async def test_a_slice_with_a_pending_restore_is_lost(rig, cut, backend, new_observer) -> None:
     backend.inventory()
     gone = record(backend, cut[0])
     rig.cut(0)
     note = rig.settings / f"{rig.gpu(0).uuid}.resetting.json"
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text("{}")
-    assert await health(eyes(), gone) == Vitals(lost=True)
+    assert await health(new_observer(), gone) == Vitals(lost=True)
     note.unlink()
-    assert await health(eyes(), gone) == AWAY
+    assert await health(new_observer(), gone) == AWAY
 
 
-async def test_while_its_gpu_is_in_a_reset_nothing_is_told_of_a_slice(rig, cut, backend, eyes) -> None:
+async def test_a_slice_is_unknown_while_its_gpu_is_reset(rig, cut, backend, new_observer) -> None:
     backend.inventory()
     gone = record(backend, cut[0])
     rig.cut(0)
     with locks.claimed(bench.lock(rig)):
-        assert await health(eyes(), gone) is None
+        assert await health(new_observer(), gone) is None
 
 
-async def test_what_was_laid_out_anew_needs_no_look_by_itself_and_what_is_lost_does(rig, cut, backend, eyes) -> None:
+async def test_only_a_lost_slice_needs_an_observation(rig, cut, backend, new_observer) -> None:
     """A node keeps the slices of all its layouts in mind: they must not cost more with each."""
     backend.inventory()
     gone = record(backend, cut[0])
     rig.cut(0)
-    observer = eyes()
+    observer = new_observer()
     for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
         out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
         seen = await observer.quick_all([replace(gone, state=State.QUARANTINED, quarantine=out)])

@@ -82,7 +82,7 @@ def test_the_oldest_and_the_newest_release_have_every_listed_name(release) -> No
 
 
 @pytest.mark.night
-def test_the_nvml_suite_passes_with_the_oldest_and_the_newest_release(release) -> None:
+def test_the_nvml_tests_pass_with_the_oldest_and_newest_release(release) -> None:
     options = [
         "-q",
         "-x",

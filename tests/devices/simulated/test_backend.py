@@ -32,7 +32,7 @@ def test_a_process_is_seen_on_the_gpu_it_uses_only(bank) -> None:
     assert bank.backend.container_of(pid) == "pod-a"
 
 
-def test_a_lost_gpu_is_still_named_and_says_nothing_of_its_use(bank) -> None:
+def test_a_lost_gpu_stays_listed_with_unknown_holders(bank) -> None:
     names = bank.backend.inventory()
     drills.lose(bank.root, bank.first)
     assert bank.backend.vitals(bank.first).lost
@@ -40,7 +40,7 @@ def test_a_lost_gpu_is_still_named_and_says_nothing_of_its_use(bank) -> None:
     assert bank.backend.inventory() == names
 
 
-def test_a_gpu_that_was_pulled_out_is_still_named_but_cannot_be_asked(bank) -> None:
+def test_a_removed_gpu_stays_listed_and_does_not_answer(bank) -> None:
     names = bank.backend.inventory()
     uuid = bank.first
     shutil.rmtree(bank.place(uuid).directory)
@@ -51,7 +51,7 @@ def test_a_gpu_that_was_pulled_out_is_still_named_but_cannot_be_asked(bank) -> N
         bank.backend.has_holders(uuid)
 
 
-def test_a_known_gpu_that_cannot_be_read_any_more_is_still_named(bank) -> None:
+def test_an_unreadable_gpu_stays_listed(bank) -> None:
     names = bank.backend.inventory()
     bank.place(names[0].uuid).device.write_text("{")
     assert bank.backend.inventory() == names
@@ -59,7 +59,7 @@ def test_a_known_gpu_that_cannot_be_read_any_more_is_still_named(bank) -> None:
         bank.backend.vitals(names[0].uuid)
 
 
-def test_a_gpu_in_the_place_of_another_does_not_answer_for_it(bank) -> None:
+def test_a_gpu_does_not_answer_for_the_one_it_replaced(bank) -> None:
     first, second = bank.first, bank.second
     shutil.copy(bank.place(second).device, bank.place(first).device)
     with pytest.raises(DeviceError, match="another GPU"):
@@ -86,7 +86,7 @@ def test_a_root_that_cannot_be_listed_has_no_inventory(bank) -> None:
 
 
 @pytest.mark.parametrize("name", ["readings", "faults", "device"])
-def test_a_gpu_that_cannot_be_read_measures_nothing_and_keeps_no_other_from_it(bank, name: str) -> None:
+def test_an_unreadable_gpu_has_no_readings_and_disturbs_no_other(bank, name: str) -> None:
     (bank.root / f"gpu0/{name}.json").write_text("{")
     assert [each.index for each in bank.backend.readings().values()] == [1]
 
@@ -110,7 +110,7 @@ def test_a_broken_event_log_is_never_read_as_quiet(bank, log: str) -> None:
         bank.backend.vitals(bank.first)
 
 
-def test_events_are_numbered_in_their_order_and_know_when_they_were_reported(bank) -> None:
+def test_events_are_numbered_in_order_with_their_time(bank) -> None:
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     drills.xid(bank.root, bank.first, 79)
     drills.xid(bank.root, bank.first, 13)
@@ -120,12 +120,12 @@ def test_events_are_numbered_in_their_order_and_know_when_they_were_reported(ban
     assert began <= first.at <= second.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_an_event_of_which_nobody_wrote_down_when_was_reported_at_boot(bank) -> None:
+def test_an_event_without_a_time_was_reported_at_boot(bank) -> None:
     bank.place(bank.first).events.write_text("79\n13 4.5\n")
     assert bank.backend.vitals(bank.first).xids == (Xid(1, 79), Xid(4_500_000, 13, 4.5))
 
 
-def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:
+def test_a_hanging_gpu_does_not_answer_until_it_is_healed(bank) -> None:
     uuid = bank.first
     drills.hang(bank.root, uuid)
     answers: list[object] = []

@@ -13,7 +13,7 @@ from scrubber.devices.simulated import chip
 KEY = b"k" * 16
 
 
-def test_the_chip_holds_nothing_but_zeros_after_a_scratch_whatever_was_there(bank) -> None:
+def test_the_chip_is_zero_after_a_scratch(bank) -> None:
     file = bank.place(bank.first).chip
     size = chip.UNITS * chip.UNIT_BYTES
     file.write_bytes(os.urandom(size))
@@ -35,7 +35,7 @@ def test_a_chip_that_cannot_be_opened_is_an_error(bank) -> None:
         gpu.scratch(KEY)
 
 
-def test_units_that_do_not_hold_what_is_written_are_counted_once(bank, monkeypatch) -> None:
+def test_each_faulty_unit_is_counted_once(bank, monkeypatch) -> None:
     write = os.pwrite
 
     def spoilt(handle: int, data: bytes, offset: int) -> int:
@@ -57,7 +57,7 @@ def test_a_unit_that_another_process_wrote_to_is_not_faulty(bank, monkeypatch) -
     assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
 
 
-def test_each_unit_is_overwritten_under_the_key_and_no_two_alike(bank, monkeypatch) -> None:
+def test_each_unit_is_overwritten_with_its_own_keyed_pattern(bank, monkeypatch) -> None:
     written: list[bytes] = []
     write = os.pwrite
 

@@ -21,7 +21,7 @@ def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> No
     assert [info.memory_bytes for info in after] == [4096, 8192]
 
 
-def test_a_gpu_has_a_chip_that_is_all_zero_takes_no_space_and_is_kept_over_restarts(tmp_path: Path) -> None:
+def test_a_new_chip_is_zero_sparse_and_kept_over_restarts(tmp_path: Path) -> None:
     creation.create(tmp_path, 1, 4096)
     file = tmp_path / "gpu0/scratch"
     assert (file.stat().st_size, file.stat().st_blocks, stat.S_IMODE(file.stat().st_mode)) == (2**20, 0, 0o600)
@@ -53,7 +53,7 @@ def test_loading_the_driver_anew_gives_it_another_name(tmp_path: Path) -> None:
     assert backend.driver() != before
 
 
-def test_after_a_reboot_the_driver_is_another_and_what_was_volatile_is_gone(tmp_path: Path) -> None:
+def test_a_reboot_changes_the_driver_instance_and_clears_volatile_state(tmp_path: Path) -> None:
     creation.create(tmp_path, 1, 4096, "boot-1")
     [place] = layout.places(tmp_path)
     uuid = place.info().uuid

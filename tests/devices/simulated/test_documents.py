@@ -43,7 +43,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, document: documents.Docum
         json.dumps(asdict(Counters()) | {"ecc_uncorrectable": None}),
     ],
 )
-def test_a_document_that_is_not_exactly_right_is_an_error_and_never_a_default(tmp_path: Path, text: str) -> None:
+def test_an_invalid_document_is_an_error_not_a_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "counters.json").write_text(text)
     with pytest.raises(DeviceError, match=r"cannot read counters\.json"):
         documents.read(tmp_path / "counters.json", Counters)
@@ -75,6 +75,6 @@ def test_an_unknown_word_is_an_error(tmp_path: Path) -> None:
         documents.read(tmp_path / "faults.json", Faults)
 
 
-def test_writing_leaves_nothing_beside_the_document(tmp_path: Path) -> None:
+def test_a_write_leaves_no_other_file(tmp_path: Path) -> None:
     documents.write(tmp_path / "counters.json", Counters())
     assert [path.name for path in tmp_path.iterdir()] == ["counters.json"]

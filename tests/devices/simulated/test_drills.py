@@ -22,7 +22,7 @@ SICK = {
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_fault_shows_in_the_vitals_of_its_gpu_until_it_is_healed(bank, name: str) -> None:
+def test_a_fault_shows_in_the_vitals_until_healed(bank, name: str) -> None:
     inject, sick = SICK[name]
     inject(bank.root, bank.first)
     assert bank.backend.vitals(bank.first) == sick
@@ -31,7 +31,7 @@ def test_a_fault_shows_in_the_vitals_of_its_gpu_until_it_is_healed(bank, name: s
     assert bank.backend.vitals(bank.first) == Vitals(ecc_uncorrectable=sick.ecc_uncorrectable)
 
 
-def test_heat_is_told_until_it_is_healed_and_is_no_illness(bank) -> None:
+def test_heat_is_reported_until_healed_and_is_no_ailment(bank) -> None:
     before = bank.backend.readings()
     drills.heat(bank.root, bank.first, 97)
     assert bank.backend.readings()[bank.first].celsius == 97.0

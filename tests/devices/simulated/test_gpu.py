@@ -33,7 +33,7 @@ def test_the_gpu_fits_the_port(bank) -> None:
 
 
 @pytest.mark.parametrize("patterns", [("zero",), BOTH], ids=["zero", "random+zero"])
-def test_every_byte_is_zero_after_a_clear_and_the_residue_was_counted(bank, patterns) -> None:
+def test_a_clear_counts_residue_and_leaves_zeros(bank, patterns) -> None:
     memory = bank.place(bank.first).memory
     memory.write_bytes(bytes(100) + os.urandom(5000).replace(b"\0", b"\1") + bytes(size_of(bank) - 5100))
     size = size_of(bank)
@@ -53,7 +53,7 @@ def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
     assert one.count(0) < len(one) / 128
 
 
-def test_a_pattern_without_a_key_or_a_name_is_refused_before_anything_is_touched(bank) -> None:
+def test_an_invalid_pattern_is_refused_before_any_change(bank) -> None:
     memory = bank.place(bank.first).memory
     memory.write_bytes(b"x" * size_of(bank))
     for key, patterns in ((b"", BOTH), (KEY, ("zero", "ones"))):
@@ -62,7 +62,7 @@ def test_a_pattern_without_a_key_or_a_name_is_refused_before_anything_is_touched
     assert memory.read_bytes() == b"x" * size_of(bank)
 
 
-def test_no_pattern_covers_nothing(bank) -> None:
+def test_without_a_pattern_coverage_is_zero(bank) -> None:
     assert bank.gpu(bank.first).clear(KEY, (), nowhere).covered_bytes == 0
 
 
@@ -80,7 +80,7 @@ def test_all_bad_bytes_are_counted_and_the_first_is_named(bank) -> None:
     assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch == Mismatch(77, 0, 1, 3)
 
 
-def test_a_byte_that_another_process_wrote_is_no_fault_of_the_memory(bank) -> None:
+def test_a_foreign_write_during_the_clear_is_no_memory_fault(bank) -> None:
     memory = bank.place(bank.first).memory
     written = iter([True])
 
@@ -94,7 +94,7 @@ def test_a_byte_that_another_process_wrote_is_no_fault_of_the_memory(bank) -> No
     assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch is None
 
 
-def test_a_byte_that_another_process_wrote_after_the_clear_is_no_fault_of_the_memory(bank) -> None:
+def test_a_foreign_write_after_the_clear_is_no_memory_fault(bank) -> None:
     """A fault of the memory would quarantine the device until a person decides."""
     with bank.place(bank.first).memory.open("r+b") as memory:
         memory.write(b"x")
@@ -103,7 +103,7 @@ def test_a_byte_that_another_process_wrote_after_the_clear_is_no_fault_of_the_me
     assert bank.gpu(bank.first).verify(nowhere).mismatch is None
 
 
-def test_memory_that_grew_is_cut_to_the_size_of_the_device(bank) -> None:
+def test_grown_memory_is_truncated_to_the_device_size(bank) -> None:
     size = size_of(bank)
     with bank.place(bank.first).memory.open("r+b") as memory:
         memory.seek(2**40)
@@ -181,7 +181,7 @@ def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:
     assert bank.place(bank.first).memory.read_bytes().startswith(b"secret")
 
 
-def test_settings_come_back_and_the_drift_is_told_once(bank) -> None:
+def test_settings_are_restored_and_drift_is_reported_once(bank) -> None:
     gpu = bank.gpu(bank.first)
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)
@@ -196,7 +196,7 @@ def test_a_reset_leaves_settings_to_restore(bank) -> None:
 
 
 @pytest.mark.parametrize(("how", "words"), [(Resetting.REFUSED, "in use"), (Resetting.FAILS, "did not come back")])
-def test_a_broken_reset_is_an_error_and_changes_nothing(bank, how: Resetting, words: str) -> None:
+def test_a_failed_reset_is_an_error_and_changes_nothing(bank, how: Resetting, words: str) -> None:
     drills.remap(bank.root, bank.first)
     drills.break_reset(bank.root, bank.first, how)
     with pytest.raises(DeviceError, match=words):
@@ -212,7 +212,7 @@ def test_a_slow_reset_takes_its_time(bank, monkeypatch) -> None:
     assert slept == [3.0]
 
 
-def test_nothing_works_on_a_lost_gpu(bank) -> None:
+def test_every_operation_fails_on_a_lost_gpu(bank) -> None:
     gpu = bank.gpu(bank.first)
     drills.lose(bank.root, bank.first)
     deeds = (
@@ -229,7 +229,7 @@ def test_nothing_works_on_a_lost_gpu(bank) -> None:
             deed()
 
 
-def test_residue_is_told_by_the_first_few_places_a_chunk_each_and_never_by_its_bytes(bank) -> None:
+def test_residue_is_reported_by_place_and_never_by_content(bank) -> None:
     memory = bank.place(bank.first).memory
     memory.write_bytes(bytes(7) + b"secret" + bytes(9) + b"more" + bytes(CHUNK - 26) + b"x" * (size_of(bank) - CHUNK))
     cleared = bank.gpu(bank.first).clear(KEY, ("zero",), nowhere)
@@ -237,7 +237,7 @@ def test_residue_is_told_by_the_first_few_places_a_chunk_each_and_never_by_its_b
 
 
 @pytest.mark.parametrize(("from_", "to"), [(0, "half"), (0.75, "whole")])
-def test_a_clear_stands_still_where_it_stalls_and_goes_on_when_it_is_healed(bank, from_: float, to: str) -> None:
+def test_a_stalled_clear_continues_when_it_is_healed(bank, from_: float, to: str) -> None:
     uuid, memory, size = bank.first, bank.place(bank.first).memory, size_of(bank)
     memory.write_bytes(b"x" * size)
     stalled, results = threading.Event(), []

@@ -27,7 +27,7 @@ def size_of(bank) -> int:
 TESTS = ("address", "inversions", "random", "arithmetic")
 
 
-def test_a_good_gpu_passes_every_test_and_is_all_zero_afterwards(bank) -> None:
+def test_a_good_gpu_passes_the_self_test_and_is_zero(bank) -> None:
     cells = bank.place(bank.first).memory
     cells.write_bytes(os.urandom(size_of(bank)))
     assert bank.gpu(bank.first).selftest(KEY, 60, nowhere) == measurements.Tested(
@@ -82,14 +82,14 @@ def test_units_that_compute_wrongly_are_named(bank) -> None:
     assert (tested.deviating, tested.mismatch, tested.tests) == ((2, 7), None, TESTS)
 
 
-def test_without_time_nothing_is_tested_and_zeros_are_left_all_the_same(bank) -> None:
+def test_a_self_test_without_time_still_leaves_zeros(bank) -> None:
     cells = bank.place(bank.first).memory
     cells.write_bytes(os.urandom(size_of(bank)))
     assert bank.gpu(bank.first).selftest(KEY, 0, nowhere) == measurements.Tested((), TESTS, size_of(bank), None, 0)
     assert cells.read_bytes() == bytes(size_of(bank))
 
 
-def test_what_was_found_before_the_time_was_over_is_not_forgotten(bank, monkeypatch) -> None:
+def test_errors_found_before_the_deadline_are_reported(bank, monkeypatch) -> None:
     drills.bad_memory(bank.root, bank.first, offset=9, bit=0)
     clock = iter([0.0, *[1.0] * 3, *[99.0] * 20])  # the start, the pass that writes, the one that reads, too late
     monkeypatch.setattr("scrubber.devices.simulated.selftest.time.monotonic", lambda: next(clock))
@@ -106,7 +106,7 @@ def test_a_self_test_tells_its_progress_up_to_the_end(bank) -> None:
     assert said[-1] == (9 * size_of(bank), 9 * size_of(bank))
 
 
-def test_a_gpu_that_is_lost_in_the_middle_of_its_self_test_has_not_passed_it(bank) -> None:
+def test_a_gpu_lost_during_its_self_test_fails_it(bank) -> None:
     gpu = bank.gpu(bank.first)
 
     def lose(done: int, _total: int) -> None:

@@ -26,7 +26,7 @@ def ended(process: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def test_a_tenant_s_secret_is_in_memory_in_three_places_once_its_pid_is_told(bank) -> None:
+def test_a_tenants_secret_is_in_memory_at_its_start(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, POD, offset=1000)
     data = bank.place(bank.first).memory.read_bytes()
     assert data[1000:].startswith(SECRET)
@@ -46,7 +46,7 @@ def test_a_tenant_leaves_its_secret_on_the_chip_too(bank) -> None:
     ]
 
 
-def test_of_a_secret_that_is_larger_than_the_chip_there_is_what_has_room(bank) -> None:
+def test_a_secret_larger_than_the_chip_is_cut(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET * 50_000, POD)
     assert bank.place(bank.first).chip.stat().st_size == 2**20
 
@@ -58,13 +58,13 @@ def test_the_next_tenant_can_read_what_the_last_one_left(bank) -> None:
     assert tenants.scan(bank.root, bank.second, SECRET) == 0
 
 
-def test_a_secret_is_not_in_the_tenant_s_command_line_or_environment(bank) -> None:
+def test_a_secret_is_in_no_command_line_or_environment(bank) -> None:
     pid = tenants.occupy(bank.root, bank.first, SECRET, POD)
     assert SECRET not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert SECRET not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_container_is_alive_as_long_as_a_process_of_it(bank) -> None:
+def test_a_container_lives_as_long_as_any_of_its_processes(bank) -> None:
     assert POD not in containers.living()
     tenants.occupy(bank.root, bank.first, SECRET, POD)
     assert POD in containers.living()
@@ -73,15 +73,15 @@ def test_a_container_is_alive_as_long_as_a_process_of_it(bank) -> None:
     assert POD not in containers.living()
 
 
-def test_release_ends_the_containers_of_that_gpu_and_nothing_else(bank) -> None:
+def test_a_release_ends_only_the_containers_of_that_gpu(bank) -> None:
     first = tenants.occupy(bank.root, bank.first, SECRET, POD)
     second = tenants.occupy(bank.root, bank.second, SECRET, POD)
-    zombie = tenants.zombie(bank.root, bank.first)
+    leftover = tenants.zombie(bank.root, bank.first)
     assert tenants.release(bank.root, bank.first) == (first,)
-    assert bank.holders() == {second, zombie}
+    assert bank.holders() == {second, leftover}
 
 
-def test_a_zombie_outlives_sigterm_belongs_to_nobody_and_is_not_our_child(bank, monkeypatch) -> None:
+def test_a_leftover_survives_sigterm_without_owner_or_parent(bank, monkeypatch) -> None:
     monkeypatch.setenv(containers.MARK, "pod-of-the-shell")
     pid = tenants.zombie(bank.root, bank.first)
     process = os.pidfd_open(pid)
@@ -104,12 +104,12 @@ def test_a_tenant_that_cannot_open_the_memory_says_why(bank) -> None:
         tenants.occupy(bank.root, uuid, SECRET, POD)
 
 
-def test_nobody_s_container_is_none() -> None:
+def test_a_process_without_a_mark_has_no_container() -> None:
     assert containers.of(os.getpid()) is None
     assert containers.of(2**22 + 1) is None
 
 
-def test_a_process_with_an_empty_environment_is_in_an_unknown_container(launch, tmp_path: Path) -> None:
+def test_an_empty_environment_means_an_unknown_container(launch, tmp_path: Path) -> None:
     process = launch("import os, time; os.environ.clear(); print(1, flush=True); time.sleep(60)", tmp_path)
     assert containers.of(process.pid) is None
     with subprocess.Popen(["/bin/sleep", "60"], env={}) as bare:
@@ -128,7 +128,7 @@ def test_a_process_keeps_its_container_when_its_first_thread_ends(launch, tmp_pa
     assert containers.of(process.pid) == POD
 
 
-def test_the_control_group_of_a_pod_counts_more_than_the_mark(running_pod, monkeypatch) -> None:
+def test_a_pods_control_group_counts_more_than_the_mark(running_pod, monkeypatch) -> None:
     uid, sandbox = running_pod
     monkeypatch.setenv(containers.MARK, "pod-of-somebody-else")
     assert containers.of(sandbox) == uid

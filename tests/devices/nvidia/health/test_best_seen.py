@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.devices.nvidia.health import best_seen
 from scrubber.devices.nvidia.health.best_seen import Best
-from tests.devices.nvidia.health.watching import DOWN, Eyes, change
+from tests.devices.nvidia.health.watching import DOWN, SignReader, change
 
 DAMAGED = {
     "empty": b"",
@@ -18,11 +18,11 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
-def test_a_file_that_cannot_be_read_counts_as_none_and_is_made_anew(rig, text: bytes) -> None:
+def test_an_unreadable_file_of_best_readings_is_replaced(rig, text: bytes) -> None:
     file = rig.settings.parent / "seen" / f"{rig.gpu(0).uuid}.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(text)
-    assert Eyes(rig).look() == ()
+    assert SignReader(rig).look() == ()
     assert best_seen.decode(file.read_bytes(), "boot-1") == Best(frozenset(range(18)), 16, joined=True)
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -30,7 +30,7 @@ def test_a_file_that_cannot_be_read_counts_as_none_and_is_made_anew(rig, text: b
 def test_what_cannot_be_kept_is_remembered_by_the_service(rig) -> None:
     (rig.settings.parent).mkdir(parents=True, exist_ok=True)
     (rig.settings.parent / "seen").write_text("no folder")
-    eyes = Eyes(rig)
-    assert eyes.look() == ()
+    reader = SignReader(rig)
+    assert reader.look() == ()
     change(rig, {"nvlink.3": DOWN})
-    assert [bool(eyes.later()) for _ in range(2)] == [False, True]
+    assert [bool(reader.later()) for _ in range(2)] == [False, True]

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from scrubber.core.model import Vitals
 from scrubber.devices.nvidia.health import listener, xid_log
 from scrubber.node.kernellog import KernelLog
-from tests.devices.nvidia.health.hearing import XID, await_call, await_more, calls, codes, heard, rings, thread
+from tests.devices.nvidia.health.events_seen import XID, await_call, await_code, await_more, calls, codes, rings, thread
 from tests.fakes.kmsg import USER
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
@@ -27,7 +27,7 @@ def test_what_the_kernel_remembers_is_known_at_once(rig, kmsg, listen):
     assert not rings(backend, 0)
 
 
-def test_the_alarm_is_set_when_all_that_the_kernel_remembers_was_read(rig, kmsg):
+def test_the_alarm_is_set_after_the_old_kernel_log(rig, kmsg):
     class Slow(KernelLog):
         def messages(self) -> Iterator[tuple[int, str]]:
             time.sleep(0.1)
@@ -39,7 +39,7 @@ def test_the_alarm_is_set_when_all_that_the_kernel_remembers_was_read(rig, kmsg)
     backend.close()
 
 
-def test_an_error_that_is_logged_now_rings_and_is_in_the_vitals(rig, kmsg, listen):
+def test_a_new_kernel_error_alarms_and_is_in_the_vitals(rig, kmsg, listen):
     backend = listen()
     assert not rings(backend, 0)
     kmsg.xid(rig.gpu(3).pci, 154, ", GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
@@ -61,25 +61,25 @@ def test_an_event_that_both_sources_tell_is_one(rig, kmsg, listen):
     rig.gpu(2).event(XID, 79)
     kmsg.xid(rig.gpu(2).pci, 79)
     rig.gpu(1).event(XID, 48)  # told after the other: when it is known, so is everything before it
-    heard(backend, rig.gpu(1).uuid, 48)
+    await_code(backend, rig.gpu(1).uuid, 48)
     assert codes(backend, rig.gpu(2).uuid) == [79]
 
 
-def test_a_slice_bears_what_names_it_and_what_concerns_its_whole_gpu(rig, kmsg, listen):
+def test_a_slice_has_its_own_errors_and_its_gpus(rig, kmsg, listen):
     one, other = rig.cut(0, Slice("3g.71gb"), Slice("1g.18gb"))
     backend = listen(whole=lambda code: code == 95)
     first, _ = [backend._inventory.place_of(uuid)[1] for uuid in (one, other)]
     kmsg.xid(rig.gpu(0).pci, 31, about=f" GPU-I:{first:02} GPU-CI:00")
     kmsg.xid(rig.gpu(0).pci, 95, about=f" GPU-I:{first:02}")
     kmsg.xid(rig.gpu(0).pci, 62)
-    heard(backend, one, 62)  # and what the kernel has said before
+    await_code(backend, one, 62)  # and what the kernel has said before
     rig.gpu(0).event(XID, 94, first)
-    heard(backend, one, 94)
+    await_code(backend, one, 94)
     assert codes(backend, one) == [31, 95, 62, 94]
     assert codes(backend, other) == [95, 62]
 
 
-def test_a_lost_gpu_goes_on_being_told_of_and_the_others_are_heard(rig, kmsg, listen, monkeypatch):
+def test_a_lost_gpu_does_not_silence_the_others(rig, kmsg, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
     backend = listen()
     rig.gpu(0).set(lost=True)
@@ -95,7 +95,7 @@ def test_a_lost_gpu_goes_on_being_told_of_and_the_others_are_heard(rig, kmsg, li
     assert codes(backend, rig.gpu(1).uuid) == [48]
 
 
-def test_while_the_driver_is_let_go_nothing_of_ours_is_on_it_and_then_it_is_heard_again(rig, kmsg, listen):
+def test_listening_stops_while_the_driver_is_released_and_then_resumes(rig, kmsg, listen):
     backend = listen()
     backend.release_driver()
     assert rig.machine.clients() == ()
@@ -111,7 +111,7 @@ def test_while_the_driver_is_let_go_nothing_of_ours_is_on_it_and_then_it_is_hear
     assert (codes(backend, rig.gpu(1).uuid), codes(backend, rig.gpu(2).uuid)) == ([62], [48])
 
 
-def test_without_the_kernels_log_that_is_said_once_and_nvml_is_heard_at_once(rig, listen, monkeypatch):
+def test_a_missing_kernel_log_is_logged_and_nvml_counts(rig, listen, monkeypatch):
     monkeypatch.setattr(xid_log, "GRACE", 3600.0)  # there is no other word to wait for
     with capture_logs() as logs:
         backend = listen()
@@ -122,7 +122,7 @@ def test_without_the_kernels_log_that_is_said_once_and_nvml_is_heard_at_once(rig
     assert codes(backend, rig.gpu(2).uuid) == [48]
 
 
-def test_a_log_that_ends_is_said_and_nvml_is_heard_at_once(rig, kmsg, listen, monkeypatch):
+def test_the_kernel_logs_end_is_logged_and_nvml_counts(rig, kmsg, listen, monkeypatch):
     monkeypatch.setattr(xid_log, "GRACE", 3600.0)
     backend = listen()
     kernel = thread("kernel-log")

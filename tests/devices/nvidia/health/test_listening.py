@@ -17,10 +17,10 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.health import listener, xid_log
 from scrubber.devices.nvidia.health.kernel_messages import GpuError
 from scrubber.node.kernellog import KernelLog
-from tests.devices.nvidia.health.hearing import XID, await_more, codes, rings, stuck, thread, until
+from tests.devices.nvidia.health.events_seen import XID, await_more, codes, rings, stuck, thread, until
 
 
-def test_a_wait_that_hangs_keeps_neither_the_kernels_log_nor_the_end_waiting(rig, kmsg, listen, monkeypatch):
+def test_a_hanging_nvml_wait_delays_neither_kernel_log_nor_stop(rig, kmsg, listen, monkeypatch):
     monkeypatch.setattr(listener, "JOIN_TIMEOUT", 0.05)
     backend = listen()
     with stuck(rig) as file:
@@ -34,24 +34,24 @@ def test_a_wait_that_hangs_keeps_neither_the_kernels_log_nor_the_end_waiting(rig
         left.join(30)
 
 
-def test_a_thread_that_hangs_is_told_once_and_named_by_whoever_cannot_reset_for_it(rig, listen, monkeypatch):
+def test_a_hanging_thread_is_logged_once_and_blocks_a_reset(rig, listen, monkeypatch):
     for module, name in ((listener, "JOIN_TIMEOUT"), (listener, "OVERDUE_SECONDS"), (nvml, "ANSWER_TIMEOUT")):
         monkeypatch.setattr(module, name, 0.05)
     backend = listen(kernel=False)
-    uuid, told = rig.gpu(0).uuid, "a listener thread does not return"
+    uuid, warning = rig.gpu(0).uuid, "a listener thread does not return"
     with stuck(rig) as file, capture_logs() as logs:
         with pytest.raises(DeviceError, match=r"has not returned \(nvml-events\)"):
             backend.release_driver()
         rings(backend, 100)  # for longer than it may be silent
         for _ in range(2):
             backend.vitals(uuid)
-        assert [(line["event"], line["thread"]) for line in logs] == [(told, "nvml-events")]
+        assert [(line["event"], line["thread"]) for line in logs] == [(warning, "nvml-events")]
         left = thread("nvml-events")
         backend.close()
         file.unlink()
         left.join(30)
         assert backend.reported(uuid) == Vitals(partial=True)
-    assert [line["event"] for line in logs] == [told, "a listener thread does not end: it is stuck in the driver"]
+    assert [line["event"] for line in logs] == [warning, "a listener thread does not end: it is stuck in the driver"]
 
 
 class Clock:
@@ -72,7 +72,7 @@ def clock(monkeypatch) -> Clock:
 
 
 @pytest.mark.usefixtures("kmsg")  # in which nothing is said
-def test_threads_that_wait_for_what_does_not_come_are_not_missed(rig, listen, monkeypatch, clock):
+def test_a_thread_that_only_waits_does_not_count_as_hanging(rig, listen, monkeypatch, clock):
     monkeypatch.setattr(listener, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(listener, "FIRST_PAUSE", 3600.0)
     rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
@@ -114,7 +114,7 @@ def waiting(rig, kmsg, listen, monkeypatch) -> Nvidia:  # noqa: ARG001 - a log i
     return backend
 
 
-def test_what_a_thread_has_heard_before_it_hangs_is_told_and_rings(rig, waiting, monkeypatch):
+def test_events_read_before_a_hang_are_reported_with_an_alarm(rig, waiting, monkeypatch):
     with stuck(rig):
         monkeypatch.setattr(xid_log, "GRACE", 0.0)
         assert not rings(waiting, 0)
@@ -122,14 +122,14 @@ def test_what_a_thread_has_heard_before_it_hangs_is_told_and_rings(rig, waiting,
         assert rings(waiting, 0)
 
 
-def test_what_is_believed_after_the_end_is_told_and_rings_no_more(rig, waiting):
+def test_an_event_confirmed_after_the_end_sets_no_alarm(rig, waiting):
     waiting.close()
     place = rig.gpu(1).pci.partition(".")[0]
     waiting._listener._received(GpuError(place, 48))  # said just before the end, if the threads end in that order
     assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79, 48]
 
 
-def test_what_was_heard_rings_while_waiting_fails(rig, waiting, monkeypatch):
+def test_events_set_the_alarm_even_while_waiting_fails(rig, waiting, monkeypatch):
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
         monkeypatch.setattr(listener, name, 0.01)
     rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
@@ -148,7 +148,7 @@ def files() -> Counter[str]:
     return found
 
 
-def test_nothing_is_heard_before_the_alarm_is_set_and_nothing_is_left_after_the_end(rig, kmsg, listen):
+def test_threads_listen_only_between_alarm_and_end(rig, kmsg, listen):
     before = files()
     quiet = rig.backend(kernel=KernelLog(kmsg.path))
     quiet.inventory()

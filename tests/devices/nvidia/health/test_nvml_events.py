@@ -10,7 +10,17 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import Vitals
 from scrubber.devices.nvidia.health import listener, nvml_events
-from tests.devices.nvidia.health.hearing import RECOVERY, XID, asked, await_call, await_more, calls, codes, rings, until
+from tests.devices.nvidia.health.events_seen import (
+    RECOVERY,
+    XID,
+    asked,
+    await_call,
+    await_more,
+    calls,
+    codes,
+    rings,
+    until,
+)
 
 
 def test_an_event_of_nvml_rings_and_is_in_the_vitals(rig, listen):
@@ -50,7 +60,7 @@ def test_a_driver_that_is_opened_anew_is_listened_to_anew(rig, listen):
     assert calls(rig, "nvmlEventSetFree") == 1
 
 
-def test_waiting_that_fails_at_once_is_tried_ever_more_seldom_and_told_once(rig, listen, monkeypatch):
+def test_a_wait_that_fails_is_retried_slower_and_logged_once(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.02)
     rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
     with capture_logs() as logs:
@@ -63,7 +73,7 @@ def test_waiting_that_fails_at_once_is_tried_ever_more_seldom_and_told_once(rig,
     assert calls(rig, "nvmlEventSetFree") >= 5
 
 
-def test_errors_that_take_turns_are_told_once_each(rig, listen, monkeypatch):
+def test_alternating_errors_are_logged_once_each(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
     monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.005)
     listen(kernel=False)
@@ -74,7 +84,7 @@ def test_errors_that_take_turns_are_told_once_each(rig, listen, monkeypatch):
     assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
 
 
-def test_pauses_grow_from_half_a_second_to_thirty_and_begin_anew_when_it_was_heard_again(rig, listen, monkeypatch):
+def test_pauses_grow_to_thirty_seconds_and_start_over_after_success(rig, listen, monkeypatch):
     pauses, readable = list[float](), listener._readable
 
     def briefly(descriptor: int, within: float) -> bool:
@@ -105,7 +115,7 @@ def test_a_set_that_was_not_made_whole_is_no_set(rig, listen, monkeypatch):
     assert {line["error"] for line in logs} == {"nvmlDeviceGetCount failed: Unknown Error"}
 
 
-def test_a_set_that_cannot_be_freed_is_given_up_for_a_new_one(rig, listen, monkeypatch):
+def test_an_event_set_that_cannot_be_freed_is_replaced(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
     backend = listen(kernel=False)
     rig.machine.set({f"fail.nvmlEventSet{what}": pynvml.NVML_ERROR_UNKNOWN for what in ("Wait_v2", "Free")})
@@ -116,7 +126,7 @@ def test_a_set_that_cannot_be_freed_is_given_up_for_a_new_one(rig, listen, monke
     assert rings(backend)
 
 
-def test_a_gpu_that_refuses_is_told_once_keeps_no_other_out_and_is_asked_again(rig, listen, monkeypatch):
+def test_a_gpu_that_refuses_events_is_retried_alone(rig, listen, monkeypatch):
     monkeypatch.setattr(nvml_events, "REFUSED_FOR", 0.0)
     rig.gpu(0).set(event_types=0)
     rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -143,7 +153,7 @@ def test_a_gpu_that_refuses_is_not_asked_with_every_wait(rig, listen):
     assert calls(rig, "nvmlDeviceRegisterEvents") == len(rig.machine.gpus)
 
 
-def test_who_is_listened_to_already_is_not_registered_again_when_another_one_is_asked_again(rig, listen, monkeypatch):
+def test_a_registered_gpu_is_not_registered_twice(rig, listen, monkeypatch):
     monkeypatch.setattr(nvml_events, "REFUSED_FOR", 0.0)
     rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
     listen(kernel=False)
@@ -153,7 +163,7 @@ def test_who_is_listened_to_already_is_not_registered_again_when_another_one_is_
     assert times[-1] > 1
 
 
-def test_when_no_gpu_tells_of_its_events_that_is_said_and_not_waited_for(rig, listen, monkeypatch):
+def test_a_node_without_event_support_is_logged(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
     backend = listen(kernel=False)
     rig.machine.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -171,7 +181,7 @@ def test_when_no_gpu_tells_of_its_events_that_is_said_and_not_waited_for(rig, li
     assert rings(backend)
 
 
-def test_a_driver_that_goes_away_meanwhile_is_no_gpu_that_refuses(rig, listen, monkeypatch):
+def test_an_unloaded_driver_does_not_count_as_refused_events(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
     backend = listen(kernel=False)
     rig.machine.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)

@@ -20,25 +20,25 @@ UNKNOWN, UNTOLD, FORBIDDEN = (
 )
 
 
-def test_a_worker_is_told_of_the_links_that_were_up_since_the_node_was_started(rig) -> None:
+def test_a_worker_learns_which_links_were_up_since_boot(rig) -> None:
     uuid = rig.gpu(0).uuid
 
-    def told() -> list[int]:
+    def links_up() -> list[int]:
         backend = rig.backend()
         backend.inventory()
         backend.vitals(uuid)
         links: list[int] = json.loads(backend.address(uuid, Care()).place)["links"]
         return links
 
-    assert told() == [*range(18)]
+    assert links_up() == [*range(18)]
     change(rig, {"nvlink.3": DOWN, "nvlink.17": DOWN})
-    assert told() == [*range(18)]  # it is another service, and remembers
+    assert links_up() == [*range(18)]  # it is another service, and remembers
     boot(rig.host, "boot-2")
-    assert told() == sorted({*range(18)} - {3, 17})
+    assert links_up() == sorted({*range(18)} - {3, 17})
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetNvLinkState"])
-def test_what_we_may_not_read_is_no_sign_for_a_worker_either(rig, call: str) -> None:
+def test_an_unreadable_value_is_no_sign_for_a_worker(rig, call: str) -> None:
     rig.gpu(0).fail(call, FORBIDDEN)
     hands = touch(rig, 0, links=[*range(18)])
     assert (hands.vitals(), rig.backend().vitals(rig.gpu(0).uuid)) == (Vitals(), Vitals())
@@ -47,7 +47,7 @@ def test_what_we_may_not_read_is_no_sign_for_a_worker_either(rig, call: str) -> 
         hands.vitals()
 
 
-def test_a_worker_misses_links_that_are_not_told_of_any_more(rig) -> None:
+def test_a_worker_reports_links_that_vanished(rig) -> None:
     hands = touch(rig, 0, links=[*range(18)])
     assert hands.vitals() == Vitals()
     rig.gpu(0).fail("nvmlDeviceGetNvLinkState", UNTOLD)

@@ -17,11 +17,11 @@ from scrubber.devices.nvidia.health import signs
 from scrubber.devices.nvidia.health.watch import EVERY, LASTS
 from scrubber.devices.nvidia.nvml import ResetRequiredError
 from tests.devices.nvidia.health import watching
-from tests.devices.nvidia.health.watching import DOWN, UP, Eyes, change
+from tests.devices.nvidia.health.watching import DOWN, UP, SignReader, change
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
 
-eyes = watching.eyes  # a fixture
+reader = watching.reader  # a fixture
 
 ALL = Policy(quarantine=QuarantinePolicy(signs=tuple(DeviceSign)))
 POWER_BRAKE, THERMAL, BY_DRIVER, IDLE = 0x80, 0x40, 0x20, 0x1
@@ -87,36 +87,36 @@ def verdict(signs: tuple[Sign, ...], policy: Policy) -> AilmentKind | None:
 
 
 @EACH
-def test_what_lasts_is_told_and_judged_by_the_policy_and_ends_when_it_is_over(rig, eyes: Eyes, case: Case) -> None:
-    before, told = change(rig, case.state), (Sign(case.kind, case.detail),)
-    found = eyes.later()
+def test_a_lasting_sign_is_judged_by_policy_until_it_ends(rig, reader: SignReader, case: Case) -> None:
+    before, signs = change(rig, case.state), (Sign(case.kind, case.detail),)
+    found = reader.later()
     for _ in range(int(LASTS[case.kind] / EVERY)):
         assert found == ()
-        found = eyes.later()
-    assert found == told
+        found = reader.later()
+    assert found == signs
     assert verdict(found, Policy()) == (case.kind if case.by_default else None)
     assert verdict(found, ALL) is case.kind
     rig.gpu(0).set(before)
-    assert eyes.later() == ()
+    assert reader.later() == ()
 
 
 @pytest.mark.parametrize("case", LASTING.values(), ids=LASTING)
-def test_what_is_over_at_the_next_look_was_nothing(rig, eyes: Eyes, case: Case) -> None:
+def test_a_sign_that_one_observation_saw_is_not_reported(rig, reader: SignReader, case: Case) -> None:
     for _ in range(4):
         before = change(rig, case.state)
-        assert eyes.later() == ()
+        assert reader.later() == ()
         rig.gpu(0).set(before)
-        assert eyes.later() == ()
+        assert reader.later() == ()
 
 
 @EACH
-def test_it_is_told_of_that_gpu_only(rig, eyes: Eyes, case: Case) -> None:
-    eyes.look(1)
+def test_a_sign_is_reported_of_its_gpu_only(rig, reader: SignReader, case: Case) -> None:
+    reader.look(1)
     change(rig, case.state)
     for _ in range(5):
-        eyes.later()
-    assert eyes.look() != ()
-    assert eyes.look(1) == ()
+        reader.later()
+    assert reader.look() != ()
+    assert reader.look(1) == ()
 
 
 HEALTHY: dict[str, dict[str, object]] = {
@@ -137,14 +137,14 @@ HEALTHY: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_no_sign(rig, state: dict[str, object]) -> None:
     rig.gpu(0).set(state)
-    eyes = Eyes(rig)
-    assert [eyes.later() for _ in range(6)] == [()] * 6
+    reader = SignReader(rig)
+    assert [reader.later() for _ in range(6)] == [()] * 6
 
 
-def test_replays_are_told_when_there_are_many_within_a_minute(rig, eyes: Eyes) -> None:
+def test_many_replays_within_a_minute_are_a_sign(rig, reader: SignReader) -> None:
     def count(number: int) -> bool:
         rig.gpu(0).set({"pcie.replays": number})
-        return eyes.later() != ()
+        return reader.later() != ()
 
     assert [count(number) for number in range(0, 64, 1)] == [False] * 64
     assert [count(number) for number in (74, 84, 94)] == [False, True, True]
@@ -152,34 +152,34 @@ def test_replays_are_told_when_there_are_many_within_a_minute(rig, eyes: Eyes) -
     assert [count(3) for _ in range(3)] == [False] * 3  # begun anew
 
 
-def test_a_link_that_never_was_up_is_not_missed_and_one_that_came_up_is(rig) -> None:
+def test_only_a_link_that_was_up_is_missed(rig) -> None:
     rig.gpu(0).set({"nvlink.3": DOWN})
-    eyes = Eyes(rig)
-    assert [eyes.later() for _ in range(3)] == [()] * 3
+    reader = SignReader(rig)
+    assert [reader.later() for _ in range(3)] == [()] * 3
     rig.gpu(0).set({"nvlink.3": UP})
-    assert eyes.later() == ()
+    assert reader.later() == ()
     rig.gpu(0).set({"nvlink.3": DOWN})
-    assert [bool(eyes.later()) for _ in range(2)] == [False, True]
+    assert [bool(reader.later()) for _ in range(2)] == [False, True]
 
 
-def test_a_gpu_that_never_was_in_a_fabric_need_not_be(rig) -> None:
+def test_a_gpu_never_in_a_fabric_need_not_join(rig) -> None:
     rig.gpu(0).set({"fabric.state": 2})
-    eyes = Eyes(rig)
-    assert [eyes.later() for _ in range(6)] == [()] * 6
+    reader = SignReader(rig)
+    assert [reader.later() for _ in range(6)] == [()] * 6
 
 
 @pytest.mark.parametrize("name", ["a link", "lanes", "fabric left"])
-def test_a_service_that_is_started_anew_takes_no_damage_for_what_should_be(rig, eyes: Eyes, name: str) -> None:
+def test_a_restarted_service_does_not_take_damage_for_normal(rig, reader: SignReader, name: str) -> None:
     change(rig, CASES[name].state)
-    eyes.restart()
-    assert [eyes.later() for _ in range(5)][-1] == (Sign(CASES[name].kind, CASES[name].detail),)
+    reader.restart()
+    assert [reader.later() for _ in range(5)][-1] == (Sign(CASES[name].kind, CASES[name].detail),)
 
 
-def test_after_a_reboot_it_counts_as_it_is_then(rig, eyes: Eyes) -> None:
+def test_after_a_reboot_it_counts_as_it_is_then(rig, reader: SignReader) -> None:
     change(rig, CASES["a link"].state)
-    eyes.boot = "boot-2"
-    eyes.restart()
-    assert [eyes.later() for _ in range(5)] == [()] * 5
+    reader.boot = "boot-2"
+    reader.restart()
+    assert [reader.later() for _ in range(5)] == [()] * 5
 
 
 CALLS = {
@@ -205,68 +205,68 @@ UNKNOWN, UNTOLD, FORBIDDEN = (
 
 @OF_CALL
 @pytest.mark.parametrize("code", [UNTOLD, FORBIDDEN])
-def test_what_is_not_told_is_no_sign(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+def test_a_missing_reading_is_no_sign(rig, reader: SignReader, call: str, name: str, code: int) -> None:
     if code == UNTOLD and call in THAT_IT_WAS_THERE_IS_KNOWN:
-        eyes.boot = "boot-2"
-        eyes.restart()
+        reader.boot = "boot-2"
+        reader.restart()
     rig.gpu(0).set(CASES[name].state)
     rig.gpu(0).fail(call, code)
-    seen = {sign.kind for _ in range(6) for sign in eyes.later()}
-    assert seen <= ({AilmentKind.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are told
+    seen = {sign.kind for _ in range(6) for sign in reader.later()}
+    assert seen <= ({AilmentKind.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are known
 
 
 THAT_IT_WAS_THERE_IS_KNOWN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"}  # and it is missed
 
 
 LEFT = {
-    "links that are not told of": (AilmentKind.LINKS, "nvmlDeviceGetNvLinkState", {}),
-    "a fabric that is not told of": (AilmentKind.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
+    "links that are not reported": (AilmentKind.LINKS, "nvmlDeviceGetNvLinkState", {}),
+    "a fabric that is not reported": (AilmentKind.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
     "a fabric that is not supported": (AilmentKind.FABRIC, None, {"fabric.state": 0}),
 }
 
 
 @pytest.mark.parametrize(("kind", "call", "state"), LEFT.values(), ids=LEFT)
-def test_what_was_there_and_is_not_told_of_any_more_is_missed(
-    rig, eyes: Eyes, kind: AilmentKind, call: str | None, state: dict[str, object]
+def test_a_link_that_is_no_longer_reported_is_missed(
+    rig, reader: SignReader, kind: AilmentKind, call: str | None, state: dict[str, object]
 ) -> None:
     rig.gpu(0).set(state)
     if call:
         rig.gpu(0).fail(call, UNTOLD)
-    assert [[it.kind for it in eyes.later()] for _ in range(5)][-1] == [kind]
-    eyes.boot = "boot-2"
-    eyes.restart()
-    assert [eyes.later() for _ in range(5)] == [()] * 5
+    assert [[it.kind for it in reader.later()] for _ in range(5)][-1] == [kind]
+    reader.boot = "boot-2"
+    reader.restart()
+    assert [reader.later() for _ in range(5)] == [()] * 5
 
 
 @OF_CALL
 @pytest.mark.parametrize("code", [UNKNOWN, FORBIDDEN])
-def test_an_error_neither_makes_a_sign_nor_ends_one(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+def test_an_error_neither_makes_a_sign_nor_ends_one(rig, reader: SignReader, call: str, name: str, code: int) -> None:
     rig.gpu(0).fail(call, code)
-    assert [eyes.later() for _ in range(6)] == [()] * 6
+    assert [reader.later() for _ in range(6)] == [()] * 6
     rig.gpu(0).fail(call, None)
     before = change(rig, CASES[name].state)
-    told = [eyes.later() for _ in range(5)][-1]
-    assert told == (Sign(CASES[name].kind, CASES[name].detail),)
+    signs = [reader.later() for _ in range(5)][-1]
+    assert signs == (Sign(CASES[name].kind, CASES[name].detail),)
     rig.gpu(0).set(before)
     rig.gpu(0).fail(call, code)
-    assert eyes.later() == (told if call not in READ_WHILE_IT_WORKS else ())
+    assert reader.later() == (signs if call not in READ_WHILE_IT_WORKS else ())
     rig.gpu(0).fail(call, None)
-    assert eyes.later() == ()
+    assert reader.later() == ()
 
 
 READ_WHILE_IT_WORKS = {call for call, name in CALLS.items() if name == "generation"}
 
 
-def test_that_it_works_is_asked_and_not_remembered(rig, eyes: Eyes) -> None:
+def test_that_it_works_is_asked_and_not_remembered(rig, reader: SignReader) -> None:
     rig.gpu(0).set(WORKS)
-    eyes.later()
+    reader.later()
     rig.gpu(0).set({"pcie.gen": 1})
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
-    assert [eyes.later() for _ in range(3)] == [()] * 3
+    assert [reader.later() for _ in range(3)] == [()] * 3
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", None)
-    assert [[it.kind for it in eyes.later()] for _ in range(2)] == [[], [AilmentKind.PCIE]]
+    assert [[it.kind for it in reader.later()] for _ in range(2)] == [[], [AilmentKind.PCIE]]
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
-    assert [it.kind for it in eyes.later()] == [AilmentKind.PCIE]
+    assert [it.kind for it in reader.later()] == [AilmentKind.PCIE]
 
 
 @OF_CALL
@@ -278,19 +278,19 @@ def test_the_errors_that_say_more_keep_their_meaning(rig, call: str, name: str) 
     ):
         rig.gpu(0).fail(call, code)
         with pytest.raises(error):
-            Eyes(rig).look()
+            SignReader(rig).look()
         assert rig.backend().vitals(rig.gpu(0).uuid) == vitals
 
 
-def test_between_two_looks_nothing_is_asked(rig, eyes: Eyes) -> None:
+def test_the_driver_is_not_asked_between_two_observations(rig, reader: SignReader) -> None:
     asked = len(rig.machine.calls())
-    eyes.later(EVERY - 1)
+    reader.later(EVERY - 1)
     assert len(rig.machine.calls()) - asked <= 1  # the handle
-    eyes.later(1)
+    reader.later(1)
     assert len(rig.machine.calls()) - asked > 20
 
 
-def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypatch) -> None:
+def test_slices_of_a_gpu_share_one_observation(reader: SignReader, monkeypatch) -> None:
     """Two that count replays at the same time would take one replay for thousands: the counter seemed to begin anew."""
     counted = iter(range(5000, 5999))
     inside, go_on, asked = threading.Event(), threading.Event(), []
@@ -304,10 +304,10 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
         return signs.PcieReading(lanes=16, replays=number)
 
     monkeypatch.setattr(signs, "read_pcie", read)
-    eyes.restart()
-    eyes.later()
-    eyes.now += EVERY
-    slow, quick = [threading.Thread(name=name, target=eyes.look) for name in ("slow", "quick")]
+    reader.restart()
+    reader.later()
+    reader.now += EVERY
+    slow, quick = [threading.Thread(name=name, target=reader.look) for name in ("slow", "quick")]
     slow.start()
     assert inside.wait(WITHIN)
     quick.start()
@@ -317,34 +317,34 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
     slow.join(WITHIN)
     quick.join(WITHIN)
     assert asked == [threading.current_thread().name, "slow"]
-    assert [eyes.later() for _ in range(3)] == [()] * 3
+    assert [reader.later() for _ in range(3)] == [()] * 3
 
 
-def test_after_a_reset_it_is_looked_at_at_once_and_links_have_time_to_be_trained(rig, eyes: Eyes) -> None:
+def test_after_a_reset_links_get_time_to_train(rig, reader: SignReader) -> None:
     before = change(rig, CASES["links"].state | CASES["lanes"].state)
-    assert [len(eyes.later()) for _ in range(2)] == [0, 2]
+    assert [len(reader.later()) for _ in range(2)] == [0, 2]
     for healed in (False, True):
         if healed:
             rig.gpu(0).set(before)
         rig.library.release_driver()
         rig.library.reacquire_driver()
-        assert [sign.kind for sign in eyes.look()] == ([] if healed else [AilmentKind.PCIE])
-    assert [eyes.later() for _ in range(3)] == [()] * 3
+        assert [sign.kind for sign in reader.look()] == ([] if healed else [AilmentKind.PCIE])
+    assert [reader.later() for _ in range(3)] == [()] * 3
 
 
-def test_a_sliced_gpu_uses_neither_links_nor_fabric(rig, eyes: Eyes) -> None:
+def test_a_sliced_gpu_uses_neither_links_nor_fabric(rig, reader: SignReader) -> None:
     change(rig, CASES["links"].state | CASES["fabric left"].state | CASES["lanes"].state)
     for _ in range(5):
-        eyes.now += EVERY
-        told = eyes.look(whole=False)
-    assert [sign.kind for sign in told] == [AilmentKind.PCIE]
+        reader.now += EVERY
+        signs = reader.look(whole=False)
+    assert [sign.kind for sign in signs] == [AilmentKind.PCIE]
     for _ in range(5):
-        eyes.later()
-    assert {sign.kind for sign in eyes.look()} == {AilmentKind.PCIE, AilmentKind.LINKS, AilmentKind.FABRIC}
-    assert [sign.kind for sign in eyes.look(whole=False)] == [AilmentKind.PCIE]
+        reader.later()
+    assert {sign.kind for sign in reader.look()} == {AilmentKind.PCIE, AilmentKind.LINKS, AilmentKind.FABRIC}
+    assert [sign.kind for sign in reader.look(whole=False)] == [AilmentKind.PCIE]
 
 
-def test_the_backend_tells_them_of_a_gpu_and_of_its_slices(rig) -> None:
+def test_the_backend_reports_signs_of_a_gpu_and_its_slices(rig) -> None:
     rig.gpu(0).set(CASES["sram"].state)
     backend = rig.backend()
     backend.inventory()

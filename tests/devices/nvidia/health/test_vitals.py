@@ -40,7 +40,7 @@ def test_a_gpu_that_is_well(rig) -> None:
     ],
     ids=["ecc", "pending", "failed", "lost", "absent", "reset required"],
 )
-def test_what_is_wrong_with_one_gpu_is_told_of_that_one(rig, state, expected: Vitals) -> None:
+def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) -> None:
     rig.gpu(0).set(state)
     assert vitals(rig, 0) == expected
     assert vitals(rig, 1) == Vitals()
@@ -74,14 +74,14 @@ def test_the_oldest_allowed_pynvml_is_enough_to_import_the_backend() -> None:
 
 
 @pytest.mark.parametrize("action", RecoveryAction)
-def test_whatever_the_driver_asks_for_is_a_reset_wanted_or_a_reboot(rig, action: int) -> None:
+def test_the_drivers_recovery_action_becomes_reset_or_reboot(rig, action: int) -> None:
     rig.gpu(0).set({ACTION: int(action)})
-    told = tuple(Sign(AilmentKind.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
+    signs = tuple(Sign(AilmentKind.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
     wanted = action not in {RecoveryAction.NONE, *REBOOTS}
-    assert vitals(rig) == Vitals(reset_required=wanted, signs=told)
+    assert vitals(rig) == Vitals(reset_required=wanted, signs=signs)
 
 
-def test_a_reboot_that_is_asked_for_meanwhile_is_news_of_a_test(rig) -> None:
+def test_a_reboot_requested_during_a_test_is_reported(rig) -> None:
     well = vitals(rig)
     rig.gpu(0).set({ACTION: int(RecoveryAction.NODE_REBOOT)})
     asked = vitals(rig)
@@ -89,7 +89,7 @@ def test_a_reboot_that_is_asked_for_meanwhile_is_news_of_a_test(rig) -> None:
     assert worsened(asked, asked) is None
 
 
-def test_an_action_that_nobody_knows_yet_is_one(rig) -> None:
+def test_an_unknown_recovery_action_still_counts(rig) -> None:
     rig.gpu(0).set({ACTION: 99})
     assert vitals(rig).reset_required
 
@@ -149,14 +149,14 @@ def test_memory_that_cannot_be_read_is_no_health(rig) -> None:
     ],
     ids=["ecc", "action", "lost", "reset required"],
 )
-def test_what_is_wrong_with_a_gpu_is_wrong_with_its_slices(rig, state, expected: Vitals) -> None:
+def test_an_ailment_of_a_gpu_is_its_slices_too(rig, state, expected: Vitals) -> None:
     backend, uuids = rig.backend(), rig.cut(0, Slice(), Slice())
     assert [backend.vitals(uuid) for uuid in uuids] == [Vitals(), Vitals()]
     rig.gpu(0).set(state)
     assert [backend.vitals(uuid) for uuid in uuids] == [expected, expected]
 
 
-def test_a_slice_that_was_taken_away_is_lost_and_its_neighbour_is_not(rig) -> None:
+def test_a_removed_slice_is_lost_and_its_neighbour_is_not(rig) -> None:
     backend = rig.backend()
     first, second = rig.cut(0, Slice(), Slice())
     rig.cut(0, Slice())
@@ -164,7 +164,7 @@ def test_a_slice_that_was_taken_away_is_lost_and_its_neighbour_is_not(rig) -> No
     assert backend.vitals(second) == Vitals(lost=True)
 
 
-def test_a_gpu_that_was_cut_is_lost_as_a_whole_by_its_layout_until_it_is_one_again(rig) -> None:
+def test_a_whole_gpu_is_lost_while_it_is_sliced(rig) -> None:
     backend = rig.backend()
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
     rig.cut(0, Slice())
@@ -175,7 +175,7 @@ def test_a_gpu_that_was_cut_is_lost_as_a_whole_by_its_layout_until_it_is_one_aga
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
 
 
-def test_a_gpu_that_was_cut_and_then_fell_off_is_lost_as_any_other(rig) -> None:
+def test_a_sliced_gpu_that_fell_off_the_bus_is_lost(rig) -> None:
     backend, uuid = rig.backend(), rig.gpu(0).uuid
     rig.cut(0, Slice())
     rig.gpu(0).set(lost=True)

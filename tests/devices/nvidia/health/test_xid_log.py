@@ -23,7 +23,7 @@ def tell(log: XidLog, event: GpuError, now: float) -> None:
     log.add_reported(event, int(now * 1e6), now)
 
 
-def test_an_event_that_both_tell_is_one_whoever_is_first():
+def test_an_event_from_both_sources_counts_once_in_either_order():
     log = XidLog()
     assert log.add_logged(LOST, 7_000_000, 7.1)
     tell(log, LOST, 7.2)
@@ -43,7 +43,7 @@ def test_an_event_that_only_nvml_tells_counts_after_a_moment():
     assert log.of(HERE) == (Xid(5_000_000, 79, 5.0),)
 
 
-def test_what_nvml_tells_is_numbered_on_the_kernels_clock_and_awaited_on_ours():
+def test_nvml_events_get_kernel_time_and_wait_on_our_clock():
     log = XidLog()
     log.add_reported(LOST, 3_000_000, 5.0)
     assert not log.settle(5.0 + GRACE / 2)
@@ -52,7 +52,7 @@ def test_what_nvml_tells_is_numbered_on_the_kernels_clock_and_awaited_on_ours():
     assert log.of(HERE) == (Xid(3_000_000, 79, 3.0), Xid(4_000_000, 48, 4.0))
 
 
-def test_the_kernels_word_that_comes_too_late_is_no_second_event():
+def test_a_late_kernel_message_is_not_a_second_event():
     log = XidLog()
     tell(log, LOST, 5.0)
     log.settle(5.5)
@@ -69,7 +69,7 @@ def test_after_a_while_the_same_code_is_another_event():
     assert codes(log) == [79, 79]
 
 
-def test_as_many_events_as_the_kernel_logs_whatever_nvml_adds_to_them():
+def test_there_are_as_many_events_as_the_kernel_logs():
     log = XidLog()
     for number in range(5):
         log.add_logged(LOST, 5_000_000 + number, 5.0)
@@ -79,7 +79,7 @@ def test_as_many_events_as_the_kernel_logs_whatever_nvml_adds_to_them():
     assert len(log.of(HERE)) == 5
 
 
-def test_another_code_or_gpu_from_the_other_source_is_another_event():
+def test_a_different_code_or_gpu_is_another_event():
     log = XidLog()
     log.add_logged(LOST, 5_000_000, 5.0)
     tell(log, GpuError(HERE, 48), 5.0)
@@ -88,7 +88,7 @@ def test_another_code_or_gpu_from_the_other_source_is_another_event():
     assert (codes(log), codes(log, THERE)) == ([79, 48], [79])
 
 
-def test_the_kernels_word_of_another_gpu_or_code_takes_nothing_from_what_nvml_has_told():
+def test_a_kernel_message_of_another_gpu_confirms_no_nvml_event():
     log = XidLog()
     tell(log, LOST, 5.0)
     assert log.add_logged(GpuError(THERE, 79), 5_000_000, 5.0)
@@ -119,7 +119,7 @@ def test_an_instance_is_hit_alone_by_what_concerns_one_process():
     assert codes(log) == [13, 95, 31]
 
 
-def test_while_nothing_is_known_of_the_codes_every_instance_is_hit():
+def test_an_unknown_code_concerns_every_gpu_instance():
     log = XidLog()
     log.add_logged(APP, 1, 1.0)
     assert codes(log, instance=6) == [13]
@@ -142,24 +142,24 @@ def test_a_storm_displaces_neither_another_code_nor_another_instance():
 
 EVENTS = st.builds(GpuError, st.sampled_from([HERE, THERE]), st.sampled_from([13, 79]), st.sampled_from([None, 5]))
 PAUSES = st.sampled_from([0.0, 0.1, 1.0, 3.0])
-STEPS = st.lists(st.tuples(st.sampled_from(["logged", "told", "both"]), EVENTS, PAUSES), max_size=xid_log.KEPT)
+STEPS = st.lists(st.tuples(st.sampled_from(["logged", "nvml", "both"]), EVENTS, PAUSES), max_size=xid_log.KEPT)
 
 
 @given(STEPS)
-def test_nothing_is_lost_and_nothing_is_there_that_nobody_told(steps):
-    log, now, logged, told = XidLog(), 10.0, 0, 0
+def test_no_event_is_lost_and_none_is_invented(steps):
+    log, now, logged, nvml = XidLog(), 10.0, 0, 0
     for source, event, later in steps:
         now += later
-        if source != "told":
+        if source != "nvml":
             logged += 1
             log.add_logged(event, int(now * 1e6), now)
         if source != "logged":
-            told += 1
+            nvml += 1
             tell(log, event, now)
         log.settle(now)
     log.settle(now + 1)
     found = [*log.of(HERE), *log.of(THERE)]
-    assert max(logged, told) <= len(found) <= logged + told  # one word of the one stands for one of the other
+    assert max(logged, nvml) <= len(found) <= logged + nvml  # one word of the one stands for one of the other
     for place in (HERE, THERE):
         numbers = [xid.number for xid in log.of(place)]
         assert numbers == sorted({*numbers})

@@ -1,4 +1,4 @@
-"""Eyes that look for signs, when a test says so."""
+"""SignReader that look for signs, when a test says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"
 
 
 @dataclass
-class Eyes:
+class SignReader:
     """A watch over the GPUs of a rig, with a clock that a test moves."""
 
     rig: Any
@@ -41,11 +41,11 @@ class Eyes:
 
 
 @pytest.fixture
-def eyes(rig) -> Eyes:
+def reader(rig) -> SignReader:
     """The GPU was well when it was looked at first."""
-    eyes = Eyes(rig)
-    assert eyes.look() == ()
-    return eyes
+    reader = SignReader(rig)
+    assert reader.look() == ()
+    return reader
 
 
 def change(rig, state: dict[str, object]) -> dict[str, object]:

@@ -33,12 +33,12 @@ def test_a_gpu_tells_degrees_and_watts(rig) -> None:
 
 
 @pytest.mark.parametrize("key", UNTOLD)
-def test_what_a_gpu_does_not_tell_is_none_and_the_rest_is_told(rig, key: str) -> None:
+def test_a_reading_that_a_gpu_lacks_is_none(rig, key: str) -> None:
     rig.gpu(0).set({key: None})
     assert first(rig) == UNTOLD[key]
 
 
-def test_zero_is_told_as_zero(rig) -> None:
+def test_a_reading_of_zero_stays_zero(rig) -> None:
     rig.gpu(0).set({"temperature.0": 0, "power.usage": 0})
     assert first(rig) == Readings(0, 0, 90, 0.0)
 
@@ -53,7 +53,7 @@ def test_an_older_driver_is_asked_by_the_older_call(rig, nvml_build, monkeypatch
     assert first(rig) == IDLE
 
 
-def test_a_sliced_gpu_is_told_of_as_a_whole_and_its_slices_are_not(rig) -> None:
+def test_a_sliced_gpu_has_readings_and_its_slices_none(rig) -> None:
     uuids, gpus = rig.cut(0, Slice(), Slice()), rig.machine.gpus
     found = rig.backend().readings()
     assert found[rig.gpu(0).uuid] == IDLE
@@ -82,7 +82,7 @@ def test_a_gpu_in_a_reset_is_not_asked(rig) -> None:
     assert len(found) == len(asked) == 7
 
 
-def test_nothing_is_told_while_the_driver_is_let_go(rig) -> None:
+def test_there_are_no_readings_while_the_driver_is_released(rig) -> None:
     backend = rig.backend()
     backend.release_driver()
     with pytest.raises(DriverClosedError):

@@ -74,7 +74,7 @@ def test_the_number_of_a_device_node_is_not_the_index(rig) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1\n", "", "near\n", None])
-def test_a_numa_node_that_is_none_or_not_told_is_none(rig, text: str | None) -> None:
+def test_a_missing_numa_node_is_none(rig, text: str | None) -> None:
     file = rig.root.pci(rig.gpu(0)) / "numa_node"
     file.unlink() if text is None else file.write_text(text)
     assert named(rig.backend())[rig.gpu(0).uuid].numa_node is None
@@ -89,7 +89,7 @@ def test_a_gpu_that_is_cut_is_offered_in_slices_only(rig) -> None:
     assert len(found) == 7 + 7
 
 
-def test_a_gpu_in_mig_mode_without_slices_offers_nothing_and_that_is_said_once(rig) -> None:
+def test_a_gpu_in_mig_mode_without_slices_offers_nothing(rig) -> None:
     rig.cut(0)
     backend = rig.backend()
     with capture_logs() as logs:
@@ -116,14 +116,14 @@ def test_a_slice_is_called_what_nvidias_plugin_calls_it(rig, name: str, profile:
     assert named(rig.backend())[uuid].resource == resource
 
 
-def test_a_driver_that_does_not_tell_of_instances_adds_no_attributes(rig) -> None:
+def test_a_driver_without_instance_data_adds_no_attributes(rig) -> None:
     [uuid] = rig.cut(0, Slice("1g.18gb+me"))
     rig.gpu(0).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})
     rig.gpu(0).fail("nvmlDeviceGetGpuInstanceById", pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert named(rig.backend())[uuid].resource == "nvidia.com/mig-1g.18gb"
 
 
-def test_a_slice_without_a_profile_in_its_name_is_not_offered_and_its_neighbour_is(rig) -> None:
+def test_a_slice_without_a_profile_name_is_not_offered(rig) -> None:
     first, second = rig.cut(0, Slice(), Slice())
     rig.gpu(0).set({"mig.0.name": "NVIDIA H200"})
     with capture_logs() as logs:
@@ -133,7 +133,7 @@ def test_a_slice_without_a_profile_in_its_name_is_not_offered_and_its_neighbour_
     assert logs[0]["event"] == f"cannot offer {first}: cannot tell the MIG profile of 'NVIDIA H200'"
 
 
-def test_a_slice_whose_device_nodes_cannot_be_told_is_not_offered(rig) -> None:
+def test_a_slice_with_unknown_device_nodes_is_not_offered(rig) -> None:
     first, second = rig.cut(0, Slice(), Slice())
     rig.root.capability(rig.gpu(0), int(rig.gpu(0)["mig.0.gi"]), 0).write_text("DeviceFileMode: 256\n")
     rig.root.capability(rig.gpu(0), int(rig.gpu(0)["mig.1.gi"])).unlink()
@@ -153,7 +153,7 @@ def test_slices_that_share_their_memory_are_not_offered(rig) -> None:
     assert logs[0]["event"] == f"cannot offer {first}: its memory is shared by 2 slices"
 
 
-def test_a_slice_that_cannot_be_read_may_share_the_memory_of_any_other(rig) -> None:
+def test_an_unreadable_slice_may_share_memory_with_any_other(rig) -> None:
     first, second = rig.cut(0, Slice(), Slice())
     rig.gpu(0).set({"mig.1.fail.nvmlDeviceGetGpuInstanceId": pynvml.NVML_ERROR_UNKNOWN})
     backend = rig.backend()
@@ -162,7 +162,7 @@ def test_a_slice_that_cannot_be_read_may_share_the_memory_of_any_other(rig) -> N
     assert {first, second} <= {*named(backend)}
 
 
-def test_slices_come_and_those_that_go_are_still_named_and_lost(rig) -> None:
+def test_new_slices_appear_and_removed_slices_stay_listed_as_lost(rig) -> None:
     backend = rig.backend()
     old = rig.cut(0, Slice(), Slice())
     assert {*old} <= {*named(backend)}
@@ -173,7 +173,7 @@ def test_slices_come_and_those_that_go_are_still_named_and_lost(rig) -> None:
     assert backend.vitals(new) == Vitals()
 
 
-def test_a_gpu_that_is_cut_while_we_look_is_still_named_and_one_again_afterwards(rig) -> None:
+def test_a_gpu_sliced_during_an_observation_stays_listed(rig) -> None:
     backend, uuid = rig.backend(), rig.gpu(0).uuid
     before = named(backend)[uuid]
     [slice_] = rig.cut(0, Slice())
@@ -193,7 +193,7 @@ def test_a_slice_that_moved_is_described_where_it_is_now(rig) -> None:
     assert before[1] != after[1]
 
 
-def test_a_gpu_that_fell_off_is_still_named_and_seen_again_when_it_is_back(rig) -> None:
+def test_a_gpu_off_the_bus_stays_listed_until_it_returns(rig) -> None:
     backend, uuid = rig.backend(), rig.gpu(3).uuid
     before = backend.inventory()
     rig.gpu(3).set(absent=True)
@@ -206,7 +206,7 @@ def test_a_gpu_that_fell_off_is_still_named_and_seen_again_when_it_is_back(rig) 
     assert backend.vitals(uuid) == Vitals()
 
 
-def test_nvml_is_opened_anew_for_a_gpu_that_is_missing_but_not_every_round(rig) -> None:
+def test_nvml_is_reopened_for_a_missing_gpu_now_and_then(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     rig.gpu(3).set(absent=True)
@@ -215,7 +215,7 @@ def test_nvml_is_opened_anew_for_a_gpu_that_is_missing_but_not_every_round(rig) 
     assert [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags") == 2
 
 
-def test_a_lost_gpu_keeps_nobody_else_from_being_named(rig) -> None:
+def test_a_lost_gpu_does_not_hide_the_others(rig) -> None:
     rig.gpu(0).set(lost=True)
     with capture_logs() as logs:
         found = named(rig.backend())
@@ -247,7 +247,7 @@ def test_a_list_that_cannot_be_had_is_an_error(rig, call: str) -> None:
         backend.inventory()
 
 
-def test_a_driver_that_went_away_is_an_error_and_no_list_of_lost_gpus(rig) -> None:
+def test_an_unloaded_driver_is_an_error_not_lost_gpus(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     rig.machine.unload()
@@ -255,7 +255,7 @@ def test_a_driver_that_went_away_is_an_error_and_no_list_of_lost_gpus(rig) -> No
         backend.inventory()
 
 
-def test_while_the_driver_is_let_go_those_that_are_known_are_named(rig) -> None:
+def test_while_the_driver_is_released_known_gpus_stay_listed(rig) -> None:
     backend = rig.backend()
     before = backend.inventory()
     backend.release_driver()
@@ -285,7 +285,7 @@ def test_what_a_gpu_is_is_asked_once(rig) -> None:
     assert not STATIC & {call for _, call, _ in rig.machine.calls()[before:]}
 
 
-def test_what_a_gpu_is_is_asked_again_after_a_reset_and_under_another_driver(rig) -> None:
+def test_a_gpu_is_identified_again_after_reset_or_driver_change(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     rig.gpu(0).set({"memory.total": 100 * MIB, "minor": 9})
@@ -309,7 +309,7 @@ def test_links_that_come_up_later_are_seen(rig, monkeypatch) -> None:
     assert {info.island for info in backend.inventory()} == {rig.gpu(0).uuid}
 
 
-def test_ampere_on_switches_is_one_reset_domain_also_while_links_are_down_and_for_slices(rig, monkeypatch) -> None:
+def test_switched_ampere_gpus_and_slices_are_one_reset_domain(rig, monkeypatch) -> None:
     monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     for gpu in rig.machine.gpus:
         gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
@@ -322,14 +322,14 @@ def test_ampere_on_switches_is_one_reset_domain_also_while_links_are_down_and_fo
     assert uuid in named(backend)
 
 
-def test_an_architecture_that_is_not_told_is_the_oldest(rig) -> None:
+def test_an_unknown_architecture_counts_as_the_oldest(rig) -> None:
     for gpu in rig.machine.gpus:
         gpu.set(architecture=None)
     assert {info.reset_domain for info in rig.backend().inventory()} == {rig.gpu(0).uuid}
 
 
 @pytest.mark.parametrize("architecture", [pynvml.NVML_DEVICE_ARCH_TURING, pynvml.NVML_DEVICE_ARCH_HOPPER])
-def test_a_gpu_that_is_lost_moves_no_other_to_another_island(rig, monkeypatch, architecture: int) -> None:
+def test_a_lost_gpu_leaves_the_islands_of_the_others(rig, monkeypatch, architecture: int) -> None:
     monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
     for gpu in rig.machine.gpus:
         gpu.set(architecture=architecture)
@@ -345,7 +345,7 @@ def test_links_that_fail_keep_no_slice_from_being_offered(rig) -> None:
     assert uuid in named(rig.backend())
 
 
-def test_a_gpu_that_is_cut_is_on_no_island_and_does_not_rename_it(rig) -> None:
+def test_a_sliced_gpu_is_on_no_island(rig) -> None:
     backend = rig.backend()
     before = named(backend)
     [uuid] = rig.cut(0, Slice())
@@ -354,7 +354,7 @@ def test_a_gpu_that_is_cut_is_on_no_island_and_does_not_rename_it(rig) -> None:
     assert {after[gpu.uuid].island for gpu in rig.machine.gpus[1:]} == {before[rig.gpu(0).uuid].island}
 
 
-def test_a_driver_that_goes_away_during_a_round_is_an_error_and_no_news_of_a_gpu(rig) -> None:
+def test_a_driver_unloaded_during_a_round_is_an_error(rig) -> None:
     backend = rig.backend()
     rig.gpu(5).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(DeviceError, match="the driver is not loaded"):

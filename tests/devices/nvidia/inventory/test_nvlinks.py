@@ -42,7 +42,7 @@ def test_a_direct_link_leads_to_its_peer(rig) -> None:
     assert read(rig, 0) == Links(frozenset({rig.gpu(3).pci}))
 
 
-def test_a_link_that_is_down_joins_nobody(rig) -> None:
+def test_a_link_that_is_down_joins_no_gpus(rig) -> None:
     join(rig, (0, 3))
     rig.gpu(0).set({"nvlink.0": f"0 0 3 {rig.gpu(3)['pci']}"})
     assert read(rig, 0) == ALONE
@@ -53,7 +53,7 @@ def test_a_gpu_without_links_has_none(rig) -> None:
     assert read(rig, 0) == ALONE
 
 
-def test_links_on_both_sides_of_one_that_is_not_supported_are_seen(rig) -> None:
+def test_links_around_an_unsupported_link_are_seen(rig) -> None:
     join(rig, (0, 1), (0, 2), (0, 3))
     rig.gpu(0).set({"nvlink.1": None})
     assert read(rig, 0).peers == {rig.gpu(1).pci, rig.gpu(3).pci}
@@ -64,27 +64,27 @@ def test_islands_are_named_after_their_first_member() -> None:
     assert nvlinks.islands(gpus) == {"b": "b", "c": "b"}
 
 
-def test_switched_gpus_are_one_island_and_a_stranger_is_on_none() -> None:
+def test_switched_gpus_form_one_island_without_unlinked_gpus() -> None:
     gpus = {"a": ("1", SWITCHED), "b": ("2", ALONE), "c": ("3", SWITCHED)}
     assert nvlinks.islands(gpus) == {"a": "a", "c": "a"}
 
 
-def test_a_link_to_what_is_no_gpu_of_ours_makes_no_island() -> None:
+def test_a_link_to_another_kind_of_device_makes_no_island() -> None:
     assert nvlinks.islands({"a": ("1", Links(frozenset({"9"})))}) == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.sets(st.integers(0, 7)))
-def test_whoever_is_joined_is_on_one_island_in_whichever_order_it_is_told(pairs, switched) -> None:
-    def told(pairs: list[tuple[int, int]]) -> dict[str, str]:
+def test_linked_gpus_form_one_island_in_any_order(pairs, switched) -> None:
+    def islands_of(pairs: list[tuple[int, int]]) -> dict[str, str]:
         peers = {one: {str(other) for first, other in pairs if first == one} for one in range(8)}
         return nvlinks.islands({f"g{one}": (str(one), Links(frozenset(peers[one]), one in switched)) for one in peers})
 
-    islands = told(pairs)
+    islands = islands_of(pairs)
     for one, other in pairs:
         assert one == other or islands[f"g{one}"] == islands[f"g{other}"]
     assert len({islands[f"g{one}"] for one in switched if f"g{one}" in islands}) <= 1
     assert all(sum(island == other for other in islands.values()) > 1 for island in islands.values())
-    assert told([(other, one) for one, other in reversed(pairs)]) == islands
+    assert islands_of([(other, one) for one, other in reversed(pairs)]) == islands
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ def test_whoever_is_joined_is_on_one_island_in_whichever_order_it_is_told(pairs,
         (0, True, "island"),
     ],
 )
-def test_whom_a_reset_takes_down(architecture, switches, domain) -> None:
+def test_the_gpus_that_a_reset_takes_down(architecture, switches, domain) -> None:
     assert nvlinks.reset_domain(architecture, "island", switches=switches) == domain

@@ -24,7 +24,7 @@ def pauses(monkeypatch) -> list[float]:
     return made
 
 
-def test_it_is_waited_for_with_growing_pauses_and_nvml_opened_anew_for_each_look(rig, gpu, monkeypatch) -> None:
+def test_a_device_is_awaited_with_growing_pauses_and_reopened_nvml(rig, gpu, monkeypatch) -> None:
     made: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -73,12 +73,12 @@ def test_an_old_driver_that_tells_no_recovery_action_is_enough(rig, gpu) -> None
     reset.reset(target(rig))
 
 
-def test_a_gpu_that_was_in_no_fabric_need_not_join_one(rig, gpu) -> None:
+def test_a_gpu_outside_a_fabric_need_not_join_after_reset(rig, gpu) -> None:
     gpu.set({"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED})
     reset.reset(target(rig))
 
 
-def test_another_device_at_its_place_is_named_and_not_waited_for(rig, gpu, pauses) -> None:
+def test_another_device_at_the_address_is_named_and_not_awaited(rig, gpu, pauses) -> None:
     old, new = gpu.uuid, "GPU-00000000-1111-4222-8333-a0b1c2d3e4f5"
     rig.machine.set({"smi.then.uuid": new})
     with pytest.raises(DeviceError, match=f"{new} answers at {gpu.pci} now, where {old} was"):
@@ -86,7 +86,7 @@ def test_another_device_at_its_place_is_named_and_not_waited_for(rig, gpu, pause
     assert pauses == []
 
 
-def test_the_same_device_at_another_place_is_not_ours(rig, gpu, pauses) -> None:
+def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None:
     before = gpu.pci
     rig.machine.set({"smi.then.pci": "00000000:AA:00.0"})
     with pytest.raises(DeviceError, match=f"it came back at 0000:aa:00.0 and was at {before}"):
@@ -115,7 +115,7 @@ def slices(rig) -> set[str]:
     return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
 
 
-def test_slices_are_laid_out_again_after_the_reset_of_their_gpu(rig, cut) -> None:
+def test_slices_are_recreated_after_the_reset_of_their_gpu(rig, cut) -> None:
     reset.reset(target(rig))
     assert by_tool(rig)
     assert slices(rig) == set(cut)
@@ -129,7 +129,7 @@ def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:
 
 
 @pytest.mark.usefixtures("cut")
-def test_slices_that_come_back_as_others_are_an_error(rig) -> None:
+def test_slices_recreated_with_other_ids_are_an_error(rig) -> None:
     rig.machine.set({"smi.then.mig_salt": "other"})
     with pytest.raises(DeviceError, match=r"cannot reset: its slices did not come back: .* lay the slices of GPU-"):
         reset.reset(target(rig))

@@ -20,7 +20,7 @@ from scrubber.devices.nvidia.inventory import nvlinks
 from scrubber.devices.nvidia.reset import locks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
-from tests.devices.nvidia.health.hearing import until
+from tests.devices.nvidia.health.events_seen import until
 from tests.fakes.nvml.machine import Slice
 
 RESET = (
@@ -53,7 +53,7 @@ def killed(rig, gpu) -> Iterator[int]:  # noqa: ARG001 - what is reset must be f
 
 
 @pytest.mark.usefixtures("root")
-def test_a_reset_is_under_way_as_long_as_its_tool_runs_though_its_worker_is_gone(rig, killed) -> None:
+def test_a_reset_lasts_as_long_as_its_tool_runs(rig, killed) -> None:
     backend = rig.backend()
     infos = backend.inventory()
     backend.release_driver()  # it is told without NVML
@@ -70,7 +70,7 @@ def test_a_reset_is_under_way_as_long_as_its_tool_runs_though_its_worker_is_gone
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_nobody_touches_the_gpu_before_the_lock_is_held(rig) -> None:
+def test_a_reset_takes_its_lock_before_it_touches_the_gpu(rig) -> None:
     lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
     with locks.claimed(lock), pytest.raises(NotNowError):
         touch(rig, 0).reset()
@@ -101,7 +101,7 @@ def pair(rig, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("pair")
-def test_what_goes_down_with_another_is_in_its_reset_though_the_other_is_not_seen(rig) -> None:
+def test_linked_gpus_share_a_reset_with_an_unseen_gpu(rig) -> None:
     """After a restart of the service nobody knows to whom it was joined."""
     before, names = rig.backend(), [rig.gpu(number).uuid for number in (0, 1)]
     before.inventory()
@@ -116,7 +116,7 @@ def test_what_goes_down_with_another_is_in_its_reset_though_the_other_is_not_see
 
 
 @pytest.mark.usefixtures("pair")
-def test_who_is_seen_later_goes_down_with_those_that_it_is_joined_to(rig) -> None:
+def test_a_gpu_seen_later_joins_its_reset_domain(rig) -> None:
     names = [rig.gpu(number).uuid for number in (0, 1, 2)]
     rig.gpu(1).set({"nvlink.1": f"1 0 4 {rig.gpu(2)['pci']}"})
     rig.gpu(2).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
@@ -138,7 +138,7 @@ def test_who_is_seen_later_goes_down_with_those_that_it_is_joined_to(rig) -> Non
 
 
 @pytest.mark.usefixtures("root")
-def test_of_a_slice_that_was_never_seen_any_reset_may_be_the_one(rig) -> None:
+def test_any_reset_may_concern_a_slice_never_seen(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     assert not backend.in_reset("MIG-unknown")
@@ -150,7 +150,7 @@ def test_of_a_slice_that_was_never_seen_any_reset_may_be_the_one(rig) -> None:
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_a_reset_holds_the_locks_of_all_that_go_down_with_it(rig) -> None:
+def test_a_reset_locks_its_whole_reset_domain(rig) -> None:
     names = [rig.gpu(number).uuid for number in (0, 1)]
     with locks.claimed(bench.lock(rig, 1)), pytest.raises(NotNowError):
         touch(rig, 0, locks=names).reset()
@@ -159,7 +159,7 @@ def test_a_reset_holds_the_locks_of_all_that_go_down_with_it(rig) -> None:
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_a_slice_is_not_made_anew_while_its_gpu_is_reset_and_two_may_be_at_once(rig) -> None:
+def test_slices_are_not_recreated_during_a_reset_of_their_gpu(rig) -> None:
     cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     slices = [touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, slices="recreate") for uuid in cut]
     lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
@@ -172,7 +172,7 @@ def test_a_slice_is_not_made_anew_while_its_gpu_is_reset_and_two_may_be_at_once(
             touch(rig, 0).reset()
 
 
-def test_a_start_waits_for_a_reset_that_was_left_behind_and_not_for_ever(rig) -> None:
+def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
     lock = bench.lock(rig)
     assert Nvidia.quiet(rig.settings, 0.0)  # nobody ever reset anything
     with locks.claimed(lock):
@@ -191,7 +191,7 @@ def test_a_start_waits_for_a_reset_that_was_left_behind_and_not_for_ever(rig) ->
     assert not Nvidia.quiet(rig.settings, 0.0)  # nobody can tell
 
 
-def test_a_look_keeps_nobody_out(tmp_path) -> None:
+def test_an_observation_does_not_hold_the_reset_lock(tmp_path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
     with subprocess.Popen(
@@ -207,7 +207,7 @@ def test_a_look_keeps_nobody_out(tmp_path) -> None:
     assert not locks.held(lock)
 
 
-def test_who_inherited_it_goes_on_holding_it(tmp_path) -> None:
+def test_a_child_that_inherited_the_lock_keeps_it(tmp_path) -> None:
     lock = tmp_path / "lock"
     with locks.claimed(lock) as held:
         heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=held)
@@ -216,7 +216,7 @@ def test_who_inherited_it_goes_on_holding_it(tmp_path) -> None:
     assert not locks.held(lock)
 
 
-def test_what_cannot_be_told_is_an_error(tmp_path) -> None:
+def test_an_unreadable_lock_is_an_error(tmp_path) -> None:
     assert not locks.held(tmp_path / "none")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(DeviceError, match="cannot tell whether it is being reset"):

@@ -81,35 +81,35 @@ def whole_again(rig, cut) -> None:
     assert (there(rig), rig.gpu(0)["persistence_mode"], files(rig)) == (set(cut), "1", [])
 
 
-def test_what_is_to_be_brought_back_is_kept_whole_and_for_its_owner_alone(rig, cut_off) -> None:
+def test_a_pending_restore_is_stored_whole_and_private(rig, cut_off) -> None:
     file = notes(rig).file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    (owed,) = notes(rig).read().values()
-    assert owed.persistence
-    assert slices.uuids(owed.layout) == frozenset(cut_off)
+    (pending,) = notes(rig).read().values()
+    assert pending.persistence
+    assert slices.uuids(pending.layout) == frozenset(cut_off)
 
 
-def test_the_next_reset_brings_back_what_one_that_was_cut_off_took(rig, cut_off) -> None:
+def test_the_next_reset_restores_what_an_interrupted_one_took(rig, cut_off) -> None:
     slice_of(rig, cut_off[1]).reset()
     whole_again(rig, cut_off)
 
 
-def test_so_does_who_restores_the_settings_of_the_gpu(rig, cut_off) -> None:
+def test_restoring_a_gpus_settings_finishes_its_pending_restore(rig, cut_off) -> None:
     whole(rig).restore_settings()
     whole_again(rig, cut_off)
 
 
-def test_so_does_who_restores_the_settings_of_one_of_its_slices(rig, cut_off) -> None:
+def test_restoring_a_slices_settings_finishes_its_gpus_pending_restore(rig, cut_off) -> None:
     slice_of(rig, cut_off[2]).restore_settings()
     whole_again(rig, cut_off)
 
 
-def test_so_does_who_makes_one_of_its_slices_anew(rig, cut_off) -> None:
+def test_recreating_a_slice_finishes_its_gpus_pending_restore(rig, cut_off) -> None:
     slice_of(rig, cut_off[2], slices="recreate").reset()
     whole_again(rig, cut_off)
 
 
-def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off, monkeypatch) -> None:
+def test_a_restore_stays_pending_however_often_it_is_interrupted(rig, cut_off, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(slices, "_create_parts", die)  # in the middle of the first one
         for _ in range(2):
@@ -122,8 +122,8 @@ def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off,
 
 @pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize("deed", ["reset", "restore_settings"])
-def test_what_an_operator_has_laid_out_since_is_not_taken_for_what_was_there_before(rig, deed: str) -> None:
-    """Of what is owed only that comes back for which there is room."""
+def test_a_new_layout_of_an_operator_is_not_overwritten(rig, deed: str) -> None:
+    """Of what is pending only that comes back for which there is room."""
     new = rig.cut(0, Slice("3g.71gb", start=4))
     getattr(whole(rig), deed)()
     assert set(new) < there(rig)
@@ -138,7 +138,7 @@ def test_a_layout_that_leaves_no_room_ends_the_debt(rig) -> None:
     assert (there(rig), files(rig)) == (set(new), [])
 
 
-def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> None:
+def test_a_restore_is_pending_while_one_of_two_slices_lacks() -> None:
     first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
     other = slices.Part("MIG-3", 2, 0, 2)
     both = pending_restore.merged(
@@ -147,7 +147,7 @@ def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> No
     assert both.layout == (slices.Instance(9, 0, 4, (first, second)),)
 
 
-def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, monkeypatch) -> None:
+def test_a_restore_does_not_count_as_a_reset(rig, cut_off, monkeypatch) -> None:
     """Else their work on other slices would be cut off: they could not prove that nobody is on them."""
     backend, seen = rig.backend(), []
     backend.inventory()
@@ -168,7 +168,7 @@ def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, m
 
 
 @pytest.mark.usefixtures("cut_off")
-def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
+def test_a_restore_stays_pending_however_often_it_fails(rig) -> None:
     rig.gpu(0).fail(CREATE, 999)
     with pytest.raises(DeviceError, match=r"its slices did not come back.*repair it and remove .*resetting.json"):
         whole(rig).restore_settings()
@@ -177,14 +177,14 @@ def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
     assert files(rig) == [f"{rig.gpu(0).uuid}.resetting.json"]
 
 
-def test_nothing_is_brought_back_while_the_reset_is_still_under_way(rig, cut_off) -> None:
+def test_no_restore_runs_while_the_reset_still_runs(rig, cut_off) -> None:
     with locks.claimed(bench.lock(rig)), pytest.raises(NotNowError):
         slice_of(rig, cut_off[0]).restore_settings()
     assert there(rig) == set()
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_reset_that_is_finished_or_was_refused_owes_nothing(rig, gpu, cut) -> None:
+def test_a_finished_or_refused_reset_leaves_no_pending_restore(rig, gpu, cut) -> None:
     gpu.set(persistence_mode=1)
     reset.reset(target(rig))
     assert files(rig) == []
@@ -194,7 +194,7 @@ def test_a_reset_that_is_finished_or_was_refused_owes_nothing(rig, gpu, cut) -> 
     assert (there(rig), gpu["persistence_mode"], files(rig)) == (set(cut), "1", [])
 
 
-def test_a_lost_gpu_is_owed_what_it_had(rig, gpu, cut) -> None:
+def test_a_lost_gpu_keeps_its_pending_restore(rig, gpu, cut) -> None:
     rig.machine.set({"smi.then.lost": 1})
     with pytest.raises(DeviceLostError):
         reset.reset(target(rig))
@@ -206,14 +206,14 @@ def test_a_lost_gpu_is_owed_what_it_had(rig, gpu, cut) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_has_nothing_to_lose_is_owed_nothing(rig, monkeypatch) -> None:
+def test_a_gpu_with_default_settings_has_no_pending_restore(rig, monkeypatch) -> None:
     monkeypatch.setattr(after_reset, "wait", die)
     with pytest.raises(Killed):
         whole(rig).reset()
     assert files(rig) == []
 
 
-def test_a_reset_that_cannot_write_down_what_it_takes_is_not_begun(rig, cut, monkeypatch) -> None:
+def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypatch) -> None:
     def refuse(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -239,7 +239,7 @@ def test_a_slice_that_was_being_made_anew_comes_back(rig, cut, monkeypatch, wher
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
-def test_a_slice_whose_part_alone_was_destroyed_comes_back(rig, cut, monkeypatch) -> None:
+def test_a_slice_without_its_compute_instance_is_restored(rig, cut, monkeypatch) -> None:
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", 19)
     with monkeypatch.context() as patch:
         patch.setattr(slices, "_create_parts", die)
@@ -249,13 +249,13 @@ def test_a_slice_whose_part_alone_was_destroyed_comes_back(rig, cut, monkeypatch
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
-def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeypatch) -> None:
+def test_a_neighbour_restores_a_slice_unless_one_is_at_work(rig, cut, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(slices, "_create_parts", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
     lock = bench.lock(rig)
-    with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as whoever makes a slice anew
+    with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as a worker that recreates a slice
         slice_of(rig, cut[1]).restore_settings()
         assert there(rig) == set(cut[1:])
     slice_of(rig, cut[1]).restore_settings()
@@ -263,14 +263,14 @@ def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeyp
 
 
 @pytest.mark.parametrize("call", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"])
-def test_a_slice_that_the_driver_does_not_give_is_owed_nothing_and_not_at_fault(rig, cut, call: str) -> None:
+def test_a_slice_that_the_driver_refuses_is_no_fault(rig, cut, call: str) -> None:
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_IN_USE)
     with pytest.raises(NotNowError, match=r"cannot recreate MIG-.*: .*in use.*; end the process that uses it"):
         slice_of(rig, cut[0], slices="recreate").reset()
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
-def test_a_slice_that_was_taken_and_is_not_given_back_is_owed(rig, cut) -> None:
+def test_a_slice_that_was_not_recreated_stays_pending(rig, cut) -> None:
     rig.gpu(0).fail(CREATE, pynvml.NVML_ERROR_IN_USE)
     with pytest.raises(DeviceError) as caught:
         slice_of(rig, cut[0], slices="recreate").reset()
@@ -281,14 +281,14 @@ def test_a_slice_that_was_taken_and_is_not_given_back_is_owed(rig, cut) -> None:
 # --- a GPU that is in no inventory ---
 
 
-def mend(rig, backend) -> None:
+def restore_all(rig, backend) -> None:
     """As the service has a worker do it."""
     [(gpu, address)] = backend.pending_restores().items()
     assert gpu == rig.gpu(0).uuid
     assert NvidiaGpu(address.place, library=rig.library).restore_settings().drift == ()
 
 
-def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cut_off) -> None:
+def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> None:
     backend = rig.backend()
     assert backend.pending_restores() == {}  # nobody has seen where it is
     assert not {info.uuid for info in backend.inventory()} & {rig.gpu(0).uuid, *cut_off}
@@ -297,7 +297,7 @@ def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cu
     backend.release_driver()
     assert list(backend.pending_restores()) == [rig.gpu(0).uuid]
     backend.reacquire_driver()
-    mend(rig, backend)
+    restore_all(rig, backend)
     whole_again(rig, cut_off)
     assert backend.pending_restores() == {}
 
@@ -306,34 +306,34 @@ def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:
     rig.gpu(0).set(compute_mode=3)
     backend = rig.backend()
     backend.inventory()
-    mend(rig, backend)
+    restore_all(rig, backend)
     whole_again(rig, cut_off)
     assert rig.gpu(0)["compute_mode"] == "3"
 
 
-def test_one_slice_is_owed_as_well(rig, cut, monkeypatch) -> None:
+def test_one_missing_slice_is_a_pending_restore(rig, cut, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(slices, "_create_parts", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
     backend = rig.backend()
     backend.inventory()
-    mend(rig, backend)
+    restore_all(rig, backend)
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
 # --- the file ---
 
 
-def owed() -> PendingRestore:
+def pending() -> PendingRestore:
     part = slices.Part("MIG-1", 2, 0, 3)
     return PendingRestore(persistence=True, layout=(slices.Instance(9, 0, 4, (part,)),))
 
 
 def test_what_was_written_is_read(tmp_path) -> None:
     kept = PendingRestoreFiles(tmp_path / "new", "GPU-1")
-    kept.write(kept.file(), owed())
-    assert kept.read() == {kept.file(): owed()}
+    kept.write(kept.file(), pending())
+    assert kept.read() == {kept.file(): pending()}
     assert PendingRestoreFiles(tmp_path / "new", "GPU-2").read() == {}
     kept.drop(kept.read())
     assert list((tmp_path / "new").iterdir()) == []
@@ -347,18 +347,18 @@ def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -
 
     monkeypatch.setattr("os.fsync", sync)
     kept = PendingRestoreFiles(tmp_path, "GPU-1")
-    kept.write(kept.file(), owed())
+    kept.write(kept.file(), pending())
     assert synced[0].name.startswith(f".{kept.file().name}.")
     assert synced[1:] == [tmp_path]
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+def test_a_failed_write_leaves_no_file_behind(tmp_path, monkeypatch) -> None:
     def refuse(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DeviceError, match="cannot store"):
-        PendingRestoreFiles(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
+        PendingRestoreFiles(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", pending())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -374,9 +374,9 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
         None,
     ],
 )
-def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
+def test_a_changed_restore_file_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
     kept = PendingRestoreFiles(tmp_path, "GPU-1")
-    kept.write(kept.file(), owed())
+    kept.write(kept.file(), pending())
     text = kept.file().read_text()
     spoilt = text[:-5] if change is None else json.dumps(json.loads(text) | change)
     kept.file().write_text(spoilt)

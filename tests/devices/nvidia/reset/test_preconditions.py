@@ -1,4 +1,4 @@
-"""A GPU is reset only when all holds that must hold, and all that does not is told at once with its remedy."""
+"""A GPU is reset only when all holds that must hold, and all that does not is reason at once with its remedy."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def test_it_takes_root(rig) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_whoever_has_it_open_is_named(rig) -> None:
+def test_each_process_with_the_device_open_is_named(rig) -> None:
     users = one_holder() + one_holder(12, "nv-hostengine")
     words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first (`systemctl stop nvidia-dcgm`)'
     assert refused(rig, holders=lambda: users) == f"cannot reset: {words}"
 
 
 @pytest.mark.usefixtures("gpu")
-def test_who_uses_it_must_be_proven(rig) -> None:
+def test_unknown_holders_prevent_a_reset(rig) -> None:
     assert "its holders are unknown: run the service as root" in refused(rig, holders=lambda: None)
 
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
-def test_nobody_may_be_on_any_list_of_the_driver(rig, gpu, kind: str) -> None:
+def test_a_process_on_any_driver_list_prevents_a_reset(rig, gpu, kind: str) -> None:
     gpu.run(Process(99), Process(98), kind=kind)
     assert refused(rig) == "cannot reset: the driver lists process 98, 99 on it: end it first"
 
 
-def test_a_list_that_cannot_be_told_is_no_empty_list(rig, gpu) -> None:
+def test_an_unreadable_process_list_is_not_an_empty_one(rig, gpu) -> None:
     gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     assert "the driver does not list its processes" in refused(rig)
 
@@ -68,8 +68,8 @@ def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int
     reset.reset(target(rig, daemon_runs=lambda name: name == "nv-fabricmanager"))
 
 
-def test_a_program_that_is_only_called_so_is_no_fabric_manager(rig, gpu) -> None:
-    """Whether it is the node's own is told by whoever can; while nobody does, it is in the way."""
+def test_a_program_with_the_name_is_no_fabric_manager(rig, gpu) -> None:
+    """Whether it is the node's own is reason by whoever can; while nobody does, it is in the way."""
     switches(rig)
     gpu.set(architecture=AMPERE)
     process = rig.host.proc / "76"
@@ -86,13 +86,13 @@ def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> Non
     reset.reset(target(rig))
 
 
-def test_where_nobody_sees_switches_an_ampere_is_not_reset(rig, gpu) -> None:
+def test_an_ampere_gpu_with_unknown_switches_is_not_reset(rig, gpu) -> None:
     gpu.set(architecture=AMPERE)
     host = Host(rig.host.root / "elsewhere", rig.host.proc)
     assert "it is unknown whether NVSwitches connect it" in refused(rig, host=host)
 
 
-def test_persistence_mode_without_a_daemon_is_switched_off_for_the_reset_and_on_again(rig, gpu) -> None:
+def test_persistence_mode_is_off_during_a_reset_and_restored(rig, gpu) -> None:
     gpu.set(persistence_mode=1)
     reset.reset(target(rig))
     assert gpu["persistence_mode"] == "1"
@@ -111,31 +111,31 @@ def test_a_tesla_t4_is_not_reset(rig) -> None:
     assert "a Tesla T4 has no function-level reset" in refused(rig)
 
 
-def test_all_that_is_in_the_way_is_told_at_once_and_in_order(rig, gpu) -> None:
+def test_all_obstacles_are_reported_at_once_in_order(rig, gpu) -> None:
     switches(rig)
     gpu.run(Process(99))
     gpu.set(architecture=AMPERE, persistence_mode=1, virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
     file(rig, "device").write_text("0x1eb8\n")
-    told = refused(rig, privileged=False, holders=one_holder)
+    reason = refused(rig, privileged=False, holders=one_holder)
     words = ("takes root", "open in", "driver lists", "fabric manager", "vGPU", "Tesla T4")
-    places = [told.index(word) for word in words]
+    places = [reason.index(word) for word in words]
     assert places == sorted(places)
-    assert told.count("; ") == len(words)  # one of the six has two parts
+    assert reason.count("; ") == len(words)  # one of the six has two parts
 
 
 @pytest.mark.usefixtures("gpu")
-def test_who_comes_between_the_first_look_and_the_deed_stops_it(rig) -> None:
+def test_a_process_that_arrives_before_the_reset_stops_it(rig) -> None:
     looks = iter([no_holders(), *[one_holder()] * 1000])
     assert 'it is open in "train" (pid 4711)' in refused(rig, holders=lambda: next(looks))
 
 
-def test_a_gpu_that_wants_a_reset_and_says_nothing_else_gets_it(rig, gpu) -> None:
+def test_a_gpu_that_answers_only_reset_required_is_reset(rig, gpu) -> None:
     gpu.set(reset_required=1)
     reset.reset(target(rig))
     assert by_tool(rig)
 
 
-def test_but_not_from_the_kernel_which_does_not_know_whether_it_is_kept_ready(rig, gpu) -> None:
+def test_a_silent_gpu_is_not_reset_through_the_kernel(rig, gpu) -> None:
     gpu.set(reset_required=1)
     rig.machine.set({"smi.reset": "unsupported"})
     with pytest.raises(DeviceError, match="function: it is unknown whether persistence mode is off"):

@@ -25,7 +25,7 @@ gpu = bench.gpu  # a fixture
 
 
 @pytest.mark.usefixtures("gpu")
-def test_nvml_is_closed_before_the_tool_runs_and_opened_after_it(rig) -> None:
+def test_nvml_is_closed_while_the_reset_tool_runs(rig) -> None:
     reset.reset(target(rig))
     own = str(os.getpid())
     calls = [call for pid, call, _ in rig.machine.calls() if str(pid) == own or call.startswith("nvidia-smi")]
@@ -43,7 +43,7 @@ def test_nvml_is_closed_before_the_tool_runs_and_opened_after_it(rig) -> None:
         ("fails", "nvidia-smi: nvidia-smi ended with status 255: .*could not be reset: Unknown Error"),
     ],
 )
-def test_the_kernel_is_not_asked_after_anything_but_a_plain_refusal(rig, order: str, words: str) -> None:
+def test_only_a_plain_refusal_leads_to_a_kernel_reset(rig, order: str, words: str) -> None:
     rig.machine.set({"smi.reset": order})
     with pytest.raises(DeviceError, match=f"cannot reset: {words}; function: it does not check for holders"):
         reset.reset(target(rig))
@@ -60,9 +60,7 @@ def test_the_kernel_is_not_asked_after_anything_but_a_plain_refusal(rig, order: 
         "Words of a version that is not written yet.",
     ],
 )
-def test_words_of_the_tool_that_nobody_knows_lead_to_no_reset_by_the_kernel(
-    rig, tmp_path, monkeypatch, words: str
-) -> None:
+def test_unknown_output_of_the_tool_leads_to_no_kernel_reset(rig, tmp_path, monkeypatch, words: str) -> None:
     program = tmp_path / "bin/nvidia-smi"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "{words}"\nexit 255\n')
@@ -74,7 +72,7 @@ def test_words_of_the_tool_that_nobody_knows_lead_to_no_reset_by_the_kernel(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_kernel_follows_a_tool_that_cannot_reset_this_device_or_is_not_there(rig, tmp_path, monkeypatch) -> None:
+def test_the_kernel_resets_what_the_tool_cannot(rig, tmp_path, monkeypatch) -> None:
     rig.machine.set({"smi.reset": "unsupported"})
     reset.reset(target(rig))
     assert by_kernel(rig)
@@ -139,20 +137,20 @@ def displays(rig, modeset: str) -> None:
     ],
     ids=["module", "uvm", "strange", "display", "untold", "uncounted", "unseen"],
 )
-def test_the_kernel_is_not_asked_while_the_driver_counts_anybody_or_nobody_can_tell(rig, arrange, words: str) -> None:
+def test_a_used_or_unreadable_driver_prevents_a_kernel_reset(rig, arrange, words: str) -> None:
     arrange(rig)
     assert f"cannot reset: function: {words}" in refused(rig, means=(KERNEL,))
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_driver_with_displays_that_nobody_uses_is_idle(rig) -> None:
+def test_a_driver_with_unused_displays_is_idle(rig) -> None:
     displays(rig, "N")
     reset.reset(target(rig, means=(KERNEL,)))
     assert by_kernel(rig)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_nothing_follows_where_the_driver_knows_a_client(rig) -> None:
+def test_a_client_of_the_driver_prevents_a_kernel_reset(rig) -> None:
     rig.machine.set({"smi.reset": "in-use"})
     with pytest.raises(DeviceError, match="cannot reset: nvidia-smi: the driver knows a client"):
         reset.reset(target(rig))
@@ -175,7 +173,7 @@ def test_only_what_the_policy_names_is_tried(rig) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
+def test_a_process_that_arrives_between_two_means_stops_the_second(rig) -> None:
     rig.machine.set({"smi.reset": "unsupported"})
     with pytest.raises(DeviceError, match='it is open in "train"'):
         reset.reset(target(rig, holders=lambda: one_holder() if by_tool(rig) else ()))
@@ -183,14 +181,14 @@ def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_tool_that_is_late_is_put_down_and_the_kernel_is_not_asked(rig) -> None:
+def test_a_late_tool_is_killed_without_a_kernel_reset(rig) -> None:
     rig.machine.set({"smi.reset": "hang"})
     with pytest.raises(DeviceError, match="was not done within 1 s and was killed; function: it does not check"):
         reset.reset(target(rig, patience=replace(SHORT, tool=1.0)))
     assert not by_kernel(rig)
 
 
-def test_nothing_follows_a_tool_that_cannot_be_put_down(rig, gpu, monkeypatch) -> None:
+def test_no_reset_follows_a_tool_that_cannot_be_killed(rig, gpu, monkeypatch) -> None:
     gpu.set(persistence_mode=0)
     monkeypatch.setattr(smi, "reset", lambda *_: Stuck("it is still at it"))
     with pytest.raises(DeviceError, match="cannot reset: nvidia-smi: it is still at it: reboot the node"):
@@ -200,14 +198,14 @@ def test_nothing_follows_a_tool_that_cannot_be_put_down(rig, gpu, monkeypatch) -
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("methods", "told"),
+    ("methods", "reason"),
     [("bus\n", "by bus, not flr"), ("", "by no method that it names, not flr"), (None, "by no method that it names")],
 )
-def test_the_kernel_is_asked_for_nothing_but_a_function_level_reset(rig, methods, told: str) -> None:
+def test_the_kernel_does_only_a_function_level_reset(rig, methods, reason: str) -> None:
     file(rig, "reset_method").unlink()
     if methods is not None:
         file(rig, "reset_method").write_text(methods)
-    assert told in refused(rig, means=(KERNEL,))
+    assert reason in refused(rig, means=(KERNEL,))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -268,13 +266,13 @@ def test_the_daemon_lets_go_for_the_reset_and_comes_back(rig, gpu, kept_ready) -
 
 
 @pytest.mark.usefixtures("gpu")
-def test_who_only_bears_the_daemons_name_is_in_the_way(rig, kept_ready) -> None:
+def test_a_process_with_the_daemons_name_prevents_a_reset(rig, kept_ready) -> None:
     users = one_holder(os.getpid() + 1, "nvidia-persiste")
     assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
     assert persisted(rig) == []
 
 
-def test_a_daemon_that_does_not_let_go_is_in_the_way_after_all(rig, gpu, kept_ready) -> None:
+def test_a_daemon_that_keeps_the_device_prevents_a_reset(rig, gpu, kept_ready) -> None:
     users = one_holder(os.getpid(), "nvidia-persiste")
     assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
     assert gpu["persistence_mode"] == "1"
@@ -293,9 +291,7 @@ def test_a_mode_that_cannot_be_switched_stops_the_reset(rig, gpu, kept_ready) ->
 
 
 @pytest.mark.parametrize(("order", "first"), [("ok", ""), ("in-use", "the driver knows a client.*")])
-def test_a_mode_that_does_not_come_back_is_told_with_whatever_else_failed(
-    rig, gpu, kept_ready, order: str, first: str
-) -> None:
+def test_a_mode_not_restored_is_reported_with_other_failures(rig, gpu, kept_ready, order: str, first: str) -> None:
     rig.machine.set({"smi.reset": order})
 
     def users() -> tuple[Holder, ...]:
@@ -307,7 +303,7 @@ def test_a_mode_that_does_not_come_back_is_told_with_whatever_else_failed(
         reset.reset(target(rig, host=kept_ready, holders=users))
 
 
-def test_nobody_asks_a_device_again_that_a_stuck_tool_is_still_at(rig, gpu, kept_ready, monkeypatch) -> None:
+def test_a_device_with_a_stuck_tool_is_not_asked_again(rig, gpu, kept_ready, monkeypatch) -> None:
     monkeypatch.setattr(smi, "reset", lambda *_: Stuck("it is still at it"))
     with pytest.raises(DeviceError, match="still at it"):
         reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))

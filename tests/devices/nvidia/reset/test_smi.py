@@ -90,7 +90,7 @@ def test_it_hears_what_is_said_on_either_stream(program) -> None:
     assert smi.reset(UUID, 10) == InUse()
 
 
-def test_without_the_program_nothing_is_done(monkeypatch, tmp_path) -> None:
+def test_a_missing_program_is_an_error(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert smi.reset(UUID, 10) == Unsupported("nvidia-smi cannot be started (No such file or directory)")
 
@@ -108,13 +108,13 @@ def ended(pid: int) -> bool:
     return gone
 
 
-def test_a_late_one_is_ended_with_its_children_though_they_will_not(program, tmp_path) -> None:
+def test_a_late_program_is_killed_with_its_children(program, tmp_path) -> None:
     program(f"trap '' TERM\nsh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; sleep 600; :' & wait")
     assert smi.reset(UUID, 2.0) == ResetFailed("nvidia-smi was not done within 2 s and was killed")
     assert ended(int((tmp_path / "child").read_text()))
 
 
-def test_one_that_cannot_be_ended_is_told_from_one_that_was(program, monkeypatch) -> None:
+def test_a_program_that_cannot_be_killed_is_reported_as_such(program, monkeypatch) -> None:
     """As when it is stuck in the driver: the signal is sent, and nothing happens."""
     program("exec sleep 600")
     sent: list[tuple[int, int]] = []

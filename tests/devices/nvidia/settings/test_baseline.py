@@ -32,7 +32,7 @@ def test_what_was_seen_first_is_never_seen_anew(rig, tmp_path) -> None:
         assert settings.baseline(file, session, rig.gpu(0).uuid) == first
 
 
-def test_of_two_that_look_first_at_once_one_counts_for_both(rig, tmp_path, monkeypatch) -> None:
+def test_two_first_readers_keep_one_baseline(rig, tmp_path, monkeypatch) -> None:
     file, both, found = kept(tmp_path), Barrier(2), []
     capture = settings.capture
     seen = iter((StoredSettings(persistence=True), StoredSettings(persistence=False)))
@@ -59,7 +59,7 @@ def test_of_two_that_look_first_at_once_one_counts_for_both(rig, tmp_path, monke
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_what_is_left_of_a_writer_that_died_is_no_hindrance(rig, tmp_path, monkeypatch) -> None:
+def test_the_file_of_a_killed_writer_does_not_disturb(rig, tmp_path, monkeypatch) -> None:
     file = kept(tmp_path)
     monkeypatch.setattr("threading.get_native_id", lambda: 1)
     monkeypatch.setattr("os.getpid", lambda: 1)
@@ -86,7 +86,7 @@ def spoilt(rig) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "negative"])
-def test_a_file_that_is_not_exactly_what_was_kept_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
+def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text(spoilt(rig)[how])
@@ -95,13 +95,13 @@ def test_a_file_that_is_not_exactly_what_was_kept_is_an_error_and_stays(rig, tmp
     assert file.read_text() == spoilt(rig)[how]
 
 
-def test_a_place_where_nothing_can_be_kept_is_an_error(rig, tmp_path) -> None:
+def test_an_unwritable_baseline_folder_is_an_error(rig, tmp_path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(DeviceError, match="cannot keep the settings"):
         touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()
 
 
-def test_a_folder_that_may_not_be_looked_into_is_an_error(rig, tmp_path, monkeypatch) -> None:
+def test_an_unreadable_baseline_folder_is_an_error(rig, tmp_path, monkeypatch) -> None:
     def refuse(_path) -> bool:
         raise PermissionError(13, "Permission denied")
 

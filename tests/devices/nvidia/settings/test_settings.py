@@ -1,4 +1,4 @@
-"""Settings go back to the baseline, and what had drifted is told."""
+"""Settings go back to the baseline, and what had drifted is drift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Change:
     name: str
     key: str
     value: int
-    told: str
+    drift: str
     getter: str
     setter: str
 
@@ -101,14 +101,14 @@ def test_every_setting_has_a_change_here() -> None:
     assert {change.name for change in CHANGES} == {field.name for field in fields(StoredSettings)} - {"mig", "layout"}
 
 
-def test_nothing_drifted_is_nothing_told(gpu) -> None:
+def test_unchanged_settings_report_no_drift(gpu) -> None:
     assert gpu.restore_settings().drift == ()
 
 
 @each_change
-def test_drift_is_told_with_old_and_new_and_set_back(rig, gpu, change: Change) -> None:
+def test_drift_is_reported_with_both_values_and_restored(rig, gpu, change: Change) -> None:
     before = change.make(rig.gpu(0))
-    assert gpu.restore_settings().drift == (f"{change.name}: {change.told}",)
+    assert gpu.restore_settings().drift == (f"{change.name}: {change.drift}",)
     assert int(rig.gpu(0)[change.key]) == before
     assert gpu.restore_settings().drift == ()
 
@@ -116,7 +116,7 @@ def test_drift_is_told_with_old_and_new_and_set_back(rig, gpu, change: Change) -
 def test_all_drift_at_once_comes_back(rig, gpu) -> None:
     for change in CHANGES:
         change.make(rig.gpu(0))
-    assert gpu.restore_settings().drift == tuple(f"{change.name}: {change.told}" for change in CHANGES)
+    assert gpu.restore_settings().drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES)
 
 
 @each_change
@@ -124,7 +124,7 @@ def test_a_setting_that_does_not_take_is_an_error(rig, gpu, change: Change) -> N
     """The driver says that all is well, and the setting stays as it was."""
     change.make(rig.gpu(0))
     rig.gpu(0).set({f"stubborn.{key}": 1 for key in (change.key, "clock.app.1", "clock.app.2")})
-    old, new = change.told.split(" -> ")
+    old, new = change.drift.split(" -> ")
     with pytest.raises(
         DeviceError, match=f"cannot restore settings: {change.name}: it was set to {new} and reads {old}"
     ):
@@ -132,7 +132,7 @@ def test_a_setting_that_does_not_take_is_an_error(rig, gpu, change: Change) -> N
 
 
 @each_change
-def test_a_setting_that_fails_is_an_error_and_the_others_come_back(rig, gpu, change: Change) -> None:
+def test_a_setting_that_fails_does_not_stop_the_others(rig, gpu, change: Change) -> None:
     for other in CHANGES:
         other.make(rig.gpu(0))
     rig.gpu(0).fail(change.setter, pynvml.NVML_ERROR_UNKNOWN)
@@ -140,7 +140,7 @@ def test_a_setting_that_fails_is_an_error_and_the_others_come_back(rig, gpu, cha
         gpu.restore_settings()
     assert not [other.name for other in CHANGES if other is not change and other.name in str(caught.value)]
     rig.gpu(0).fail(change.setter, None)
-    assert gpu.restore_settings().drift == (f"{change.name}: {change.told}",)
+    assert gpu.restore_settings().drift == (f"{change.name}: {change.drift}",)
 
 
 @each_change
@@ -151,7 +151,7 @@ def test_a_setting_that_cannot_be_read_is_an_error(rig, gpu, change: Change) -> 
 
 
 @each_change
-def test_what_a_device_does_not_know_is_none_and_cannot_have_drifted(rig, gpu, change: Change) -> None:
+def test_an_unsupported_setting_cannot_drift(rig, gpu, change: Change) -> None:
     change.make(rig.gpu(0))
     rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert getattr(captured(rig), change.name) is None
@@ -160,7 +160,7 @@ def test_what_a_device_does_not_know_is_none_and_cannot_have_drifted(rig, gpu, c
 
 @each_change
 @pytest.mark.parametrize("lacks", ["getter", "setter"])
-def test_a_named_setting_that_the_gpu_does_not_support_is_only_reported(rig, change: Change, lacks: str) -> None:
+def test_an_unsupported_setting_of_the_policy_is_only_reported(rig, change: Change, lacks: str) -> None:
     wanted = {change.name: POLICY[change.name]}
     calls = [getattr(change, lacks)]
     if calls == ["nvmlDeviceResetApplicationsClocks"]:
@@ -172,7 +172,7 @@ def test_a_named_setting_that_the_gpu_does_not_support_is_only_reported(rig, cha
 
 
 @each_change
-def test_drift_that_the_gpu_does_not_let_us_undo_is_an_error(rig, gpu, change: Change) -> None:
+def test_drift_that_cannot_be_undone_is_an_error(rig, gpu, change: Change) -> None:
     change.make(rig.gpu(0))
     for call in (change.setter, "nvmlDeviceSetApplicationsClocks"):
         rig.gpu(0).fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -188,7 +188,7 @@ def test_without_rights_it_says_that_root_is_needed(rig, gpu, change: Change) ->
         gpu.restore_settings()
 
 
-def test_locked_clocks_are_unlocked_every_time_and_nothing_is_told(rig, gpu) -> None:
+def test_locked_clocks_are_unlocked_without_a_report(rig, gpu) -> None:
     rig.gpu(0).set({"clock.locked.gpu": "210 300", "clock.locked.memory": "405 405"})
     assert gpu.restore_settings().drift == ()
     assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("none", "none")
@@ -209,7 +209,7 @@ def test_a_lock_that_the_device_refuses_is_an_error(rig) -> None:
         touch(rig, 0, settings=locked).restore_settings()
 
 
-def test_a_lock_that_the_gpu_does_not_support_is_only_reported(rig) -> None:
+def test_an_unsupported_clock_lock_is_only_reported(rig) -> None:
     locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}, "memory": {"min": 405, "max": 405}}}
     rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_NOT_SUPPORTED)
     found = touch(rig, 0, settings=locked).restore_settings()
@@ -233,7 +233,7 @@ def test_missing_rights_are_no_fault_of_the_device(rig, gpu) -> None:
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks"])
-def test_clocks_that_cannot_be_unlocked_are_an_error_unless_there_are_no_locks(rig, gpu, call: str) -> None:
+def test_supported_clocks_that_cannot_be_unlocked_are_an_error(rig, gpu, call: str) -> None:
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert gpu.restore_settings().drift == ()
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_NO_PERMISSION)
@@ -246,8 +246,8 @@ def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path)
     known_defaults = CHANGES[2:]
     for change in known_defaults:
         change.make(rig.gpu(0))
-    told = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings().drift
-    assert told == tuple(f"{change.name}: {change.told}" for change in known_defaults)
+    drift = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings().drift
+    assert drift == tuple(f"{change.name}: {change.drift}" for change in known_defaults)
 
 
 def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
@@ -258,11 +258,11 @@ def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
     assert gpu.restore_settings().drift == ("persistence: on -> off", "ecc: on -> off")
 
 
-def test_where_nothing_was_kept_only_defaults_are_restored(rig) -> None:
+def test_without_a_baseline_only_defaults_are_restored(rig) -> None:
     for change in CHANGES:
         change.make(rig.gpu(0))
-    told = touch(rig, 0).restore_settings().drift
-    assert told == tuple(f"{change.name}: {change.told}" for change in CHANGES[2:])
+    drift = touch(rig, 0).restore_settings().drift
+    assert drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES[2:])
 
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
@@ -300,7 +300,7 @@ def test_what_is_no_setting_is_refused_before_anything_is_touched(rig, wanted: d
 
 
 @pytest.mark.parametrize("wanted", [{"power_limit": 900}, {"compute_mode": "shared"}])
-def test_a_value_that_the_device_does_not_take_is_an_error(rig, wanted: dict[str, object]) -> None:
+def test_a_value_that_the_device_rejects_is_an_error(rig, wanted: dict[str, object]) -> None:
     with pytest.raises(DeviceError, match=f"cannot restore settings: {next(iter(wanted))}: "):
         touch(rig, 0, settings=wanted).restore_settings()
 
@@ -318,7 +318,7 @@ def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:
     assert gpu.restore_settings().drift == ()
 
 
-def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) -> None:
+def test_ecc_off_on_a_slices_gpu_never_passes(rig, tmp_path) -> None:
     (uuid,) = rig.cut(0, Slice("3g.71gb"))
     slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
     assert slice_.restore_settings().drift == ()
@@ -327,13 +327,13 @@ def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) ->
         slice_.restore_settings()
 
 
-def test_a_change_of_mig_mode_that_waits_for_a_reset_is_taken_back(rig, gpu) -> None:
+def test_a_pending_change_of_mig_mode_is_undone(rig, gpu) -> None:
     rig.gpu(0).set({"mig_mode.pending": 1, "mig_mode.by_reset": 1})
     assert gpu.restore_settings().drift == ("mig: on -> off",)
     assert (rig.gpu(0)["mig_mode.current"], rig.gpu(0)["mig_mode.pending"]) == ("0", "0")
 
 
-def test_a_mig_mode_in_force_is_told_and_left(rig, tmp_path) -> None:
+def test_an_active_change_of_mig_mode_is_only_reported(rig, tmp_path) -> None:
     rig.gpu(0).set({"mig_mode.current": 1, "mig_mode.pending": 1})
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
     assert gpu.restore_settings().drift == ()
@@ -342,7 +342,7 @@ def test_a_mig_mode_in_force_is_told_and_left(rig, tmp_path) -> None:
     assert rig.gpu(0)["mig_mode.pending"] == "0"
 
 
-def test_another_layout_is_told_and_left(rig, tmp_path) -> None:
+def test_a_changed_layout_is_only_reported(rig, tmp_path) -> None:
     rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
     assert gpu.restore_settings().drift == ()
@@ -351,7 +351,7 @@ def test_another_layout_is_told_and_left(rig, tmp_path) -> None:
     assert gpu.restore_settings().drift == (f"slices: {new}, first seen {old} (left: operators divide GPUs)",)
 
 
-def test_the_settings_of_a_slice_are_its_whole_gpus_and_only_told(rig, tmp_path) -> None:
+def test_drift_of_a_slices_gpu_is_only_reported(rig, tmp_path) -> None:
     (uuid, _) = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
     assert slice_.restore_settings().drift == ()

@@ -92,8 +92,8 @@ def codes(backend, uuid: str) -> list[int]:
     return [xid.code for xid in backend.vitals(uuid).xids]
 
 
-def heard(backend, uuid: str, code: int) -> None:
+def await_code(backend, uuid: str, code: int) -> None:
     """Wait until the vitals have the XID, reading them only after an alarm."""
     while code not in codes(backend, uuid):
-        assert rings(backend), f"XID {code} was not heard"
+        assert rings(backend), f"XID {code} was not reported"
         backend.clear_alarm()
