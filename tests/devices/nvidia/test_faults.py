@@ -71,7 +71,7 @@ SIGNS_OF_A_SLICE = {
 SIGNS_OF_A_GPU = SIGNS_OF_A_SLICE | {LINK, "nvmlDeviceGetGpuFabricInfoV"}
 EVERY = sorted(NAMING | HEALTH_OF_A_GPU | HEALTH_OF_A_SLICE | SIGNS_OF_A_GPU)
 
-# What may not be known, and with which answers: health is health without it, and nobody is case to be on no list.
+# What may not be known, and with which answers: without it, health stays known, and no list is called empty.
 OPTIONAL = {
     MIG: UNTOLD,  # a GPU, or a driver, that knows no MIG
     ROWS: UNTOLD,  # GPUs before Ampere, and all in MIG mode
@@ -80,7 +80,7 @@ OPTIONAL = {
     FIELDS: UNTOLD,  # drivers that know of no recovery action
 } | dict.fromkeys(LISTS, UNTOLD | CROWD)  # memory that nobody answers for shows all the same
 
-# The same for names: what is then case in a lesser way, and how.
+# The same for names: what is then reported with less detail, and how.
 UNNAMED = {
     CAPABILITY: ("compute",),
     ECC_MODE: ("ecc",),  # as of one that has none
@@ -99,7 +99,7 @@ UNNAMED = {
 def small(rig):
     """One whole GPU, and one in two slices."""
     rig.cut(1, Slice("1g.18gb+me"), Slice())
-    rig.gpu(1).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})  # its attributes are case by its instance
+    rig.gpu(1).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})  # its attributes come from its instance
     rig.machine.set(
         {key: None for key in rig.machine.read() if key.startswith(tuple(f"gpu.{n}." for n in range(2, 8)))}
     )
@@ -154,7 +154,7 @@ def expected_with_signs(call: str, code: int, needed: set[str], signs: set[str])
 
 
 def expected_use(call: str, needed: set[str], code: int) -> bool | None:
-    """Nobody is on it; a list that is not case is no empty one."""
+    """The device has no holder; an unknown list is not an empty one."""
     harmless = call not in needed or (call == MIG and code in UNTOLD)
     return False if harmless else None
 

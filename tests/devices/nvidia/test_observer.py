@@ -35,7 +35,7 @@ NewObserver = Callable[..., Observer]
 
 
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
-    """The new_observer of a service that has this backend."""
+    """The observer of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", folder, 0.0, patience=patience)
 

@@ -1,4 +1,4 @@
-"""SignReader that look for signs, when a test says so."""
+"""Reads the signs of a GPU when a test says so."""
 
 from __future__ import annotations
 

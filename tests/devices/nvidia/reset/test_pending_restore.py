@@ -123,7 +123,7 @@ def test_a_restore_stays_pending_however_often_it_is_interrupted(rig, cut_off, m
 @pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize("deed", ["reset", "restore_settings"])
 def test_a_new_layout_of_an_operator_is_not_overwritten(rig, deed: str) -> None:
-    """Of what is pending only that comes back for which there is room."""
+    """Only what has room is restored."""
     new = rig.cut(0, Slice("3g.71gb", start=4))
     getattr(whole(rig), deed)()
     assert set(new) < there(rig)

@@ -1,4 +1,4 @@
-"""A GPU is reset only when all holds that must hold, and all that does not is reason at once with its remedy."""
+"""A GPU is reset only when all holds that must hold, and each obstacle is reported with its remedy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int
 
 
 def test_a_program_with_the_name_is_no_fabric_manager(rig, gpu) -> None:
-    """Whether it is the node's own is reason by whoever can; while nobody does, it is in the way."""
+    """A program of unknown origin prevents the reset."""
     switches(rig)
     gpu.set(architecture=AMPERE)
     process = rig.host.proc / "76"

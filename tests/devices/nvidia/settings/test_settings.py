@@ -1,4 +1,4 @@
-"""Settings go back to the baseline, and what had drifted is drift."""
+"""Settings return to the baseline, and drift is reported."""
 
 from __future__ import annotations
 
