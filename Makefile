@@ -56,7 +56,7 @@ mutate: $(READY) ## every mutant of the core; the gate runs the planted ones onl
 night: $(READY) ## the gate, and the tests marked night: many random examples, every mutant, a short soak
 	@$(PYTEST) --night --timeout 1200 $(ARGS)
 
-soak: $(READY) ## ten minutes of tenants that check their memory, 200 random kills, 1,000 pods
+soak: $(READY) ## ten minutes of the campaign with new seeds, and 1,000 pods in a row
 	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)
 
 node: ## build the programs of a real Kubernetes node into build/node; needs Go, takes half an hour once

@@ -59,7 +59,7 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--night", action="store_true", help="many random examples, every mutant, all rehearsals")
-    parser.addoption("--soak", action="store_true", help="ten minutes of tenants, hundreds of kills, a thousand pods")
+    parser.addoption("--soak", action="store_true", help="ten minutes of the campaign, a thousand pods")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,7 @@
     python -m tests.soak.campaign --seconds 7200 --seed 1      seeds 1, 2, 3, ... for two hours
     python -m tests.soak.campaign --only 17                    the moves of seed 17 again
 
-A history is one node of 2 to 4 simulated GPUs. It alternates between trouble and calm. In trouble everything may
+A history is one node of 2 to 8 simulated GPUs. It alternates between trouble and calm. In trouble everything may
 happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each GPU must be clean and offered again.
 In the calm that follows, pods come and go in ordinary ways, and none may be refused. ``judge.py`` says what must not
 be, and what docs/threat-model.md names as not closed. The same seed makes the same moves, not the same timing.
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import os
 import random
-import re
 import shutil
 import signal
 import sys
@@ -34,28 +33,26 @@ from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.core import ownership, views
 from scrubber.devices.simulated import drills
+from scrubber.ledger import audit
 from tests import forking
 from tests.flows.node import Node
 from tests.soak.aftermath import answer, complaints
 from tests.soak.dice import dice as dice_of
 from tests.soak.hostile import Hostile
 from tests.soak.judge import BETWEEN, Judge
-from tests.soak.moves import ATTACKS, FAULTS, Moves, Visiting
+from tests.soak.moves import ATTACKS, FAULTS, Moves
+from tests.soak.pods import Pods
 from tests.soak.waiting import within
 
 BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
 SURVIVES = "proof: {survives_restart: true}"
-POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container")
+DEFAULT = "selftest: {time: 200ms}"  # everything else is what is in force without a policy file
+POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container", DEFAULT)
 MEMORY = "256KiB"
 ROUNDS, TROUBLE, CALM = (2, 3), (20, 40), (4, 6)  # rounds of a history; moves of a round
 GAP = 0.4  # seconds at most from one move to the next
-PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
-STREAMS = 100
 HEALS_WITHIN = 240.0  # seconds: a scrub that failed is tried again after a minute at the latest
 HANGS_AFTER = 900.0
-HOLDING = ("holds", "moves", "forks", "maps", "sends", "registers", "stops")
-GRPC = re.compile(r"[IWE]\d{4} ")  # its own lines about connections and open files
-DEEDS = ("reads", "writes", "silent")
 
 
 @dataclass
@@ -65,6 +62,7 @@ class Figures:
     counts: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
     attackers: Counter[str] = field(default_factory=Counter)
+    pods: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
@@ -72,7 +70,7 @@ class Figures:
     def report(self) -> str:
         """For people."""
         tables = {"": self.counts, "move: ": self.moves, "attacker: ": self.attackers, "refused: ": self.refused}
-        tables["exception: "] = self.excused
+        tables |= {"pods: ": self.pods, "exception: ": self.excused}
         lines = [f"{count:7} {name}{what}" for name, table in tables.items() for what, count in table.most_common()]
         return "\n".join([*lines, f"{len(self.findings):7} findings", *self.findings])
 
@@ -83,7 +81,7 @@ class History:
     def __init__(self, seed: int, root: Path) -> None:
         dice = dice_of(str(seed), "node")
         self.seed, self.step, self.said, self.moves = str(seed), 0, list[str](), Counter[str]()
-        self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4)), dice.random() < 0.5
+        self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4, 8)), dice.random() < 0.5
         file = root / "policy.yaml"
         file.write_text(f"name: campaign\ndefaults: {{{self.policy}}}\n")
         self.stage = Stage(gpus, MEMORY, str(file), root=root / "node", runs=Hostile)
@@ -91,7 +89,8 @@ class History:
         self.runtime, self.kubelet = self.stage.containers, self.stage.kubelet
         self.runtime.tenants.grouped = grouped and os.geteuid() == 0
         self.node = Node(self.stage)
-        self.pods = Visiting(self.node, self.runtime, self.seed)
+        self.pods = Pods(self.node, self.runtime)
+        self.runtime.ledger = self.stage.ledger
         self.judge = Judge(self.runtime, self.kubelet)
         self._began = time.monotonic()
         self._moves = Moves(self.node, self.pods, self.judge, root / "copy", survives=SURVIVES in self.policy)
@@ -129,8 +128,7 @@ class History:
             pass
         except* Exception as errors:  # noqa: BLE001 - whatever it is, it is a finding
             self.findings.append("".join(traceback.format_exception(errors)))
-        lines = (it for it in complaints(self.node) if not GRPC.match(it))
-        self.findings.extend(f"a line in a log: {it}" for it in lines)
+        self.findings.extend(f"a line in a log: {it}" for it in complaints(self.node))
 
     async def _round(self, moves: Sequence[str]) -> None:
         """Each move begins some moment after the one before, and takes its time."""
@@ -154,7 +152,7 @@ class History:
         """The history ends with the first finding."""
         self.judge.look()
         self.findings.extend(f"the kubelet died: {it!r}" for it in self.kubelet.panics)
-        self.findings.extend(self.pods.counters.faults)
+        self.findings.extend(self.pods.tally.faults)
         if self.findings:
             raise Found
 
@@ -180,7 +178,16 @@ class History:
             await self.node.offered(self.stage.gpus)
         self.say("settled")
         self._moves.written.clear()
+        self.judge.misled = False
+        self._audit()
         self.demand_nothing()
+
+    def _audit(self) -> None:
+        """The ledger is whole, and each grant in it follows a proof."""
+        found = audit.verify(self.stage.ledger)
+        if found.broken is not None or found.set_aside:
+            self.findings.append(f"the ledger is damaged: {found}")
+        self.findings.extend(self.runtime.tenancies.wrong(self.stage.ledger))
 
     def _what(self) -> str:
         return f"each GPU to be clean and offered: {self.kubelet.devices(RESOURCE)}"
@@ -261,8 +268,9 @@ def _count(history: History, figures: Figures) -> None:
     figures.counts["hand-overs from pod to pod"] += history.runtime.seen.handovers
     figures.counts["faults"] += history.moves.total() - history.moves["pod"]
     figures.moves.update(history.moves)
+    figures.pods.update(history.pods.tally.came)
     figures.attackers.update(it.what.partition(",")[0] for it in history.runtime.attackers)
-    figures.refused.update(history.pods.counters.refused)
+    figures.refused.update(history.pods.tally.refused)
     figures.excused.update(history.judge.excused)
 
 
@@ -278,7 +286,7 @@ def campaign(seeds: Iterable[int], figures: Figures, *, keep: bool = False) -> N
             _print(sys.stderr, f"{words} {dict(history.judge.excused) or ''}")
 
 
-def _until(ends: float, first: int) -> Iterator[int]:
+def until(ends: float, first: int) -> Iterator[int]:
     """Consecutive seeds until the time is over; one at least."""
     yield first
     yield from takewhile(lambda _: time.monotonic() < ends, count(first + 1))
@@ -292,7 +300,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="one history, of this seed")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a history with a finding")
     asked, figures = parser.parse_args(), Figures()
-    seeds = _until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
+    seeds = until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         campaign(seeds, figures, keep=asked.keep)

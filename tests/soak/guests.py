@@ -1,4 +1,4 @@
-"""The runtime of the long soak: containers are tenants that look for themselves, and so is whoever sits beside them."""
+"""A container runtime whose containers are tenants that check their memory, and the processes that run beside them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from demo.standins.runtime import CannotCreate, Devices
 from plugin.kubelet_api import deviceplugin_pb2
 from scrubber.devices.simulated import containers, layout
 from tests.patience import WITHIN
+from tests.soak.tenant import BLOCK, block
 
 Key = tuple[str, str]  # pod UID, container
 Process = asyncio.subprocess.Process
@@ -104,7 +105,6 @@ class Guests(ContainerRunner):
         super().__init__(simulated)
         self.words = self.speaks(simulated.parent / "words")
         self.seen = Seen()
-        self.begun: Counter[ContainerKind] = Counter()
         self.careless: set[Key] = set()  # containers that leave a process behind at their next end
         self.guests: set[Guest] = set()
         self._on: dict[Key, tuple[str, ...]] = {}  # containers that run, to their GPUs
@@ -122,6 +122,7 @@ class Guests(ContainerRunner):
         if process is None:
             raise CannotCreate(f"{container.name} of {pod.name} did not come up: see what it told")
         self._running.setdefault((pod.uid, container.name), []).append(process)
+        self._look_at_chips(pod, process, uuids)
         self._count(pod, container, uuids)
         if is_init:
             await self._ends_well(process, f"{container.name} of {pod.name}", may_be_killed=False)
@@ -152,10 +153,9 @@ class Guests(ContainerRunner):
                 self._shot.add(process)
                 process.kill()
 
-    async def leave_behind(self, key: Key, *, deaf: bool = False) -> None:
+    async def leave_behind(self, key: Key) -> None:
         """Beside a container that runs: a process of the host that has its memory open, and watches it."""
-        deeds = "deaf tell wait watch" if deaf else "tell wait watch"
-        guest = await self._guest("leftover", key[0], deeds, self._on[key][:1], may_be_killed=True)
+        guest = await self._guest("leftover", key[0], "tell wait watch", self._on[key][:1], may_be_killed=True)
         if guest is not None and self.lives(*key):
             await self._go(guest)
 
@@ -170,14 +170,14 @@ class Guests(ContainerRunner):
             yield came
 
     @asynccontextmanager
-    async def foreigner(self, uid: str, uuid: str) -> AsyncIterator[Guest | None]:
-        """A process of the host has a GPU open; it writes there as soon as ``welcome`` says so."""
-        guest = await self._guest("foreigner", uid, "tell wait write watch", (uuid,), may_be_killed=True)
+    async def host_process(self, uid: str, uuid: str) -> AsyncIterator[Guest | None]:
+        """A process of the host has a GPU open; ``write`` lets it write there."""
+        guest = await self._guest("process of the host", uid, "tell wait write watch", (uuid,), may_be_killed=True)
         async with self._staying(guest):
             yield guest
 
-    async def welcome(self, guest: Guest, uid: str, uuid: str) -> None:
-        """It writes from now on, and is nobody's leftover: it was there when the GPU was nobody's."""
+    async def write(self, guest: Guest, uid: str, uuid: str) -> None:
+        """A process of the host writes from now on. No pod left it behind, so the service must not end it."""
         guest.may_be_killed = False
         self._last[uuid] = uid
         await self._go(guest)
@@ -194,8 +194,17 @@ class Guests(ContainerRunner):
     def _memories(self, uuids: Collection[str]) -> list[Path]:
         return [layout.find(self._simulated, uuid).memory for uuid in uuids]
 
+    def _look_at_chips(self, pod: Pod, process: Process, uuids: Collection[str]) -> None:
+        """The on-chip memory holds nothing of another pod; from now on it holds the fingerprint of this one."""
+        for uuid in uuids:
+            chip = layout.find(self._simulated, uuid).chip
+            if left := chip.read_bytes().replace(block(pod.uid), b"").strip(b"\0"):
+                words = f"RESIDUE: pod {pod.uid} (pid {process.pid}): {chip} holds {left[:BLOCK]!r}\n"
+                (self.words.directory / f"RESIDUE-{pod.uid}-chip-{process.pid}").write_text(words)
+            with chip.open("r+b") as file:
+                file.write(block(pod.uid))
+
     def _count(self, pod: Pod, container: Container, uuids: Collection[str]) -> None:
-        self.begun[container.kind] += 1
         self.seen.starts[container.kind.value] += 1
         if uuids:
             self.seen.tenants.add(pod.uid)

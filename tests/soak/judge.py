@@ -1,6 +1,6 @@
-"""What must not be, by what tenants, attackers and the kubelet have seen; the product is asked nothing here.
+"""What must not be, by what tenants, attackers and the kubelet have seen, and by the rows of the ledger.
 
-Each of EXCEPTIONS is a case that docs/threat-model.md names as not closed.
+The judge does not ask the service. Each exception below is a case that docs/threat-model.md names as not closed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Judge:
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     put_back: bool = False  # the ledger became an older copy: it does not know who has a GPU
+    misled: bool = (
+        False  # checkpoint or ledger became an older one, or the kubelet has dropped a pod, since the last calm
+    )
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
     late: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -51,6 +54,10 @@ class Judge:
                 self.findings.append(f"fault of a tenant or attacker: {what}")
             else:
                 self._judge(what, said[1], said[2])
+        while self.runtime.objections:
+            pod, gate, objection = self.runtime.objections.pop()
+            if not self.misled:
+                self.take(f"{pod.name} starts, but {objection}", None if self.asked(pod.uid, gate) else UNASKED)
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))

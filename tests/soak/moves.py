@@ -8,9 +8,9 @@ import random
 import resource
 import shutil
 import signal
+import uuid as uuids
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -20,16 +20,17 @@ from demo.programs import ServiceProgram
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
 from plugin.kubelet_api import deviceplugin_pb2 as wire
+from scrubber.core import views
 from scrubber.devices.simulated import drills
 from scrubber.ground.errors import NotReady, Refused, Unreachable
+from scrubber.ledger import database
 from scrubber.node import checkpoint
 from tests.flows.node import Node
-from tests.patience import WITHIN
 from tests.soak.aftermath import answer
-from tests.soak.hostile import FOREIGN, LEFTOVER, VISITOR, Hostile, uptime
+from tests.soak.hostile import FOREIGN, LEFTOVER, VISITOR, uptime
 from tests.soak.judge import SLOW, Judge
-from tests.soak.pods import Pods, gpus_of
-from tests.soak.weather import damage
+from tests.soak.pods import Pods
+from tests.soak.tenancy import Tenancies
 
 ACTING = ("holds", "moves", "forks", "maps", "sends")
 HOLDING = (*ACTING, "registers", "stops")
@@ -37,12 +38,15 @@ DEEDS = ("reads", "writes", "silent")
 PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
+NOTICED_WITHIN = 5.0  # seconds
+HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
     "pod": 80,
     "leftover": 20,
     "foreign": 8,
     "visits": 4,
+    "host_process": 8,
     "importer": 3,
     "doubled": 8,
     "stale": 3,
@@ -63,83 +67,15 @@ FAULTS = {
 }
 
 
-class Visiting(Pods):
-    """The pods of a history; each comes by a move."""
-
-    runs_within = 150.0
-    patience = 6.0  # a pod that does not run for so long is deleted
-
-    def __init__(self, node: Node, runtime: Hostile, seed: str) -> None:
-        super().__init__(node, runtime, seed)
-        self.calm = False
-        self._guests = runtime
-
-    async def come(self, dice: random.Random) -> Pod | None:
-        """From its admission to its end; None if there is no room for it."""
-        pod = self._next(dice, len(self._guests.names))
-        self._guests.names[pod.uid] = pod.name
-        bound = not self.calm and dice.random() < 0.15
-        if not bound and not await self.placed(pod):
-            return None
-        if not self.calm and dice.random() < 0.1:
-            self._guests.tenants.emptied.add(pod.uid)
-        await self._live(pod, dice)
-        return pod
-
-    async def placed(self, pod: Pod) -> bool:
-        """Whether there is room for it, now or soon; as a scheduler counts, it is there from now on."""
-        try:
-            await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN if self.calm else PATIENCE)
-        except TimeoutError:
-            if self.calm:
-                raise
-            return False
-        self._placed[pod.uid] = gpus_of(pod)
-        return True
-
-    async def through(self, pod: Pod, dice: random.Random) -> None:
-        """One that was admitted runs, works and ends."""
-        if pod.phase is not Phase.FAILED and await self._up(pod, dice):
-            await self._work(pod, dice)
-
-    async def forget(self, *pods: Pod) -> None:
-        """They are deleted, whatever became of them."""
-        for pod in pods:
-            self._placed.pop(pod.uid, None)
-            if pod.uid in self._kubelet.pods:
-                await self._insist(partial(self._kubelet.delete, pod))
-
-    def _free(self) -> int:
-        return self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
-
-    async def _work(self, pod: Pod, dice: random.Random) -> None:
-        for _ in range(dice.choice((0, 1, 1))):
-            await self._until_shaken(dice.uniform(0.02, 0.4))
-            await self._kubelet.exit_container(pod, "main")
-            if not await self._up(pod, dice):
-                return
-        await self._until_shaken(dice.uniform(0.02, dice.choice((0.3, 0.6, 2.0))))
-        if dice.random() < 0.3 and self._guests.lives(pod.uid, "main"):
-            self._guests.shoot(pod.uid, "main")
-            await self._kubelet.exit_container(pod, "main")
-
-    async def _end(self, pod: Pod, dice: random.Random) -> None:
-        if not self.calm or pod.phase is Phase.FAILED:
-            await super()._end(pod, dice)
-            return
-        if dice.random() < 0.5:
-            await self._kubelet.finish(pod)
-        await self._kubelet.delete(pod)
-
-
 class Moves:
     """All moves of one history."""
 
-    def __init__(self, node: Node, pods: Visiting, judge: Judge, copy: Path, *, survives: bool) -> None:
+    def __init__(self, node: Node, pods: Pods, judge: Judge, copy: Path, *, survives: bool) -> None:
         """``copy``: a directory for copies. ``survives``: whether proofs outlive a restart of the service."""
         self.written: set[str] = set()  # GPUs that an attacker may have written to while they were scrubbed
         self._node, self._pods, self._judge, self._copy, self._survives = node, pods, judge, copy, survives
         self._stage, self._kubelet, self._runtime = node.stage, node.kubelet, judge.runtime
+        self._taken: set[str] = set()  # GPUs that a process of the host has open
         self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
 
     async def make(self, name: str, dice: random.Random) -> str:
@@ -195,8 +131,7 @@ class Moves:
         self, kind: str, manner: str, deed: str, seconds: float, dice: random.Random, stay: float = 0.0
     ) -> str:
         """On a GPU that no pod uses."""
-        used = {gpu for key in self._runtime.running() for gpu in self._runtime.gpus(*key)}
-        free = [gpu for gpu in self._stage.uuids if gpu not in used]
+        free = self._free()
         if not free:
             return "no GPU is free"
         gpu = dice.choice(free)
@@ -208,6 +143,60 @@ class Moves:
         await asyncio.sleep(seconds)
         await attacker.end()
         return f"{manner}, {deed}, on {gpu} for {seconds:.1f} s"
+
+    def _free(self) -> list[str]:
+        """GPUs that no pod and no process of the host uses."""
+        used = {gpu for key in self._runtime.running() for gpu in self._runtime.gpus(*key)}
+        return [gpu for gpu in self._stage.uuids if gpu not in used | self._taken]
+
+    async def _host_process(self, dice: random.Random) -> str:
+        """A process of the host opens a clean GPU. Once the service has noticed, neither it nor its bytes may go."""
+        attacked = {it.gpu for it in self._runtime.attackers if it.lives()}
+        free, uid = [it for it in self._free() if it not in attacked], str(uuids.UUID(int=dice.getrandbits(128)))
+        seconds = dice.uniform(0.2, 3.0)
+        if not free:
+            return "no GPU is free"
+        gpu = dice.choice(free)
+        self._taken.add(gpu)
+        try:
+            before = await self._rows_if_clean(gpu)
+            if before is None:
+                return f"{gpu} is not clean"
+            async with self._runtime.host_process(uid, gpu) as guest:
+                if guest is None or not await self._noticed(gpu, before):
+                    return "it was not noticed, or a pod came"
+                self._runtime.entered[uid] = uptime()
+                await self._runtime.write(guest, uid, gpu)
+                await asyncio.sleep(seconds)
+        except Unreachable:
+            return "the service is away"
+        finally:
+            self._taken.remove(gpu)
+        return f"on {gpu} for {seconds:.1f} s"
+
+    async def _rows_if_clean(self, gpu: str) -> int | None:
+        """The number of rows in the ledger while the GPU is clean."""
+        async with self._stage.admin() as admin:
+            status = await admin.status([gpu])
+        return status.service.ledger_rows if status.devices[0].state == "clean" else None
+
+    async def _noticed(self, gpu: str, before: int) -> bool:
+        """Whether the GPU is dirty without a scrub, and had no owner since it was clean.
+
+        If it had one, the process counts as a leftover, and the service ends it.
+        """
+        device = await self._stage.settled(self._stage.uuids.index(gpu), _left_alone, NOTICED_WITHIN)
+        with closing(database.connect(self._stage.ledger, "mode=ro")) as connection:
+            since = {row.kind for row in database.rows(connection, before + 1) if row.device == gpu}
+        return _left_alone(device) and not {"granted", "in_use"} & since and not self._is_held(gpu)
+
+    def _is_held(self, gpu: str) -> bool:
+        """Whether a pod has the GPU, as far as the kubelet remembers; a dead kubelet remembers nothing."""
+        try:
+            held = [self._kubelet.held(pod) for pod in self._kubelet.pods.values()]
+        except NotRunning:
+            return True
+        return any(gpu in ids for of in held for resources in of.values() for ids in resources.values())
 
     async def _importer(self, dice: random.Random) -> str:
         """A process of another pod has the memory of a pod open, as after cudaIpcOpenMemHandle."""
@@ -222,6 +211,7 @@ class Moves:
 
     async def _doubled(self, dice: random.Random) -> str:
         """The kubelet drops a pod while its start is on its way, and admits another one."""
+        self._judge.misled = True
         first, second = (Pod.of(f"{which}-{len(self._runtime.names)}", {RESOURCE: 1}) for which in ("dropped", "next"))
         late, soon = dice.choice(((0.2, 1.0), (0.2, 1.0), (1.5, 0.1)))  # which start comes first
         pauses = [dice.uniform(0, most) for most in (0.5, late, 0.05, 0.5, soon)]
@@ -263,30 +253,35 @@ class Moves:
         return f"the late start came, for {pauses[2]:.2f} s"
 
     async def _kubelet_restart(self, dice: random.Random) -> str:
-        old, deaf, pause, waits = dice.random() < 0.25, dice.random() < 0.5, dice.uniform(0, 0.4), dice.uniform(0, 0.5)
+        old, lost, late = dice.random() < 0.25, dice.random() < 0.15, dice.random() < 0.5
+        pause, waits = dice.uniform(0, 0.4), dice.uniform(0, 0.5)
         async with AsyncExitStack() as over, self._busy["kubelet"]:
-            if deaf:  # the plugin registers late: meanwhile containers start without a question
+            await self._moment(dice)
+            if late:  # the plugin registers late: meanwhile containers start without a question
                 await over.enter_async_context(self._busy["plugin"])
                 await over.enter_async_context(self._stopped(self._stage.plugin))
             self._pods.kubelet_runs.clear()
             await self._kubelet.kill()
             if old:
-                self._put_back(checkpoint.NAME, self._stage.kubelet_dir)
+                self._put_back_checkpoint()
+            elif lost:
+                self._damage(dice)
             await asyncio.sleep(pause)
             await self._kubelet.start()
             with suppress(TimeoutError):  # after that its pods are admitted again, whether the plugin is back or not
                 await self._kubelet.registered(RESOURCE, waits)
             self._pods.kubelet_runs.set()
             self._pods.shake()
-            await asyncio.sleep(pause * deaf)
-        return f"{'with an old checkpoint, ' * old}{'without the plugin' * deaf}"
+            await asyncio.sleep(pause * late)
+        checkpoint_is = "an old checkpoint" if old else "a damaged checkpoint" if lost else "its checkpoint"
+        return f"with {checkpoint_is}{', without the plugin' * late}"
 
     async def _stale(self, dice: random.Random) -> str:
         """The file is an older one until the kubelet writes it again. Its time is that of the older one, too."""
         if dice.random() < 0.3:
-            damage(self._node, dice)
+            self._damage(dice)
             return "damaged"
-        self._put_back(checkpoint.NAME, self._stage.kubelet_dir)
+        self._put_back_checkpoint()
         return "an older checkpoint"
 
     async def _keep(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
@@ -299,10 +294,21 @@ class Moves:
                 shutil.copy2(self._stage.kubelet_dir / checkpoint.NAME, self._copy)
         return "copies of state directory and checkpoint"
 
-    def _put_back(self, name: str, directory: Path) -> None:
+    def _put_back_checkpoint(self) -> None:
+        name, directory = checkpoint.NAME, self._stage.kubelet_dir
+        self._judge.misled = True
         if (self._copy / name).exists():
             shutil.copy2(self._copy / name, directory / f".{name}")
             (directory / f".{name}").replace(directory / name)
+
+    def _damage(self, dice: random.Random) -> None:
+        """The kubelet's checkpoint is lost, or cut off."""
+        file = self._stage.kubelet_dir / checkpoint.NAME
+        self._judge.misled = True
+        if dice.random() < 0.5:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text("{")
 
     async def _rollback(self, dice: random.Random) -> str:
         """The state directory becomes an older copy while the service is down."""
@@ -312,7 +318,8 @@ class Moves:
             for file in state.iterdir():
                 file.unlink()
             shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
-            self._judge.put_back = True
+            self._judge.put_back = self._judge.misled = True
+            self._runtime.tenancies = Tenancies()
         return "done"
 
     async def _service_end(self, dice: random.Random) -> str:
@@ -323,9 +330,21 @@ class Moves:
 
     async def _end_program(self, name: str, dice: random.Random) -> str:
         number = dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        await self._moment(dice)
         async with self._down(name, number):
             await asyncio.sleep(dice.uniform(0, 0.8))
         return number.name
+
+    async def _moment(self, dice: random.Random) -> None:
+        """Wait for the middle of a call of the kubelet, or for nothing."""
+        method, pause = dice.choice((*HOOKS, "")), dice.choice((0, 0, 0.001, 0.005))
+        if method:
+            with suppress(TimeoutError):
+                await self._kubelet.until(
+                    lambda: any(it.method == method and not it.outcome for it in self._kubelet.calls[-20:]), 1.0
+                )
+                await asyncio.sleep(pause)
+                self._pods.tally.came[f"killed during {method}"] += 1
 
     @asynccontextmanager
     async def _down(self, name: str, number: signal.Signals) -> AsyncIterator[None]:
@@ -404,6 +423,7 @@ class Moves:
 
     async def _list(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
         """PodResources: the kubelet forgets an Allocate that is under way."""
+        self._judge.misled = True
         with suppress(NotRunning):
             self._kubelet.list_pod_resources()
         return "done"
@@ -417,3 +437,7 @@ class Moves:
 
     def _program(self, name: str) -> ServiceProgram:
         return self._stage.service if name == "service" else self._stage.plugin
+
+
+def _left_alone(device: views.DeviceStatus) -> bool:
+    return device.state == "dirty" and device.job is None

@@ -1,9 +1,8 @@
-"""Pods that come, live and go by their own dice while the programs under them are killed."""
+"""The pods of a history: each is started by a move, lives and ends by its own dice, and tells why it was refused."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import re
 import time
@@ -11,162 +10,179 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from demo.handout import RESOURCE
 from demo.standins.kubelet import NotRunning, PodEnded
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from tests.flows.node import Node
-from tests.soak.dice import dice as dice_of
+from tests.patience import WITHIN
+from tests.soak.hostile import Hostile
 from tests.soak.waiting import within
 
 R = TypeVar("R")
 
 KINDS = ((ContainerKind.INIT,), (ContainerKind.SIDECAR, ContainerKind.APP))
-
-
-class Careless(Protocol):
-    """A runtime that can be told to leave something behind."""
-
-    careless: set[tuple[str, str]]  # pod UID, container
+SHAPES = ("plain", "plain", "init", "sidecar", "pair", "only init")
+RUNS_WITHIN = 150.0  # seconds for an admitted pod
+GIVES_UP_AFTER = 6.0  # seconds: a pod that does not run for so long is deleted
+WAITS_FOR_ROOM = 2.0  # seconds
+# How likely it is in trouble that a pod is bound to the node without room, hides the environment of its processes, or
+# never starts; and that a container of a pod is killed, or leaves a process behind.
+BOUND, EMPTIED, NEVER_STARTS, KILLED, CARELESS = 0.15, 0.1, 0.08, 0.3, 0.25
 
 
 @dataclass
 class Tally:
-    """What came of them."""
+    """What the pods did, and what was done to them."""
 
-    pods: int = 0
+    came: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    waited: Counter[str] = field(default_factory=Counter)
-    ended: Counter[str] = field(default_factory=Counter)
-    crashes: int = 0
-    gave_up: int = 0
-    zombies: int = 0
     faults: list[str] = field(default_factory=list)
 
     def refuse(self, pod: Pod) -> None:
-        """It failed, and must say why."""
+        """Count a failed pod; its message must give a reason."""
         why = re.search(r"Allocate failed due to (.+), which is unexpected", pod.message)
         if pod.phase is not Phase.FAILED or why is None:
             self.faults.append(f"{pod.name} was refused without a reason: {pod.status}")
         else:
-            self.refused[_plain(why[1])] += 1
+            self.refused[_without_names(why[1])] += 1
 
     def wait(self, pod: Pod) -> None:
-        """Its containers wait, and must say what for."""
+        """Look at a pod that waits: its containers must give a reason."""
         for name, status in pod.statuses.items():
             if status.state is ContainerState.WAITING and status.reason and not status.message:
                 self.faults.append(f"{name} of {pod.name} waits without a reason: {status}")
-            elif status.message:
-                self.waited[_plain(status.message)] += 1
 
 
 class Pods:
-    """All of them. ``over`` ends the coming, not the going."""
+    """All pods of one history."""
 
-    at_once = 5  # pods, on three GPUs: some must wait
-    runs_within = 40.0  # seconds for an admitted pod, with a kill about every second
-    patience = math.inf  # seconds after which a pod that does not run is deleted
-
-    def __init__(self, node: Node, runtime: Careless, seed: str) -> None:
-        self.counters = Tally()
-        self.over = False
+    def __init__(self, node: Node, runtime: Hostile) -> None:
+        self.calm = False  # no faults, and pods come and go in ordinary ways
+        self.tally = Tally()
         self.kubelet_runs = asyncio.Event()
         self.kubelet_runs.set()
         self._shaken = asyncio.Event()
-        self._kubelet = node.kubelet
-        self._runtime = runtime
-        self._seed = seed
-        self._placed: dict[str, int] = {}  # UID to GPUs, as a scheduler counts
+        self._node, self._kubelet, self._runtime = node, node.kubelet, runtime
+        self._placed: dict[str, int] = {}  # pod UID to GPUs, as a scheduler counts
 
-    async def keep_coming(self) -> None:
-        """Until it is over; returns when the last one has gone."""
-        dice = dice_of(self._seed, "coming")
-        async with asyncio.TaskGroup() as lives:
-            while not self.over:
-                pod = self._next(dice, self.counters.pods)
-                if not await self._fits(pod, dice):
-                    continue
-                self.counters.pods += 1
-                self._placed[pod.uid] = gpus_of(pod)
-                lives.create_task(self._live(pod, dice_of(self._seed, pod.name)))
-                await asyncio.sleep(dice.uniform(0, 0.05))
+    async def come(self, dice: random.Random) -> Pod | None:
+        """Play a pod from its admission to its end; None if there is no room for it."""
+        pod = self._next(dice, len(self._runtime.names))
+        self._runtime.names[pod.uid] = pod.name
+        bound = not self.calm and dice.random() < BOUND
+        if not bound and not await self.placed(pod):
+            return None
+        if not self.calm and dice.random() < EMPTIED:
+            self._runtime.tenants.emptied.add(pod.uid)
+        try:
+            await self._live(pod, dice)
+        finally:
+            self._placed.pop(pod.uid, None)
+        return pod
+
+    async def placed(self, pod: Pod) -> bool:
+        """Whether there is room for the pod, now or soon. It is counted as placed from then on."""
+        try:
+            await self._kubelet.until(lambda: self._free() >= gpus_of(pod), WITHIN if self.calm else WAITS_FOR_ROOM)
+        except TimeoutError:
+            if self.calm:
+                raise
+            return False
+        self._placed[pod.uid] = gpus_of(pod)
+        return True
+
+    async def through(self, pod: Pod, dice: random.Random) -> None:
+        """Play an admitted pod until its end."""
+        if pod.phase is not Phase.FAILED and await self._up(pod, dice):
+            await self._work(pod, dice)
+
+    async def forget(self, *pods: Pod) -> None:
+        """Delete these pods, whatever became of them."""
+        for pod in pods:
+            self._placed.pop(pod.uid, None)
+            if pod.uid in self._kubelet.pods:
+                await self._insist(partial(self._kubelet.delete, pod))
 
     def shake(self) -> None:
-        """Whoever was to crash or to end some time does it now."""
+        """End all pauses: each container that is to crash or to end does it now."""
         shaken, self._shaken = self._shaken, asyncio.Event()
         shaken.set()
 
     def _next(self, dice: random.Random, number: int) -> Pod:
-        """One or two GPUs; some with an init container that uses the same, some with a sidecar that has its own."""
-        gpus = {RESOURCE: dice.choice((1, 1, 1, 2))}
-        main, shape = Container("main", gpus), dice.random()
-        if shape < 0.2:
-            return Pod(f"pod-{number}", (Container("init", gpus, ContainerKind.INIT), main))
-        if shape < 0.35:
-            side = Container("side", {RESOURCE: 1}, ContainerKind.SIDECAR)
-            return Pod(f"pod-{number}", (side, Container("main", {RESOURCE: 1})))
-        return Pod(f"pod-{number}", (main,))
+        """A pod of one to three GPUs, in one of the shapes that a device plugin can tell apart."""
+        name, shape = f"pod-{number}", dice.choice(SHAPES)
+        gpus, one = {RESOURCE: min(dice.choice((1, 1, 1, 2, 2, 3)), self._node.stage.gpus)}, {RESOURCE: 1}
+        self.tally.came[f"pods, {shape}"] += 1
+        match shape:
+            case "init":
+                return Pod(name, (Container("init", gpus, ContainerKind.INIT), Container("main", gpus)))
+            case "sidecar":
+                return Pod(name, (Container("side", one, ContainerKind.SIDECAR), Container("main", one)))
+            case "pair":
+                return Pod(
+                    name, (Container("init", one, ContainerKind.INIT), Container("main", one), Container("other", one))
+                )
+            case "only init":
+                return Pod(name, (Container("init", one, ContainerKind.INIT), Container("main")))
+        return Pod(name, (Container("main", gpus),))
 
-    async def _fits(self, pod: Pod, dice: random.Random) -> bool:
-        """As a scheduler would place it; one in ten is bound to the node whatever it offers."""
-        bound = dice.random() < 0.1
-
-        def room() -> bool:
-            free = self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
-            return len(self._placed) < self.at_once and (bound or free >= gpus_of(pod))
-
-        while not self.over and not room():
-            with suppress(TimeoutError):
-                await self._kubelet.until(lambda: room() or self.over, 0.1)
-        return not self.over
+    def _free(self) -> int:
+        return self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
 
     async def _live(self, pod: Pod, dice: random.Random) -> None:
-        try:
-            status = await self._insist(lambda: self._admit(pod))
-            if status is not Phase.FAILED and await self._up(pod, dice):
-                await self._work(pod, dice)
-            await self._end(pod, dice)
-        finally:
-            self._placed.pop(pod.uid, None)
+        status = await self._insist(lambda: self._admit(pod))
+        if not self.calm and dice.random() < NEVER_STARTS:
+            self.tally.came["never started"] += status is Phase.PENDING
+            await self._until_shaken(dice.uniform(0, 0.6))
+            await self._insist(lambda: self._kubelet.delete(pod))
+            return
+        if status is not Phase.FAILED and await self._up(pod, dice):
+            await self._work(pod, dice)
+        await self._end(pod, dice)
 
     async def _admit(self, pod: Pod) -> Phase:
-        """Not again when a new kubelet has refused it already."""
+        """Admit a pod, unless a new kubelet has refused it already."""
         if pod.phase is not Phase.FAILED:
             await self._kubelet.admit(pod)
         return pod.phase
 
     async def _up(self, pod: Pod, dice: random.Random) -> bool:
-        """Whether it runs in the end; not when a new kubelet does not admit it again."""
-        gives_up = time.monotonic() + self.patience
-        async with within(self.runs_within, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
+        """Whether the pod runs in the end; not when a new kubelet does not admit it again."""
+        gives_up = time.monotonic() + GIVES_UP_AFTER
+        async with within(RUNS_WITHIN, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
             while time.monotonic() < gives_up:
                 for container in pod.of_kind(ContainerKind.INIT):
-                    if (
-                        pod.statuses[container.name].state is ContainerState.RUNNING
-                    ):  # the kubelet died in the middle of it
+                    if pod.statuses[container.name].state is ContainerState.RUNNING:  # the kubelet died meanwhile
                         await self._kubelet.exit_container(pod, container.name)
                 try:
                     if await self._insist(lambda: self._kubelet.sync(pod)):
                         return True
                 except PodEnded:
                     return False
-                self.counters.wait(pod)
+                self.tally.wait(pod)
                 await asyncio.sleep(dice.uniform(0.05, 0.2))
-        self.counters.gave_up += 1
+        self.tally.came["given up"] += 1
         return False
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
-        """Its containers crash a few times, and some leave a process behind."""
-        for _ in range(dice.choice((0, 0, 1, 2, 3))):
-            await self._until_shaken(dice.uniform(0.02, dice.choice((0.4, 0.4, 2.0))))
+        """Containers of the pod crash or are killed, and some leave a process behind."""
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 3))):
+            await self._until_shaken(dice.uniform(0.02, 0.4))
             name = dice.choice([it.name for it in pod.of_kind(ContainerKind.SIDECAR, ContainerKind.APP)])
-            self._maybe_careless(pod, name, dice)
-            self.counters.crashes += 1
+            if not self.calm:
+                self._maybe_careless(pod, name, dice)
+            if dice.random() < KILLED and self._runtime.lives(pod.uid, name):
+                self._runtime.shoot(pod.uid, name)
+                self.tally.came["killed containers"] += 1
+                await asyncio.sleep(dice.choice((0, 0, 0.05)))  # before the kubelet hears of it
+            self.tally.came["crashes"] += 1
             await self._kubelet.exit_container(pod, name)
             if not await self._up(pod, dice):
                 return
-        await self._until_shaken(dice.uniform(0.02, dice.choice((0.4, 0.4, 2.0))))
+        await self._until_shaken(dice.uniform(0.02, dice.choice((0.3, 0.6, 2.0))))
 
     async def _until_shaken(self, most: float) -> None:
         with suppress(TimeoutError):
@@ -174,12 +190,13 @@ class Pods:
 
     async def _end(self, pod: Pod, dice: random.Random) -> None:
         if pod.phase is Phase.FAILED:
-            self.counters.refuse(pod)
+            self.tally.refuse(pod)
             await self._insist(lambda: self._kubelet.delete(pod))
             return
-        self._maybe_careless(pod, dice.choice(pod.containers).name, dice)
-        end = dice.choice(("finished", "deleted", "force-deleted"))
-        self.counters.ended[end] += 1
+        if not self.calm:
+            self._maybe_careless(pod, dice.choice(pod.containers).name, dice)
+        end = dice.choice(("finished", "deleted") if self.calm else ("finished", "deleted", "force-deleted"))
+        self.tally.came[f"ends: {end}"] += 1
         if end == "finished":
             await self._kubelet.finish(pod)
         if end == "force-deleted":
@@ -191,12 +208,12 @@ class Pods:
             await self._insist(lambda: self._kubelet.delete(pod))
 
     def _maybe_careless(self, pod: Pod, name: str, dice: random.Random) -> None:
-        if dice.random() < 0.25:
-            self.counters.zombies += 1
+        if dice.random() < CARELESS:
+            self.tally.came["left a process behind"] += 1
             self._runtime.careless.add((pod.uid, name))
 
     async def _insist(self, deed: Callable[[], Awaitable[R]]) -> R:
-        """Again with the next kubelet when one dies in the middle of it."""
+        """Do it again with the next kubelet when one dies in the middle of it."""
         while True:
             await self.kubelet_runs.wait()
             with suppress(NotRunning):
@@ -210,6 +227,6 @@ def gpus_of(pod: Pod) -> int:
     return max(*inits, 0, sum(later))
 
 
-def _plain(words: str) -> str:
+def _without_names(words: str) -> str:
     """Without names and numbers, for counting."""
     return re.sub(r"GPU-[0-9a-f-]+|[0-9a-f]{8}-[0-9a-f-]{27}|/\S+|\d+", "#", words)

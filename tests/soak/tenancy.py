@@ -1,4 +1,4 @@
-"""Whose tenancy a device is in, folded from the ledger's rows by other rules than the service's own."""
+"""Who may use a device, read from the rows of the ledger by other rules than the service's own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class Tenancy:
     proven: bool = False
     granted: bool = False
     owner: str | None = None
+    changed_hands: bool = False  # from one owner to another, without a scrub
     last: str = "nothing"
-    wrong: list[str] = field(default_factory=list)  # what no history may say
+    wrong: list[str] = field(default_factory=list)  # what no row of a ledger may say
 
     def take(self, kind: str, event: ev.Event) -> None:
         """One more row."""
         match event:
             case ev.ScrubPassed():
-                self.proven, self.granted, self.owner = True, False, None
+                self.proven, self.granted, self.owner, self.changed_hands = True, False, None, False
             case ev.Granted():
                 if not self.proven or self.owner is not None:
                     self.wrong.append(f"it was granted after {self.last}")
@@ -32,8 +33,7 @@ class Tenancy:
             case ev.GrantedUnproven():
                 self.wrong.append("it was granted unproven")
             case ev.PutInUse(owner):
-                if self.owner not in (None, owner.container):
-                    self.wrong.append(f"it went from {self.owner} to {owner.container} without a scrub")
+                self.changed_hands = self.changed_hands or self.owner not in (None, owner.container)
                 self.owner = owner.container
             case (
                 ev.Discovered()
@@ -49,23 +49,34 @@ class Tenancy:
                 return
         self.last = kind
 
+    def objections(self, device: str, pod: str) -> list[str]:
+        """Why this pod may not start on the device."""
+        found = []
+        if not (self.proven and self.granted):
+            found.append(f"the last proof of {device} does not stand: the ledger ends with {self.last}")
+        if self.owner != pod or self.changed_hands:
+            found.append(f"by the ledger {device} belongs to {self.owner}, the last row is {self.last}")
+        return found
+
 
 class Tenancies:
-    """Reads what is new, whether the service runs or not."""
+    """Reads the new rows of a ledger, whether the service runs or not."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._of: dict[str, Tenancy] = {}
 
     def objections(self, ledger: Path, device: str, pod: str) -> list[str]:
-        """Why this pod may not be on this device, by the ledger."""
+        """Why this pod may not start on this device, by the ledger."""
         self._read(ledger)
-        tenancy = self._of.setdefault(device, Tenancy())
-        found, tenancy.wrong = tenancy.wrong, []
-        if not (tenancy.proven and tenancy.granted):
-            found.append(f"its last proof does not stand: the ledger ends with {tenancy.last}")
-        if tenancy.owner != pod:
-            found.append(f"by the ledger it is {tenancy.owner}'s, the last row is {tenancy.last}")
+        return self._of.setdefault(device, Tenancy()).objections(device, pod)
+
+    def wrong(self, ledger: Path) -> list[str]:
+        """What no ledger may say of any device, and this one says since the last call."""
+        self._read(ledger)
+        found = [f"{device}: {it}" for device, tenancy in self._of.items() for it in tenancy.wrong]
+        for tenancy in self._of.values():
+            tenancy.wrong.clear()
         return found
 
     def _read(self, ledger: Path) -> None:

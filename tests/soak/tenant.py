@@ -7,7 +7,6 @@
 * ``check``: all of the memory is its own; anything else is told as WIPED.
 * ``tell``: a line on stdout: it is there. ``wait``: for a line on stdin.
 * ``watch``: check again and again until stdin ends, and once more then.
-* ``deaf``: it does not listen to SIGTERM.
 
 The fingerprint is the pod's, so containers of one pod are no strangers to each other. What it tells is a file in the
 directory, there from one moment to the next. It imports almost nothing: many are started in a second.
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
@@ -77,10 +75,6 @@ class Tenant:
         while not poll.poll(EVERY * 1000):
             self.check()
         self.check()
-
-    def deaf(self) -> None:
-        """Only SIGKILL ends it."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _full(self, size: int) -> bytes:
         """A memory of this size; a process that was left behind can make one larger."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import os
+import time
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -13,26 +15,58 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Pod
 from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
+from scrubber.core import events as ev
+from scrubber.core.model import Owner
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
+from tests.core import lives
 from tests.patience import WITHIN
-from tests.soak.campaign import Figures, campaign
+from tests.soak.campaign import Figures, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import HOLDING
+from tests.soak.moves import ATTACKS, FAULTS, HOLDING
+from tests.soak.pods import SHAPES
+from tests.soak.tenancy import Tenancy
 
 pytestmark = pytest.mark.night
 
 ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
 SEEDS = (1, 2, 3, 4)  # about two minutes
+MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
+# A campaign that does nothing finds nothing. So many a minute at least: a third of what two busy cores do.
+AT_LEAST = {"starts": 40, "hand-overs from pod to pod": 20}
+EACH_AFTER = 10.0  # minutes after which each move and each attacker must have come
+DID = (
+    *("ends: finished", "ends: deleted", "ends: force-deleted", "never started"),
+    *("crashes", "killed containers", "left a process behind"),
+    *(f"killed during {hook}" for hook in ("Allocate", "PreStartContainer")),
+    *(f"pods, {shape}" for shape in SHAPES),
+)
 
 
-@pytest.mark.timeout(1800)
-def test_a_slice_of_the_campaign_finds_nothing():
-    figures = Figures()
-    campaign(SEEDS, figures)
+@pytest.mark.timeout(60 * MINUTES + 1800)
+def test_the_campaign_finds_nothing(soak, seed, capsys):
+    """The night plays four histories, ``make soak`` those of SOAK_MINUTES, from SOAK_SEED on."""
+    figures, began = Figures(), time.monotonic()
+    with capsys.disabled() if soak else nullcontext():  # for the person who waits
+        campaign(until(began + 60 * MINUTES, seed) if soak else SEEDS, figures)
     assert figures.findings == [], "\n".join(figures.findings)
-    assert figures.counts["histories"] == len(SEEDS)
+    minutes = (time.monotonic() - began) / 60
+    assert missing(figures, minutes) == []
+
+
+def missing(figures, minutes):
+    """What came too seldom."""
+    came = {**figures.counts, **figures.moves, **figures.attackers, **figures.pods}
+    wanted = {name: int(least * minutes) for name, least in AT_LEAST.items()}
+    if minutes >= EACH_AFTER:
+        wanted |= dict.fromkeys((*ATTACKS, *FAULTS, *HOLDING, "visits", "grows", *DID), 1)
+    seldom = {name: came.get(name, 0) for name, least in wanted.items() if came.get(name, 0) < least}
+    return [f"{name}: {count}, at least {wanted[name]}" for name, count in seldom.items()]
+
+
+def test_a_campaign_that_does_nothing_is_a_failure():
+    assert len(missing(Figures(), EACH_AFTER)) > len({*ATTACKS, *FAULTS})
 
 
 @pytest.fixture
@@ -79,6 +113,12 @@ def comes(runtime, judge, gpu):
     return come
 
 
+def clear(gpu, *, chip=True):
+    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    if chip:
+        gpu.chip.write_bytes(bytes(gpu.chip.stat().st_size))
+
+
 def findings(judge):
     judge.look()
     return [it.partition(":")[0] for it in judge.findings]
@@ -92,9 +132,53 @@ async def test_bytes_of_another_pod_are_a_leak(runtime, judge, comes):
     assert "<[first]>" in judge.findings[0]
 
 
+async def test_bytes_of_another_pod_on_the_chip_are_a_leak(runtime, judge, gpu, comes):
+    first = await comes("first")
+    await runtime.stop(first, first.containers[0])
+    clear(gpu, chip=False)
+    await comes("second")
+    assert findings(judge) == ["leak"]
+    assert "<[first]>" in judge.findings[0]
+
+
+PROVEN, GRANTED = lives.passed(lives.FIRST_LOOK), ev.Granted(lives.grant(lives.CLEAN))
+UNPROVEN = ev.GrantedUnproven(lives.grant(lives.UNKNOWN), "observe")
+
+
+def in_use(pod):
+    return ev.PutInUse(Owner(pod, lives.NOW))
+
+
+@pytest.mark.parametrize(
+    ("rows", "objections", "wrong"),
+    [
+        pytest.param([PROVEN, GRANTED, in_use("pod")], 0, 0, id="a proof, a grant and the pod"),
+        pytest.param([], 2, 0, id="no row"),
+        pytest.param([GRANTED, in_use("pod")], 1, 1, id="a grant without a proof"),
+        pytest.param([PROVEN, GRANTED, ev.Soiled(""), GRANTED, in_use("pod")], 1, 1, id="a proof that has ended"),
+        pytest.param([PROVEN, UNPROVEN, in_use("pod")], 1, 1, id="an unproven grant"),
+        pytest.param([PROVEN, GRANTED, in_use("other")], 1, 0, id="another pod"),
+        pytest.param([PROVEN, GRANTED, in_use("other"), in_use("pod")], 1, 0, id="no scrub after another pod"),
+    ],
+)
+def test_the_ledger_must_allow_a_start(rows, objections, wrong):
+    tenancy = Tenancy()
+    for row in rows:
+        tenancy.take("row", row)
+    assert (len(tenancy.objections("GPU", "pod")), len(tenancy.wrong)) == (objections, wrong)
+
+
+@pytest.mark.parametrize(("misled", "found"), [(False, ["first starts, but it is dirty"]), (True, [])])
+async def test_a_start_against_the_ledger_is_a_finding(runtime, judge, comes, misled, found):
+    """Unless the kubelet or the service was misled by an older file, or has dropped a pod."""
+    runtime.objections.append((await comes("first"), 0.0, "it is dirty"))
+    judge.misled = misled
+    assert findings(judge) == found
+
+
 async def test_memory_that_is_overwritten_in_use_is_a_wipe(runtime, judge, gpu, comes):
     pod = await comes("pod")
-    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    clear(gpu)
     await runtime.stop(pod, pod.containers[0])
     assert findings(judge) == ["wipe"]
 
@@ -104,7 +188,7 @@ async def test_a_wipe_is_excused_only_of_an_unasked_start_after_a_rollback(runti
     pod, judge.put_back = await comes("pod"), put_back
     if not asked:
         judge.kubelet.calls.clear()
-    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    clear(gpu)
     await runtime.stop(pod, pod.containers[0])
     assert findings(judge) == ([] if put_back and not asked else ["wipe"])
 
@@ -113,7 +197,7 @@ async def test_a_start_beside_the_leftover_of_another_pod_is_a_finding(runtime, 
     first = await comes("first")
     attacker = await runtime.attack(LEFTOVER, gpu.info().uuid, "registers", "silent", first.uid)
     await runtime.stop(first, first.containers[0])
-    gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+    clear(gpu)
     assert attacker.lives()
     await comes("second")
     assert findings(judge) == ["second starts beside registers, silent"]
@@ -160,7 +244,7 @@ async def test_bytes_of_a_pod_that_the_kubelet_dropped_are_a_leak(runtime, judge
     if third:
         between = await comes("third")
         await runtime.stop(between, between.containers[0])
-        gpu.memory.write_bytes(bytes(gpu.memory.stat().st_size))
+        clear(gpu)
     await comes("next")
     await runtime.late(dropped, [gpu.info().uuid], 0)
     assert (findings(judge), judge.excused[DROPPED]) == (([], 1) if third else (["leak"], 0))
