@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from scrubber.ground.advertised_device import AdvertisedDevice
+from scrubber.ground.device_messages import AdvertisedDevice
 
 
 class MigStrategy(Enum):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 
 class InFlight(Changed):

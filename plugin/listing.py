@@ -30,8 +30,8 @@ from plugin import devices
 from plugin.devices import Device, MigStrategy
 from scrubber.api import client
 from scrubber.ground import log
-from scrubber.ground.advertised_device import AdvertisedDevice
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
+from scrubber.ground.device_messages import AdvertisedDevice
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
 
 logger = log.get("listing")

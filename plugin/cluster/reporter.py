@@ -21,7 +21,7 @@ from plugin.cluster.outbox import Outbox, PendingEvent
 from plugin.cluster.retry_loop import NEVER, Action, Pace, RetryLoop
 from plugin.devices import Device
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 logger = log.get("cluster")
 

@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from plugin.cluster.base import Failure, FailureKind
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 logger = log.get("cluster")
 

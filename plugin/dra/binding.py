@@ -16,7 +16,7 @@ from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
 from plugin.dra import claims
 from plugin.listing import Listing
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 logger = log.get("binding")
 

@@ -17,8 +17,8 @@ from plugin.dra.slices import device_name
 from plugin.listing import Listing
 from scrubber.api import client
 from scrubber.ground import log
+from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
-from scrubber.ground.granted_device import GrantedDevice
 
 logger = log.get("claims")
 

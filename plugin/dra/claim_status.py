@@ -16,8 +16,8 @@ from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
 from plugin.dra import claims
 from plugin.dra.claims import AllocatedDevice
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
-from scrubber.ground.granted_device import GrantedDevice
+from scrubber.ground.aio import Changed
+from scrubber.ground.device_messages import GrantedDevice
 
 logger = log.get("claim status")
 

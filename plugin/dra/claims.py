@@ -8,7 +8,7 @@ from typing import Any
 
 from plugin.cluster import api_objects
 from plugin.devices import Device
-from scrubber.ground.granted_device import GrantedDevice
+from scrubber.ground.device_messages import GrantedDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from scrubber.ground import log, operation_id
+from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest
-from scrubber.ground.granted_device import GrantedDevice
 
 logger = log.get("dra")
 

@@ -17,7 +17,7 @@ from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.listing import Listing
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 logger = log.get("slice")
 

@@ -16,7 +16,7 @@ from plugin.kubelet_api.decoding import Decoding
 from plugin.registration import sockets
 from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground import aio
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import FatalError
 
 Add = Callable[[grpc.aio.Server], None]

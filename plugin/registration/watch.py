@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 
 from scrubber.ground import log
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 
 logger = log.get("registration")
 

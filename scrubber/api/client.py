@@ -19,9 +19,8 @@ from grpc_status import rpc_status
 from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.core import views
 from scrubber.ground import operation_id, unix_sockets
-from scrubber.ground.advertised_device import AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
-from scrubber.ground.granted_device import GrantedDevice
 
 R = TypeVar("R")
 

@@ -19,7 +19,7 @@ from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
 from scrubber.ground import private_files, request_limits, unix_sockets
-from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.store import Window

@@ -1,4 +1,4 @@
-"""Helpers for cancellation and signals in asyncio.
+"""Helpers for asyncio: cancellation, signals, waiting for a change, a lock that is shared or exclusive.
 
 Work that began under a lock must end under it: a task that is cancelled meanwhile waits for the end of that work.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -47,3 +47,71 @@ async def gather(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
 
 async def _ended(tasks: list[asyncio.Task[R]]) -> None:
     await asyncio.wait(tasks)
+
+
+class Changed:
+    """Wakes every waiting task after a change.
+
+    A notification carries no data: each waiting task checks its condition again, so no change can be missed.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Let every waiting task check its condition again."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return as soon as ``holds()`` is true."""
+        while not holds():  # no await between this check and the wait: no notification falls between
+            await self._event.wait()
+
+
+class RWLock:
+    """A lock with shared and exclusive use.
+
+    A task that waits for exclusive use comes before every later task. Only brief shared uses still pass it, and only
+    for a while: otherwise one long shared use would keep all brief ones waiting.
+    """
+
+    def __init__(self, patience: float) -> None:
+        """``patience``: for how many seconds brief shared uses pass a task that waits for exclusive use."""
+        self._patience = patience
+        self._users = 0
+        self._waiting: list[float] = []  # since when each exclusive use waits or lasts
+        self._exclusive = False
+        self._changed = Changed()
+
+    @asynccontextmanager
+    async def shared(self, *, brief: bool = False) -> AsyncIterator[None]:
+        """Shared use, as soon as no task has or waits for exclusive use."""
+        await self._changed.until(lambda: self._open(brief=brief))
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._changed.notify()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Exclusive use, as soon as the last other use has ended."""
+        since = asyncio.get_running_loop().time()
+        self._waiting.append(since)
+        mine = False
+        try:
+            await self._changed.until(lambda: not self._exclusive and self._users == 0)
+            self._exclusive = mine = True
+            yield
+        finally:
+            self._waiting.remove(since)
+            if mine:
+                self._exclusive = False
+            self._changed.notify()
+
+    def _open(self, *, brief: bool) -> bool:
+        if self._exclusive:
+            return False
+        return not self._waiting or (brief and asyncio.get_running_loop().time() - self._waiting[0] < self._patience)

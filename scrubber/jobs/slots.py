@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from scrubber.core.model import Job, Path, Record, Step
-from scrubber.ground.rwlock import RWLock
+from scrubber.ground.aio import RWLock
 from scrubber.observe.observer import Observer
 
 ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker

@@ -12,9 +12,8 @@ from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Grant, Moment, Record, State
 from scrubber.devices.base import DeviceError
-from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices, GrantedDevice, Proof
 from scrubber.ground.errors import InvalidRequest, Reason
-from scrubber.ground.granted_device import GrantedDevice, Proof
 from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, Window
 from scrubber.node.pods import Tenants

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from scrubber.api import convert, scrub_pb2
 from scrubber.core import measurements, views
-from scrubber.ground.advertised_device import AdvertisedDevice
-from scrubber.ground.granted_device import GrantedDevice, Proof
+from scrubber.ground.device_messages import AdvertisedDevice, GrantedDevice, Proof
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(-(2**31), 2**31 - 1)

@@ -1,10 +1,15 @@
-"""A step that was begun ends, whoever leaves meanwhile."""
+"""A step that has begun ends. Every waiting task sees a change. A lock is shared or exclusive."""
+
+from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from scrubber.ground import aio
+from scrubber.ground.aio import Changed, RWLock
+from tests.patience import WITHIN
 
 
 async def test_the_result_is_the_steps():
@@ -77,3 +82,138 @@ async def test_together_nothing_goes_on_after_the_first_error():
     with pytest.raises(ValueError, match="no"):
         await aio.gather([slow(), wrong()])
     assert ended == ["slow"]
+
+
+async def test_every_waiter_checks_after_each_notification():
+    changed = Changed()
+    ready: set[int] = set()
+    waiting = [asyncio.create_task(changed.until(partial(ready.issuperset, [n]))) for n in range(3)]
+    await asyncio.sleep(0)
+    for n in range(3):
+        ready.add(n)
+        changed.notify()
+        await asyncio.wait_for(waiting[n], WITHIN)
+        assert [task.done() for task in waiting] == [k <= n for k in range(3)]
+
+
+PATIENCE = 60.0
+
+
+class Stage:
+    """Who is in, in the order in which things happened."""
+
+    def __init__(self) -> None:
+        self.lock = RWLock(PATIENCE)
+        self.seen: list[str] = []
+        self.leave: dict[str, asyncio.Event] = {}
+
+    def enter(self, name: str, *, alone: bool = False, brief: bool = False) -> asyncio.Task[None]:
+        self.leave[name] = asyncio.Event()
+        return asyncio.create_task(self._stay(name, alone=alone, brief=brief))
+
+    async def _stay(self, name: str, *, alone: bool, brief: bool) -> None:
+        async with self.lock.exclusive() if alone else self.lock.shared(brief=brief):
+            self.seen.append(f"+{name}")
+            await self.leave[name].wait()
+            self.seen.append(f"-{name}")
+
+    async def settle(self) -> list[str]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.seen
+
+
+@pytest.fixture
+async def stage():
+    stage = Stage()
+    yield stage
+    for event in stage.leave.values():
+        event.set()
+    await stage.settle()
+
+
+async def test_many_are_in_at_once(stage):
+    stage.enter("a")
+    stage.enter("b")
+    assert await stage.settle() == ["+a", "+b"]
+
+
+async def test_exclusive_use_waits_for_the_last_shared_use(stage):
+    stage.enter("a")
+    stage.enter("b")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    stage.leave["a"].set()
+    assert "+one" not in await stage.settle()
+    stage.leave["b"].set()
+    assert (await stage.settle())[-2:] == ["-b", "+one"]
+
+
+async def test_exclusive_use_and_its_waiters_block_shared_use(stage):
+    stage.enter("a")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("late")
+    stage.leave["a"].set()
+    assert await stage.settle() == ["+a", "-a", "+one"]
+    stage.leave["one"].set()
+    assert (await stage.settle())[-2:] == ["-one", "+late"]
+
+
+async def test_brief_uses_pass_a_waiter_only_for_a_while(stage, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
+    stage.enter("long")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("brief", brief=True)
+    stage.enter("late")
+    assert await stage.settle() == ["+long", "+brief"]
+    clock[0] = PATIENCE
+    stage.enter("brief too late", brief=True)
+    stage.leave["long"].set()
+    stage.leave["brief"].set()
+    assert await stage.settle() == ["+long", "+brief", "-long", "-brief", "+one"]
+    stage.leave["one"].set()
+    assert (await stage.settle())[-3:] == ["-one", "+late", "+brief too late"]
+
+
+async def test_exclusive_use_blocks_brief_uses(stage):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("brief", brief=True)
+    assert await stage.settle() == ["+one"]
+
+
+async def test_two_exclusive_waiters_come_before_newcomers(stage):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("another", alone=True)
+    stage.enter("late")
+    await stage.settle()
+    stage.leave["one"].set()
+    assert await stage.settle() == ["+one", "-one", "+another"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_cancelled_waiter_leaves_no_trace(stage, alone):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    impatient = stage.enter("impatient", alone=alone)
+    await stage.settle()
+    impatient.cancel()
+    stage.leave["one"].set()
+    await stage.settle()
+    stage.enter("next", alone=True)
+    assert (await stage.settle())[-1] == "+next"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_an_error_inside_releases_the_lock(stage, alone):
+    failing = stage.enter("failing", alone=alone)
+    await stage.settle()
+    failing.cancel()
+    stage.enter("next", alone=True)
+    assert (await stage.settle())[-1] == "+next"

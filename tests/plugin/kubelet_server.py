@@ -11,7 +11,7 @@ import grpc
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Event, Unregistered
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 
 E = TypeVar("E")

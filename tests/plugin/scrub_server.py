@@ -10,7 +10,7 @@ import grpc.aio
 
 from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.ground import unix_sockets
-from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError
 from tests.patience import WITHIN
 

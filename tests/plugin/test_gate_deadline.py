@@ -11,7 +11,7 @@ from plugin.devices import Device, MigStrategy
 from plugin.gate import ALLOCATE_WITHIN, Gate
 from plugin.in_flight import InFlight
 from plugin.listing import Listing
-from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from tests.service.virtual import VirtualLoop
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from plugin import listing as module
 from plugin.devices import MigStrategy
 from scrubber.api import client
-from scrubber.ground.advertised_device import AdvertisedDevices
+from scrubber.ground.device_messages import AdvertisedDevices
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 

@@ -8,7 +8,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
 from scrubber.api import client
-from scrubber.ground.granted_device import GrantedDevice
+from scrubber.ground.device_messages import GrantedDevice
 
 
 @click.command(context_settings=ENVIRONMENT)

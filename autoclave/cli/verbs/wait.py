@@ -14,7 +14,7 @@ from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, document, human, options
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground import paths
-from scrubber.ground.advertised_device import AdvertisedDevice
+from scrubber.ground.device_messages import AdvertisedDevice
 from scrubber.ground.documents import units
 from scrubber.ground.errors import NotReady, Reason, Unreachable
 

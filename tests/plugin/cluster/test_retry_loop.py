@@ -8,7 +8,7 @@ from tenacity import AsyncRetrying, RetryCallState
 
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK
 

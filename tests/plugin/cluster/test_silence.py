@@ -10,7 +10,7 @@ from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.devices import Device
 from plugin.listing import Shown
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
 from tests.plugin.cluster.conftest import QUICK

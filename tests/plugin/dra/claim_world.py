@@ -31,8 +31,8 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from scrubber.api import client
 from scrubber.core import events as ev
+from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import NotReady, Reason, Unreachable
-from scrubber.ground.granted_device import GrantedDevice
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop, is_kill
 from tests.service.world import World

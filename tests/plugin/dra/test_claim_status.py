@@ -14,7 +14,7 @@ from plugin.cluster.retry_loop import Pace
 from plugin.dra import apiserver, claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DRIVER
-from scrubber.ground.granted_device import GrantedDevice
+from scrubber.ground.device_messages import GrantedDevice
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE, allocate
 

@@ -12,7 +12,7 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.kubelet_api import pluginregistration_pb2 as registration
 from plugin.kubelet_api import pluginregistration_pb2_grpc
-from scrubber.ground.changed import Changed
+from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 
 UNKNOWN_FIELD = b"\xba\x3e\x05later"  # number 999: this driver is newer than the gate

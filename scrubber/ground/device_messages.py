@@ -1,4 +1,4 @@
-"""The devices that the scrub service advertises to the plugin. Field names are those of ``scrub.proto``."""
+"""What the scrub service says to its clients about devices: its list, and its grants. Field names are those of ``scrub.proto``."""
 
 from __future__ import annotations
 
@@ -34,3 +34,24 @@ class AdvertisedDevices:
 
     devices: tuple[AdvertisedDevice, ...]
     silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the owner of a device may read of a receipt: no names of owners and processes."""
+
+    path: str
+    finished: float  # seconds since 1970
+    covered_bytes: int
+    allocatable_bytes: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevice:
+    """A grant for one device. ``receipt`` is empty under policy ``observe`` only."""
+
+    device: str
+    grant: str
+    receipt: str
+    proof: Proof | None = None  # None without a receipt, and if the device was used since the grant
