@@ -16,9 +16,7 @@ from typing import Any
 from policies import match
 from policies.model import MOST_RULES, Match, Policy, PolicySet
 from scrubber.ground.documents import tree, validation
-from scrubber.ground.documents.faults import Loc, PolicyError, PolicyFault, path, quote
-
-__all__ = ["PolicyError", "PolicyFault", "load", "load_text", "read_shipped", "shipped"]
+from scrubber.ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
@@ -47,12 +45,12 @@ def load_bytes(data: bytes, source: str) -> PolicySet:
 
 
 def load_text(text: str, source: str) -> PolicySet:
-    """The policy set of a text. Raises PolicyError with all faults."""
+    """The policy set of a text. Raises DocumentError with all faults."""
     root, faults = tree.parse(text, source)
     policies = dict(_policies(root.plain()))
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
-        raise PolicyError(*faults, *(_fault(source, root, problem) for problem in problems))
+        raise DocumentError(*faults, *(problem.fault(root, source) for problem in problems))
     return validation.build(PolicySet, _with(root, policies))
 
 
@@ -62,22 +60,22 @@ def _read(name: str) -> bytes:
         with Path(name).open("rb") as file:
             return file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise PolicyError(PolicyFault(name, 1, 1, "", "no such file", expected)) from None
+        raise DocumentError(DocumentFault(name, 1, 1, "", "no such file", expected)) from None
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         why = error.strerror if isinstance(error, OSError) else error
-        raise PolicyError(PolicyFault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
+        raise DocumentError(DocumentFault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
 
 
 def _decoded(data: bytes, name: str) -> str:
     if len(data) > LARGEST:
-        raise PolicyError(PolicyFault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
+        raise DocumentError(DocumentFault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         before = data[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        raise PolicyError(
-            PolicyFault(name, line, column, "", f"the byte {data[error.start]:#04x}", "UTF-8 text")
+        raise DocumentError(
+            DocumentFault(name, line, column, "", f"the byte {data[error.start]:#04x}", "UTF-8 text")
         ) from error
 
 
@@ -148,10 +146,3 @@ def _with(root: tree.YamlNode, policies: Mapping[Loc, object]) -> object:
     for (*way, last), policy in policies.items():
         functools.reduce(operator.getitem, way, document)[last] = policy
     return document
-
-
-def _fault(source: str, root: tree.YamlNode, problem: validation.Problem) -> PolicyFault:
-    loc = next(filter(root.find, problem.places), problem.loc)
-    node = root.nearest(loc)
-    place = node.key if problem.at_key else node.place
-    return PolicyFault(source, place.line, place.column, path(loc), problem.found, problem.expected)

@@ -15,7 +15,9 @@ from pydantic import Field, PlainValidator, model_validator
 
 from policies.base import Model, Size, Word, impossible
 from scrubber.ground import http_server, paths, request_limits, unix_sockets
-from scrubber.ground.documents import faults, tree, validation
+from scrubber.ground.documents import config_file, validation
+from scrubber.ground.documents.faults import DocumentFault
+from scrubber.ground.documents.tree import YamlNode
 from scrubber.ground.errors import FatalError
 
 PREFIX = "AUTOCLAVE_"
@@ -227,59 +229,9 @@ def _absolute(name: str, value: object) -> object:
 
 
 def _from_file(file: Path) -> Iterator[tuple[str, _Given]]:
-    try:
-        root, wrong = _with_underscores(*tree.parse(_text(file), str(file)), str(file))
-    except faults.PolicyError as error:
-        raise _unusable(file, error.faults) from error
-    problems = [it for it in validation.problems(ScrubberConfig, root.plain()) if not _without_value(root, it.loc)]
-    if wrong or problems:
-        raise _unusable(file, (*wrong, *(_fault(str(file), root, problem) for problem in problems)))
-    for name, node in _mapping(root).items():
+    def check(root: YamlNode) -> Iterator[DocumentFault]:
+        for problem in validation.problems(ScrubberConfig, root.plain()):
+            yield problem.fault(root, str(file))
+
+    for name, node in config_file.read(file, check).items():
         yield name, _Given(node.plain(), f"{file}:{node.place.line}:{node.place.column}")
-
-
-def _unusable(file: Path, wrong: tuple[faults.PolicyFault, ...]) -> FatalError:
-    lines = sorted(wrong, key=lambda fault: (fault.line, fault.column))
-    return FatalError("\n".join([f"cannot use the configuration {file}: correct these faults", *map(str, lines)]))
-
-
-def _without_value(root: tree.YamlNode, loc: faults.Loc) -> bool:
-    """Whether the key has no value. The tree has already reported such a key."""
-    node = root.find(loc)
-    return node is not None and node.value is None
-
-
-def _text(file: Path) -> str:
-    try:
-        text = file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FatalError(f"cannot read the configuration {file}: {why}; name another with --config") from error
-    blank = all(not line.split("#")[0].strip() for line in text.splitlines())
-    return "{}" if blank else text  # a file with only comments means all defaults
-
-
-def _with_underscores(
-    root: tree.YamlNode, wrong: tuple[faults.PolicyFault, ...], source: str
-) -> tuple[tree.YamlNode, tuple[faults.PolicyFault, ...]]:
-    """The tree with dashes in keys replaced by underscores. A key in both spellings is a fault."""
-    mapping: dict[str, tree.YamlNode] = {}
-    for key, node in _mapping(root).items():
-        name = key.replace("-", "_")
-        if name in mapping:
-            place, first = node.key, mapping[name].key.line
-            found = f"a duplicate key (first on line {first})"
-            wrong = (*wrong, faults.PolicyFault(source, place.line, place.column, key, found, "each key once"))
-        mapping.setdefault(name, node)
-    return (tree.YamlNode(mapping, root.place, root.key) if isinstance(root.value, dict) else root), wrong
-
-
-def _mapping(root: tree.YamlNode) -> Mapping[str, tree.YamlNode]:
-    return root.value if isinstance(root.value, dict) else {}
-
-
-def _fault(source: str, root: tree.YamlNode, problem: validation.Problem) -> faults.PolicyFault:
-    loc = problem.places[0]
-    node = root.nearest(loc)
-    place = node.key if problem.at_key else node.place
-    return faults.PolicyFault(source, place.line, place.column, faults.path(loc), problem.found, problem.expected)

@@ -16,7 +16,7 @@ from scrubber.api import server
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
 from scrubber.ground import aio, http_server, log, private_files, unix_sockets
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
@@ -36,7 +36,7 @@ def run(config: ScrubberConfig) -> int:
     os.umask(0o077)
     try:
         active_policy = ActivePolicy(config.policy)
-    except PolicyError as error:
+    except DocumentError as error:
         raise FatalError(str(error)) from error
     lock = unix_sockets.lock_run_dir(config.run_dir)
     try:

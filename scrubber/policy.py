@@ -12,7 +12,7 @@ from pathlib import Path
 from policies import load, match
 from policies.model import Policy, PolicySet
 from scrubber.core.model import DeviceInfo
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
     def __init__(self, source: str) -> None:
-        """Load the policy; PolicyError when it has faults."""
+        """Load the policy; DocumentError when it has faults."""
         self.source = source
         self.fault = ""
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
@@ -49,7 +49,7 @@ class ActivePolicy:
         """Load the policy again; True when it has changed. May run in another thread."""
         try:
             fresh = load.load(self.source)
-        except (PolicyError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
+        except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self.fault = str(error)
             return False
         self.fault = ""

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, human
 from scrubber.devices.base import DeviceError
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 
 
@@ -36,7 +36,7 @@ def report(error: Exception) -> int:
             return _print(error.message, UNREACHABLE)
         case InvalidRequest():
             return _print(_invalid_request(error), WRONG_USAGE)
-        case FatalError() | PolicyError():
+        case FatalError() | DocumentError():
             return _print(str(error), WRONG_USAGE)
         case AutoclaveError(reason=Reason.OTHER_OWNER):
             return _print(error.message, LEFT_ALONE)

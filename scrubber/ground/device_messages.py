@@ -1,4 +1,7 @@
-"""What the scrub service says to its clients about devices: its list, and its grants. Field names are those of ``scrub.proto``."""
+"""What the scrub service says to its clients about devices: its list, and its grants.
+
+Field names are those of ``scrub.proto``.
+"""
 
 from __future__ import annotations
 

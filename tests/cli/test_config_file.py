@@ -46,20 +46,20 @@ def test_a_flag_that_may_be_given_again_takes_one_value_or_a_list(load, value):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("resource-prefx: a.io\n", ":1:1: resource-prefx: found a key that no flag has"),
+        ("resource-prefx: a.io\n", ":1:1: resource_prefx: found a key that no flag has"),
         ("config: /x\n", ":1:1: config: found a key that no flag has"),
         ("file: /x\n", ":1:1: file: found a key that no flag has"),
         ("help: true\n", ":1:1: help: found a key that no flag has"),
-        ("run-dir: /a\nrun_dir: /b\n", ":2:1: run_dir: found the key again"),
-        ("run-dir: a/b\n", ':1:10: run-dir: found text "a/b", expected an absolute path'),
+        ("run-dir: /a\nrun_dir: /b\n", ":2:1: run_dir: found a duplicate key (first on line 1)"),
+        ("run-dir: a/b\n", ':1:10: run_dir: found text "a/b", expected an absolute path'),
         ("run-dir:\n", ":1:1: run-dir: found nothing"),
-        ("run-dir: [/a]\n", ":1:10: run-dir: found a list, expected text"),
-        ("log-level: 5\n", ":1:12: log-level: found the number 5, expected text"),
-        ("log-level: loud\n", ":1:12: log-level: found text \"loud\", expected a value that the flag takes: 'loud' is"),
+        ("run-dir: [/a]\n", ":1:10: run_dir: found a list, expected text"),
+        ("log-level: 5\n", ":1:12: log_level: found the number 5, expected text"),
+        ("log-level: loud\n", ":1:12: log_level: found text \"loud\", expected a value that the flag takes: 'loud' is"),
         ("strategy: [envvar, 5]\n", ":1:11: strategy: found a list, expected text, or a list of texts"),
         ("strategy: magic\n", "unknown device list strategy 'magic'"),
-        ("pass-device-specs: yes\n", ':1:20: pass-device-specs: found text "yes", expected true or false'),
-        ("- run-dir\n", ":1:1: found no keys, expected a mapping"),
+        ("pass-device-specs: yes\n", ':1:20: pass_device_specs: found text "yes", expected true or false'),
+        ("- run-dir\n", ":1:1: found a list, expected a mapping"),
         ("run-dir: [\n", "found broken YAML"),
         ("run-dir: &a /x\n", "found the anchor"),
     ],
@@ -68,14 +68,14 @@ def test_what_is_wrong_is_one_line_with_its_place(load, text, told):
     with pytest.raises(FatalError) as error:
         load(text)
     assert told in str(error.value)
-    assert str(error.value).startswith("cannot use the configuration /")
-    assert "\n" not in str(error.value)
+    first, *faults = str(error.value).splitlines()
+    assert first.startswith("cannot use the configuration /")
+    assert len(faults) == 1
 
 
 def test_everything_that_is_wrong_is_told_at_once(load):
-    with pytest.raises(FatalError, match=r"nope: .*; .*log-level: ") as error:
+    with pytest.raises(FatalError, match=r"nope: .*\n.*log_level: "):
         load("nope: 1\nlog-level: loud\n")
-    assert "\n" not in str(error.value)
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):

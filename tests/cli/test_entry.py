@@ -12,7 +12,7 @@ from autoclave import cli
 from autoclave.cli import failure
 from scrubber import __version__
 from scrubber.devices.base import DeviceError
-from scrubber.ground.documents.faults import PolicyError, PolicyFault
+from scrubber.ground.documents.faults import DocumentError, DocumentFault
 from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 
 SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}
@@ -177,7 +177,7 @@ def test_without_a_verb_the_verbs_are_listed_and_the_exit_code_is_2(autoclave, a
         (DeviceError("cannot: x"), 1),
         (InvalidRequest("cannot: x"), 2),
         (FatalError("cannot: x"), 2),
-        (PolicyError(PolicyFault("cannot", 1, 1, "", "x", "y")), 2),
+        (DocumentError(DocumentFault("cannot", 1, 1, "", "x", "y")), 2),
         (Unreachable("cannot: x"), 3),
     ],
 )

@@ -13,11 +13,11 @@ from policies import load
 from policies.hardware import Means
 from policies.model import Mode, PolicySet
 from policies.path import Path
-from scrubber.ground.documents.faults import quote
+from scrubber.ground.documents.faults import DocumentError, DocumentFault, quote
 
 
 def faults(text):
-    with pytest.raises(load.PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load.load_text(text, "p.yaml")
     return [str(fault) for fault in caught.value.faults]
 
@@ -94,11 +94,11 @@ def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom():
 
 
 def test_a_fault_holds_its_parts():
-    with pytest.raises(load.PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         read("name: a\ndefaults: {budgets: {alocate: 1s}}\n")
     expected = "one of allocate, start, owner_wait, silence (did you mean allocate?)"
     assert caught.value.faults == (
-        load.PolicyFault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),
+        DocumentFault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),
     )
 
 
@@ -263,7 +263,7 @@ def test_a_file_is_read_from_its_path(tmp_path):
 
 
 def unreadable(path):
-    with pytest.raises(load.PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load.load(str(path))
     (fault,) = caught.value.faults
     assert str(fault).startswith(f"{path}:{fault.line}:{fault.column}: found ")
@@ -319,10 +319,10 @@ JUNK = st.sampled_from(
 
 
 def outcome(text):
-    """The faults of a text; none if it loads. A PolicyError without a fault fails the test."""
+    """The faults of a text; none if it loads. A DocumentError without a fault fails the test."""
     try:
         read(text)
-    except load.PolicyError as error:
+    except DocumentError as error:
         return error.faults or pytest.fail("refused without a fault")
     return ()
 

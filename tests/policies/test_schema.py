@@ -9,6 +9,7 @@ import pytest
 
 from policies import load, schema
 from policies.model import Match, Policy
+from scrubber.ground.documents.faults import DocumentError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SCHEMA = json.loads(schema.render())
@@ -52,6 +53,6 @@ def test_the_examples_of_the_page_behave_as_shown():
     for fragment in fragments:
         assert load.load_text(f"name: part\n{fragment}", "part.yaml").rules
     assert load.load_text(good, "rack.yaml").rules[0].name == "h100"
-    with pytest.raises(load.PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load.load_text(bad, "rack.yaml")
     assert f"```text\n{caught.value}\n```" in PAGE

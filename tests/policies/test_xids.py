@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies import load, xids
 from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
 from scrubber.ground.documents import validation
+from scrubber.ground.documents.faults import DocumentError
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
 CATALOG, PLUGIN, GKE = Preset
@@ -326,7 +327,7 @@ defaults:
       codes: {x: count, 094: count, 0: count, 5: quarantin, 79: count}
       repeats: {count: -1, within: 10}
 """
-    with pytest.raises(load.PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load.load_text(text, "p.yaml")
     where = "defaults.quarantine.xids"
     number = "expected the number of an XID, such as 94"
@@ -345,7 +346,7 @@ defaults:
 
 
 def test_the_old_list_of_codes_is_refused_with_a_hint():
-    with pytest.raises(load.PolicyError, match=r"xids: found a list, expected a mapping of keys and values"):
+    with pytest.raises(DocumentError, match=r"xids: found a list, expected a mapping of keys and values"):
         load.load_text("name: a\ndefaults: {quarantine: {xids: [48]}}\n", "p.yaml")
 
 

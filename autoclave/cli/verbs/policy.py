@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, human, options, service_call
 from policies import load, schema
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError
 
 
@@ -34,7 +34,7 @@ def check(files: tuple[str, ...]) -> int:
 def _check(file: str) -> int:
     try:
         found = load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
-    except PolicyError as error:
+    except DocumentError as error:
         click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
         return 2
     rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"

@@ -14,7 +14,7 @@ from policies import load, match, xids
 from policies.model import PolicySet
 from policies.xids import Preset, Treatment, Xids
 from scrubber.ground.documents import units
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import AutoclaveError, Unreachable
 
 PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
@@ -86,7 +86,7 @@ def _in_force(run_dir: Path) -> XidPolicy:
     source = service.policy_source
     try:
         policies = load.load(source)
-    except (PolicyError, OSError):  # the service goes on with the policy it has read before
+    except (DocumentError, OSError):  # the service goes on with the policy it has read before
         return XidPolicy(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
     if policies.name != service.policy:  # the service may see other files
         return XidPolicy(

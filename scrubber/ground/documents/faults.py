@@ -1,4 +1,4 @@
-"""Faults of a policy file: what is wrong, and where.
+"""Faults of a document that people write, such as a policy or a configuration: what is wrong, and where.
 
 A message names values as YAML writes them (text "5", the number 5, a list), not as Python stores them.
 """
@@ -14,7 +14,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFault:
+class DocumentFault:
     """One fault with its position in the file. Lines and columns begin at 1."""
 
     source: str
@@ -29,10 +29,10 @@ class PolicyFault:
         return f"{self.source}:{self.line}:{self.column}: {subject}found {self.found}, expected {self.expected}"
 
 
-class PolicyError(Exception):
-    """A policy that cannot be used, with all its faults in the order of the file."""
+class DocumentError(Exception):
+    """A document that cannot be used, with all its faults in the order of the file."""
 
-    def __init__(self, *faults: PolicyFault) -> None:
+    def __init__(self, *faults: DocumentFault) -> None:
         self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
         super().__init__("\n".join(map(str, self.faults)))
 

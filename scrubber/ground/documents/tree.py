@@ -1,6 +1,6 @@
 """Parse YAML text into a tree in which every value knows its position.
 
-It refuses YAML features that a policy does not need: aliases (a small file can expand to gigabytes), tags, directives
+It refuses YAML features that no document here needs: aliases (a small file can expand to gigabytes), tags, directives
 (YAML 1.1 reads ``no`` as false), and several documents. Numbers are plain decimals. Other notations of numbers
 (``0x1f``, ``1_000``, ``.inf``) stay text, which a numeric field then rejects.
 """
@@ -16,7 +16,7 @@ from ruamel.yaml import YAML, events, nodes
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.reader import ReaderError
 
-from scrubber.ground.documents.faults import Loc, PolicyError, PolicyFault, path, quote, safe
+from scrubber.ground.documents.faults import DocumentError, DocumentFault, Loc, path, quote, safe
 
 DEEPEST = 16  # a policy has six levels; many more are a mistake, or an attack on recursive code
 _WHOLE = re.compile(r"[-+]?[0-9]{1,15}")
@@ -72,19 +72,19 @@ class YamlNode:
                 return scalar
 
 
-def parse(text: str, source: str) -> tuple[YamlNode, tuple[PolicyFault, ...]]:
-    """The tree of a text, with the faults of its structure. Text that is no plain YAML raises PolicyError."""
+def parse(text: str, source: str) -> tuple[YamlNode, tuple[DocumentFault, ...]]:
+    """The tree of a text, with the faults of its structure. Text that is no plain YAML raises DocumentError."""
     refusals = tuple(_refusals(text, source))
     if refusals:
-        raise PolicyError(*refusals)
+        raise DocumentError(*refusals)
     root = YAML(typ="safe", pure=True).compose(text)
     if root is None:
-        raise PolicyError(PolicyFault(source, 1, 1, "", "an empty file", "a mapping of keys and values"))
+        raise DocumentError(DocumentFault(source, 1, 1, "", "an empty file", "a mapping of keys and values"))
     builder = _Builder(source)
     return builder.node(root, root, ()), tuple(builder.faults)
 
 
-def _refusals(text: str, source: str) -> Iterator[PolicyFault]:
+def _refusals(text: str, source: str) -> Iterator[DocumentFault]:
     """What is refused before the tree is built, so that nothing can expand or recurse without limit."""
     depth, documents = 0, 0
     mark = StreamMark(source, 0, 0, 0)
@@ -126,15 +126,15 @@ def _broken(problem: str) -> tuple[str, str]:
     return f"broken YAML ({safe(problem, longest=200)})", "valid YAML 1.2"
 
 
-def _faults(source: str, mark: StreamMark, what: tuple[str, str] | None) -> Iterator[PolicyFault]:
+def _faults(source: str, mark: StreamMark, what: tuple[str, str] | None) -> Iterator[DocumentFault]:
     if what is not None:
-        yield PolicyFault(source, mark.line + 1, mark.column + 1, "", *what)
+        yield DocumentFault(source, mark.line + 1, mark.column + 1, "", *what)
 
 
-def _unreadable(text: str, source: str, error: ReaderError) -> PolicyFault:
+def _unreadable(text: str, source: str, error: ReaderError) -> DocumentFault:
     before = text[: error.position]
     line, column = before.count("\n") + 1, error.position - before.rfind("\n")
-    return PolicyFault(source, line, column, "", f"the control character {error.character:#04x}", "printable text")
+    return DocumentFault(source, line, column, "", f"the control character {error.character:#04x}", "printable text")
 
 
 class _Builder:
@@ -142,7 +142,7 @@ class _Builder:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self.faults: list[PolicyFault] = []
+        self.faults: list[DocumentFault] = []
 
     def node(self, node: nodes.Node, key: nodes.Node, loc: Loc) -> YamlNode:
         """A value and everything below it."""
@@ -175,7 +175,7 @@ class _Builder:
         return mapping
 
     def _fault(self, place: SourcePosition, loc: Loc, found: str, expected: str) -> None:
-        self.faults.append(PolicyFault(self._source, place.line, place.column, path(loc), found, expected))
+        self.faults.append(DocumentFault(self._source, place.line, place.column, path(loc), found, expected))
 
 
 def _place(node: nodes.Node) -> SourcePosition:

@@ -12,7 +12,8 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scrubber.ground.documents.faults import Loc, describe
+from scrubber.ground.documents.faults import DocumentFault, Loc, describe, path
+from scrubber.ground.documents.tree import YamlNode
 from scrubber.ground.documents.units import format_duration
 
 M = TypeVar("M", bound=BaseModel)
@@ -52,6 +53,13 @@ class Problem:
     def places(self) -> tuple[Loc, ...]:
         """Where the problem can be corrected, the best location first."""
         return self.about or (self.loc,)
+
+    def fault(self, root: YamlNode, source: str) -> DocumentFault:
+        """The problem as a fault of the file that ``root`` was read from: at the best location that the file has."""
+        loc = next(filter(root.find, self.places), self.loc)
+        node = root.nearest(loc)
+        place = node.key if self.at_key else node.place
+        return DocumentFault(source, place.line, place.column, path(loc), self.found, self.expected)
 
     def under(self, base: Loc) -> Problem:
         """The same problem with a location relative to an outer mapping."""

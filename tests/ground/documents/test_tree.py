@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.ground.documents import tree
-from scrubber.ground.documents.faults import PolicyError
+from scrubber.ground.documents.faults import DocumentError
 
 PARTS = [": ", "\n", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "!t ", "---\n", "...\n", "%YAML 1.1\n", "? ", "| \n"]
 ODDITIES = ["name", "'", '"', "\\U00110000", "\\ud800", "#", "  ", "\t", "\x07", "\ufeff", "~", "5", "<<", "\r", "\x85"]
@@ -15,7 +15,7 @@ YAMLISH = st.lists(st.sampled_from(PARTS + ODDITIES) | st.text(max_size=2), max_
 
 
 def refused(text):
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(DocumentError) as caught:
         tree.parse(text, "t.yaml")
     return [str(fault) for fault in caught.value.faults]
 
@@ -112,7 +112,7 @@ def test_any_text_is_a_tree_or_faults_with_places(text):
     try:
         root, faults = tree.parse(text, "t.yaml")
         root.plain()
-    except PolicyError as error:
+    except DocumentError as error:
         faults = error.faults
         assert faults
     lines = len(text.splitlines()) + 1
