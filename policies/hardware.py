@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from policies.base import Model, Word, impossible
-
-
-class Means(Word):
-    """How a GPU is reset."""
-
-    NVIDIA_SMI = "nvidia-smi"
-    FUNCTION = "function"
 
 
 class Slices(Word):
@@ -31,21 +24,8 @@ class ComputeMode(Word):
     PROHIBITED = "prohibited"
 
 
-def check_each_once(means: tuple[Means, ...]) -> tuple[Means, ...]:
-    """Each means appears once, as a failed one is not tried twice."""
-    if len(set(means)) != len(means):
-        raise ValueError("expected each means once")
-    return means
-
-
 class Reset(Model):
     """How a device is reset."""
-
-    means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (
-        Means.NVIDIA_SMI,
-        Means.FUNCTION,
-    )
-    """The means, in this order: the driver's tool, then a reset of the PCI function through sysfs."""
 
     slices: Slices = Slices.WAIT
     """A MIG slice: wait until all slices are free and reset the GPU, or destroy the slice and create it again."""

@@ -99,8 +99,7 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
 def _care(policy: Policy) -> Care:
     """What the policy says about the handling of a device, as backends read it."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    means = tuple(word.value for word in policy.reset.means)
-    return Care(means, policy.reset.slices.value, settings, policy.timeouts.reset)
+    return Care(policy.reset.slices.value, settings, policy.timeouts.reset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ class DeviceNode:
 class Care:
     """The parts of the policy that a backend needs, as plain values."""
 
-    means: tuple[str, ...] = ()  # ways to reset, in the order in which they are tried
     slices: str = "wait"  # how a slice is reset
     settings: Mapping[str, object] = field(default_factory=dict)  # settings to apply besides the baseline
     reset_seconds: float = 60.0  # the time limit of the reset step

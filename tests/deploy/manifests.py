@@ -24,7 +24,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "default": {},
     "simulated": {"backend": "simulated"},
     "observe": {"policy": {"shipped": "observe"}},
-    "privileged": {"scrubber": {"privileged": True, "writableSys": False}},
+    "privileged": {"scrubber": {"privileged": True}},
     "reports": {"clusterReports": {"enabled": True}},
     "taint": {"clusterReports": {"enabled": True, "taint": True, "ownNodeOnly": False}},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"}},

@@ -26,7 +26,7 @@ from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import partitions
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.devices.nvidia.reset import locks, smi, sysfs
+from scrubber.devices.nvidia.reset import locks, smi
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.simulated import chip, condition, containers, documents, layout, memory
@@ -71,10 +71,6 @@ class Ground:
     def wrote_notes(self) -> None:
         self.notes.write(self.notes.file(), PendingRestore(persistence=True, layout=()))
 
-    def reset_by_kernel(self) -> None:
-        (self.folder / "reset_method").write_bytes(b"flr")
-        sysfs.reset(self.folder)
-
 
 # The function that makes an error of a device of an OSError: what fails in it, and a call of it.
 PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
@@ -100,7 +96,6 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
 # These find another answer for other errors.
 ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
-    "nvidia.reset.sysfs.reset": ((Path, "write_text"), Ground.reset_by_kernel),
     "nvidia.health.best_seen._kept": (
         (os, "open"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from policies import load
-from policies.hardware import Means
+from policies.hardware import Slices
 from policies.model import Mode, PolicySet
 from policies.path import Path
 from scrubber.ground.documents.faults import DocumentError, DocumentFault, quote
@@ -161,12 +161,11 @@ def test_a_contradiction_beside_a_fault_is_not_reported():
 def test_a_rule_says_only_what_differs_from_the_defaults():
     text = """
 name: a
-defaults: {budgets: {allocate: 4s}, paths: {first_look: fast}, reset: {means: [nvidia-smi, function]}}
-rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset: {means: [function]}}}]
+defaults: {budgets: {allocate: 4s}, paths: {first_look: fast}}
+rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset: {slices: recreate}}}]
 """
     policy = read(text).rules[0].policy
-    means = (Means.FUNCTION,)
-    assert (policy.mode, policy.paths.first_look, policy.reset.means) == (Mode.OBSERVE, Path.FAST, means)
+    assert (policy.mode, policy.paths.first_look, policy.reset.slices) == (Mode.OBSERVE, Path.FAST, Slices.RECREATE)
     assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 3.5)
 
 
@@ -396,8 +395,3 @@ def test_an_incomplete_mapping_is_reported_where_it_is_written():
 def test_an_invalid_bystander_is_told_the_notation(wrong):
     (fault,) = faults(f"name: x\ndefaults: {{evict: {{bystanders: ['{wrong}']}}}}\n")
     assert "expected [NAMESPACE:]PATH with an absolute path" in fault
-
-
-def test_each_means_of_reset_appears_once():
-    (fault,) = faults("name: x\ndefaults: {reset: {means: [function, function]}}\n")
-    assert "each means once" in fault

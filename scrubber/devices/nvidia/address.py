@@ -11,10 +11,9 @@ from typing import Any
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.reset import preconditions, reset
+from scrubber.devices.nvidia.reset import preconditions
 
-MEANS = (reset.TOOL,)
-_LISTS: Mapping[str, tuple[Any, ...]] = {"means": MEANS, "locks": (), "links": ()}
+_LISTS: Mapping[str, tuple[Any, ...]] = {"locks": (), "links": ()}
 WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
@@ -28,7 +27,6 @@ class WorkerTarget:
     minor: int
     parent: str | None  # the GPU of a slice
     baseline: str | None = None  # the file with the settings that the whole GPU was first seen with
-    means: tuple[str, ...] = MEANS  # of a reset, in the order of the policy
     slices: str = WAIT
     idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
     settings: Mapping[str, Any] = field(default_factory=dict)  # that the policy names; see ``settings.named``
@@ -59,8 +57,6 @@ def placed(text: str) -> WorkerTarget:
         place = WorkerTarget(**document | lists | {"settings": dict(document.get("settings", {}))})
     except (TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"cannot open a GPU: its place is not understood: {error}") from error
-    if unknown := [name for name in place.means if name not in reset.MEANS]:
-        raise DeviceError(f"cannot open {place.uuid}: no means of a reset is called {unknown[0]!r}")
     if not _is_duration(place.reset_seconds):
         raise DeviceError(f"cannot open {place.uuid}: a reset cannot take {place.reset_seconds!r} seconds")
     if place.slices not in (WAIT, RECREATE):

@@ -216,7 +216,6 @@ class Nvidia:
             pci_address=info.pci_address,
             minor=info.minor,
             parent=info.parent,
-            means=care.means,
             slices=care.slices,
             settings=dict(care.settings),
             reset_seconds=care.reset_seconds,

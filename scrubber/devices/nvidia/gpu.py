@@ -26,7 +26,7 @@ from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset, smi
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.settings import restore as restoring
@@ -79,7 +79,8 @@ class NvidiaGpu:
             if self._place.parent is not None and self._place.slices == RECREATE:
                 self._recreate(self._place.parent)
                 return "the slice was recreated"
-            return f"by {self._reset()}"
+            self._reset()
+            return f"by {smi.PROGRAM}"
 
     def prepare(self) -> None:
         """Start CUDA and make the context, which takes longer than the passes over the memory."""
@@ -197,7 +198,7 @@ class NvidiaGpu:
             raise
         self._library.close()
 
-    def _reset(self) -> str:
+    def _reset(self) -> None:
         with self._library.session() as session:
             first = self._first_if_readable(session)  # before a cancelled reset can change settings
         gpu, of_slice = self._place.gpu, self._place.parent is not None
@@ -210,10 +211,9 @@ class NvidiaGpu:
         def before(session: Session) -> None:
             restoring.before_reset(session, gpu, first, self._policy)
 
-        means = reset.reset(self._target(), before, after)
+        reset.reset(self._target(), before, after)
         if self._place.parent is not None:
             self._demand_slice(self._place.parent)
-        return means
 
     def _first_if_readable(self, session: Session) -> StoredSettings:
         try:
@@ -274,7 +274,6 @@ class NvidiaGpu:
             place.gpu,
             place.pci_address,
             place.host,
-            place.means,
             self._reset_holders,
             self._library,
             tuple(map(self._lock, place.locks or (place.gpu,))),

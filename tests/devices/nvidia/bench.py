@@ -73,7 +73,6 @@ def place(rig, number: int, **more: object) -> str:
         "minor": gpu.minor,
         "parent": None,
         "baseline": None,
-        "means": ["nvidia-smi", "function"],
         "slices": "wait",
         "settings": {},
         "resets": str(rig.settings.parent / "resets"),
@@ -116,13 +115,11 @@ def lock(rig, number: int = 0) -> Path:
 def target(rig, **more):
     """The first GPU as a reset target, with root rights and short time limits."""
     gpu = rig.gpu(0)
-    means = ("nvidia-smi", "function")
     notes = PendingRestoreFiles(rig.settings, gpu.uuid)
     plain = ResetTarget(
         gpu.uuid,
         gpu.pci,
         rig.host,
-        means,
         no_holders,
         rig.library,
         (lock(rig),),
@@ -150,11 +147,6 @@ def file(rig, name: str) -> Path:
     return folder / name
 
 
-def by_kernel(rig) -> bool:
-    """Whether a reset by the kernel was requested."""
-    return file(rig, "reset").read_text() == "1"
-
-
 def by_tool(rig) -> list[str]:
     """The arguments of each call of nvidia-smi."""
     return [about for _, call, about in rig.machine.calls() if call == "nvidia-smi"]
@@ -165,5 +157,4 @@ def refused(rig, **more: object) -> str:
     with pytest.raises(DeviceError) as caught:
         reset.reset(target(rig, **more))
     assert by_tool(rig) == []
-    assert not by_kernel(rig)
     return str(caught.value)

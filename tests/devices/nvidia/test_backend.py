@@ -16,7 +16,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from tests.fakes.nvml.machine import Slice
 
-CARE = Care(("nvidia-smi", "function"), "wait", {"compute_mode": "default"})
+CARE = Care("wait", {"compute_mode": "default"})
 
 
 def test_the_backend_fits_the_port(rig) -> None:
@@ -60,7 +60,6 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "minor": gpu.minor,
         "parent": None,
         "baseline": str(rig.settings / f"{gpu.uuid}.json"),
-        "means": ["nvidia-smi", "function"],
         "slices": "wait",
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,

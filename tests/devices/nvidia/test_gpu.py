@@ -11,14 +11,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, Means, SettingsPolicy, Slices
+from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import preconditions, reset, smi
+from scrubber.devices.nvidia.reset import preconditions, smi
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import Skipping, by_kernel, by_tool, no_holders, one_holder, place, touch, touch_for
+from tests.devices.nvidia.bench import Skipping, by_tool, no_holders, one_holder, place, touch, touch_for
 from tests.fakes.nvml.machine import Process, Slice
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
@@ -90,12 +90,10 @@ def test_an_invalid_address_opens_no_gpu(rig) -> None:
         json.dumps({"uuid": "GPU-1"}),
         json.dumps(whole | {"fan": 3}),
         json.dumps(whole | {"settings": 3}),
-        json.dumps({**whole, "means": 3}),
+        json.dumps({**whole, "locks": 3}),
     ):
         with pytest.raises(DeviceError, match="cannot open a GPU: its place is not understood"):
             NvidiaGpu(text)
-    with pytest.raises(DeviceError, match="no means of a reset is called 'remove'"):
-        touch(rig, 0, means=["remove"])
     with pytest.raises(DeviceError, match="slices are not reset by 'maybe'"):
         touch(rig, 0, slices="maybe")
 
@@ -103,7 +101,7 @@ def test_an_invalid_address_opens_no_gpu(rig) -> None:
 def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
     whole = json.loads(place(rig, 0))
     said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
-    assert (said.means, said.slices, said.baseline, said.settings) == (("nvidia-smi",), "wait", None, {})
+    assert (said.slices, said.baseline, said.settings) == ("wait", None, {})
     assert (said.resets, said.locks, said.restore_only, said.reset_seconds) == (None, (), False, 60)
 
 
@@ -143,8 +141,7 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
     monkeypatch.setattr("os.killpg", lambda *_: None)
     patience = preconditions.Patience.within(seconds)
     smi._kill(process, patience.tool)
-    leaving = (len(reset.MEANS) + 1) * patience.leaving
-    assert leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
+    assert patience.leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "60", None])
@@ -294,7 +291,6 @@ def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
         "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
     ]
     assert by_tool(rig) == []
-    assert not by_kernel(rig)
 
 
 @pytest.mark.usefixtures("root")
@@ -356,10 +352,10 @@ def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
 def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
     backend = rig.backend()
     backend.inventory()
-    care = Care(("nvidia-smi", "function"), "recreate", {"power_limit": 500})
+    care = Care("recreate", {"power_limit": 500})
     for uuid in (cut[0], rig.gpu(1).uuid):
         said = placed(backend.address(uuid, care).place)
-        assert (said.uuid, said.means, said.slices) == (uuid, care.means, care.slices)
+        assert (said.uuid, said.slices) == (uuid, care.slices)
         NvidiaGpu(backend.address(uuid, care).place, no_holders, rig.library).restore_settings()
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
 
@@ -379,5 +375,4 @@ def test_every_setting_of_the_policy_is_supported(rig) -> None:
     settings = everything.model_dump(mode="json", exclude_none=True)  # as the service passes them on
     touch(rig, 1, settings=settings).restore_settings()
     assert rig.gpu(1)["clock.locked.gpu"] == "210 1410"
-    assert {word.value for word in Means} == set(reset.MEANS)
     assert {word.value for word in Slices} == {WAIT, RECREATE}

@@ -57,9 +57,6 @@ class Root:
         _write(self.path / "proc/driver/nvidia/params", _PARAMS)
         _write(self.path / "sys/module/nvidia/version", f"{version}\n")
         _write(self.path / "sys/module/nvidia/refcnt", "1\n")
-        _write(self.path / "sys/module/nvidia/holders/nvidia_uvm", "")
-        _write(self.path / "sys/module/nvidia_uvm/refcnt", "0\n")
-        (self.path / "sys/module/nvidia_uvm/holders").mkdir()
 
     def _gpus(self) -> None:
         with self.machine.edit() as state:
@@ -75,8 +72,6 @@ class Root:
         _write(pci / "vendor", f"0x{number & 0xFFFF:04x}\n")
         _write(pci / "device", f"0x{number >> 16:04x}\n")
         _write(pci / "class", "0x030200\n")
-        _write(pci / "reset_method", "flr bus\n")
-        _write(pci / "reset", "")
         _write(self.path / f"proc/driver/nvidia/gpus/{pci.name}/information", f"Device Minor: \t {minor}\n")
 
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from policies.base import Model, impossible
-from policies.hardware import Means
+from policies.hardware import Slices
 from policies.model import Policy
 from scrubber.ground.documents import validation
 
@@ -47,7 +47,7 @@ def told(model, data):
 
 def test_valid_data_has_no_problems():
     assert validation.problems(Policy, {}) == ()
-    assert validation.build(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
+    assert validation.build(Policy, {"reset": {"slices": "recreate"}}).reset.slices is Slices.RECREATE
 
 
 def test_invalid_data_cannot_be_built():
@@ -66,8 +66,8 @@ def test_a_contradiction_names_its_values():
 
 
 def test_an_invalid_entry_of_a_list_hides_no_contradiction():
-    found = told(Policy, {"evict": {"grace": "1h"}, "reset": {"means": ["function", 0]}})
-    assert found == [(("reset", "means", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
+    found = told(Policy, {"evict": {"grace": "1h"}, "quarantine": {"signs": ["fabric", 0]}})
+    assert found == [(("quarantine", "signs", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
 
 
 def test_a_missing_key_is_reported_once_and_does_not_end_the_search():

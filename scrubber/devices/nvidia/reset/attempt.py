@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The tool or the kernel reports a reset."""
+    """The tool reports a reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """Nothing was done: the driver has a client that no observation shows, so no other means may be tried."""
+    """Nothing was done: the driver has a client that no observation shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Nothing was done: this means does not work for this device, or not from this process."""
+    """Nothing was done: the tool does not work for this device, or is not there."""
 
     why: str
 

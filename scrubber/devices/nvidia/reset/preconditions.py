@@ -18,7 +18,6 @@ from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset import sysfs
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.ground import process_names
 
@@ -27,13 +26,17 @@ SECONDS = 60.0  # for a reset without a time limit of its step
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)
 _PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"
+# Identities of PCI devices, as sysfs has them.
+_NVIDIA = "0x10de"
+_OTHER_BRIDGE = "0x0680"  # the PCI class of NVSwitches
+_TESLA_T4 = "0x1eb8"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """The time limit of each part of a reset, in seconds: shares of the limit of the step."""
 
-    leaving: float  # for the persistence daemon to close the device; before each means, and again before the kernel's
+    leaving: float  # for the persistence daemon to close the device
     tool: float  # for nvidia-smi; killing it takes up to a tenth more
     coming_back: float
 
@@ -59,7 +62,6 @@ class ResetTarget:
     uuid: str
     pci_address: str
     host: Host
-    means: tuple[str, ...]
     holders: Users
     library: Library
     locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
@@ -143,7 +145,7 @@ def _fabric(session: Session, target: ResetTarget) -> str | None:
         return None
     if not target.function.exists():
         return f"it is unknown whether NVSwitches connect it: mount the node's {target.host.sys_pci}"
-    if not sysfs.has_switches(target.host):
+    if not _has_switches(target.host):
         return None
     if target.daemon_runs is None:
         return "NVSwitches connect it and it is unknown whether the fabric manager runs: reboot the node instead"
@@ -160,6 +162,23 @@ def _virtual(session: Session, target: ResetTarget) -> str | None:
 
 
 def _model(target: ResetTarget) -> str | None:
-    if not sysfs.is_tesla_t4(target.function):
+    if not _is_tesla_t4(target.function):
         return None
     return "a Tesla T4 has no function-level reset: reboot the node instead"
+
+
+def _is_tesla_t4(place: Path) -> bool:
+    return _read(place / "vendor") == _NVIDIA and _read(place / "device") == _TESLA_T4
+
+
+def _has_switches(host: Host) -> bool:
+    """Whether this node has NVSwitches, also while their links are down."""
+    functions = host.sys_pci.glob("*")
+    return any(_read(at / "vendor") == _NVIDIA and _read(at / "class").startswith(_OTHER_BRIDGE) for at in functions)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""  # callers treat unreadable as the careful answer

@@ -1,4 +1,4 @@
-"""The reset of a whole GPU without holders: tries each means in turn, then checks the GPU.
+"""The reset of a whole GPU without holders, by the driver's own tool, which checks for clients of the device.
 
 Every part has a time limit (``preconditions.Patience``), so that a failing reset can say what failed. The deadline of
 the step kills this process anyway if a call hangs in the driver.
@@ -7,10 +7,6 @@ A reset first switches persistence mode off, because a persistent GPU must not b
 it closes NVML, and checks the holders once more; the service has closed its own NVML. Afterwards it restores
 persistence mode and slices. If this process is killed before that, the next worker of the GPU restores them
 (``pending_restore``). The locks are held all the time, and for as long as the tool runs (``locks``).
-
-If a means was refused or has failed, the next means is tried, with two exceptions: the driver has a client that no
-observation shows, or the attempt still runs. The tool checks for clients of the device, the kernel does not. So the
-kernel is asked only if all earlier means are known to have done nothing, and the driver counts no user.
 """
 
 from __future__ import annotations
@@ -23,20 +19,16 @@ import pynvml
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, preconditions, smi, sysfs
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
+from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, preconditions, smi
+from scrubber.devices.nvidia.reset.attempt import Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
-TOOL, KERNEL = "nvidia-smi", "function"  # as policies name them
 Held = tuple[int, ...]  # the open files of the locks
-MEANS: dict[str, Callable[[ResetTarget, Held], Attempt]] = {
-    TOOL: lambda target, held: smi.reset(target.uuid, target.patience.tool, *held),
-    KERNEL: lambda target, _held: sysfs.reset(target.function),
-}
 Action = Callable[[Session], object]
 
 _POLL_SECONDS = 0.05
+_FAILED = f"cannot reset: {smi.PROGRAM}"
 
 
 class _ResetStuckError(DeviceError):
@@ -47,8 +39,8 @@ def _no_action(_session: Session) -> None:
     """No action before or after the reset."""
 
 
-def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_action) -> str:
-    """Reset the GPU; return the means that worked, once the same GPU is back with the same slices.
+def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_action) -> None:
+    """Reset the GPU; return once the same GPU is back with the same slices.
 
     ``before`` runs when all preconditions hold, ``after`` when the GPU is back; the GPU has no holder either time.
     """
@@ -61,7 +53,7 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
-            means = _reset_closed(target, held, mode)
+            _reset_closed(target, held, mode)
             after_reset.wait(target, joined=joined)
         except (DeviceLostError, _ResetStuckError):
             raise  # NVML cannot be asked now: the pending restore stays stored
@@ -71,7 +63,6 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
         _restore(target, pending)
         with target.library.session() as session:
             after(session)
-        return means
 
 
 def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
@@ -85,56 +76,35 @@ def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) 
     return pending
 
 
-def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> str:
+def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
     """Switch persistence off, close NVML, and reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
             pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
-        return _try_means(target, held, idle=mode is not None)
+        _run_tool(target, held)
     finally:
         target.library.reacquire_driver()
 
 
-def _try_means(target: ResetTarget, held: Held, *, idle: bool) -> str:
-    """Try each means once, in order; return the one that succeeds. NotNowError if no attempt did anything."""
-    refusals: list[str] = []
-    untouched = True  # no attempt may have changed the device, or found a client of it
-    failed = False
-    for name in target.means:
-        if name == KERNEL and (fault := _kernel_obstacle(target, idle=idle, untouched=untouched)):
-            refusals.append(f"{name}: {fault}")
-            continue
-        _demand_no_holders(target)
-        attempt = MEANS[name](target, held)
-        untouched = untouched and isinstance(attempt, Unsupported)
-        match attempt:
-            case Done():
-                return name
-            case InUse():
-                why = "the driver knows a client that no observation shows: find it, or reboot the node"
-                raise NotNowError(f"cannot reset: {name}: {why}")
-            case Stuck(why):
-                raise _ResetStuckError(f"cannot reset: {name}: {why}: reboot the node")
-            case NoPermission():
-                refusals.append(f"{name}: it takes root and CAP_SYS_ADMIN")
-            case Unsupported(why):
-                refusals.append(f"{name}: {why}")
-            case ResetFailed(why):
-                failed = True
-                refusals.append(f"{name}: {why}")
-    kind = DeviceError if failed else NotNowError  # a missing tool or right is no fault of the device
-    raise kind(f"cannot reset: {'; '.join(refusals)}")
-
-
-def _kernel_obstacle(target: ResetTarget, *, idle: bool, untouched: bool) -> str | None:
-    """Why the kernel must not reset the device; the kernel does not check for holders."""
-    if not untouched:
-        return "it does not check for holders, and an earlier means may have found one"
-    if not idle:
-        return "it is unknown whether persistence mode is off"
-    return _wait_for_none(lambda: sysfs.clients(target.host.sys_module), target.patience.leaving)
+def _run_tool(target: ResetTarget, held: Held) -> None:
+    """Reset with the driver's tool. NotNowError if it did nothing: a missing right is no fault of the device."""
+    _demand_no_holders(target)
+    match smi.reset(target.uuid, target.patience.tool, *held):
+        case Done():
+            return
+        case InUse():
+            why = "the driver knows a client that no observation shows: find it, or reboot the node"
+            raise NotNowError(f"{_FAILED}: {why}")
+        case Stuck(why):
+            raise _ResetStuckError(f"{_FAILED}: {why}: reboot the node")
+        case NoPermission():
+            raise NotNowError(f"{_FAILED}: it takes root and CAP_SYS_ADMIN")
+        case Unsupported(why):
+            raise NotNowError(f"{_FAILED}: {why}")
+        case ResetFailed(why):
+            raise DeviceError(f"{_FAILED}: {why}")
 
 
 def _demand_no_holders(target: ResetTarget) -> None:

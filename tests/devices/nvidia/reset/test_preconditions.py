@@ -5,22 +5,21 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_kernel, by_tool, file, no_holders, one_holder, refused, target
+from tests.devices.nvidia.bench import by_tool, file, no_holders, one_holder, refused, target
 from tests.fakes.nvml.machine import Process
 
 AMPERE, HOPPER = 7, 9
 gpu = bench.gpu  # a fixture
 
 
-def test_a_free_gpu_is_reset_by_the_first_means_alone(rig, gpu) -> None:
+def test_a_free_gpu_is_reset_by_the_tool(rig, gpu) -> None:
     gpu.set({"ecc.total.1.0": 3, "power.limit": 450000})
     reset.reset(target(rig))
     assert by_tool(rig) == [f"--gpu-reset -i {gpu.uuid}"]
-    assert not by_kernel(rig)
     assert (gpu["ecc.total.1.0"], gpu["power.limit"]) == ("0", "700000")
 
 
@@ -133,14 +132,6 @@ def test_a_gpu_that_answers_only_reset_required_is_reset(rig, gpu) -> None:
     gpu.set(reset_required=1)
     reset.reset(target(rig))
     assert by_tool(rig)
-
-
-def test_a_silent_gpu_is_not_reset_through_the_kernel(rig, gpu) -> None:
-    gpu.set(reset_required=1)
-    rig.machine.set({"smi.reset": "unsupported"})
-    with pytest.raises(DeviceError, match="function: it is unknown whether persistence mode is off"):
-        reset.reset(target(rig))
-    assert not by_kernel(rig)
 
 
 def test_a_lost_gpu_is_lost_and_is_not_reset(rig, gpu) -> None:
