@@ -4,10 +4,13 @@ import re
 import typing
 from pathlib import Path
 
+import pytest
+
 from scrubber.core import events, states
 from scrubber.core.model import State
 
-STATES = (Path(__file__).parents[2] / "docs" / "states.md").read_text()
+ROOT = Path(__file__).parents[2]
+STATES = (ROOT / "docs" / "states.md").read_text()
 DRAWN = re.compile(r"<!-- drawn from the table: begin -->\n(.*)<!-- drawn from the table: end -->", re.DOTALL)
 
 
@@ -29,13 +32,22 @@ def test_every_state_and_every_event_has_its_sentence():
     assert all(sentence.endswith(".") for sentence in (*rows("States").values(), *rows("Events").values()))
 
 
-def test_the_architecture_page_names_only_modules_that_exist():
-    root = Path(__file__).parents[2]
-    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", (root / "docs" / "architecture.md").read_text()))
-    places = [root, root / "scrubber", root / "plugin"]
+@pytest.mark.parametrize("page", ["architecture.md", "glossary.md"])
+def test_pages_name_only_modules_that_exist(page):
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", (ROOT / "docs" / page).read_text()))
+    places = [ROOT, ROOT / "scrubber", ROOT / "plugin"]
     assert named
     assert [
         it
         for it in sorted(named)
         if not any((place / it).with_suffix(s).exists() for place in places for s in ("", ".py"))
     ] == []
+
+
+def test_the_glossary_is_sorted_and_names_each_room():
+    rows = re.findall(
+        r"^\| ([^|]+?) \| [^|]+ \| ([^|]*?) ?\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    words = [word for word, _ in rows[1:]]  # without the heading
+    assert words == sorted(words, key=lambda word: word.replace("`", "").casefold())
+    assert [word for word, room in rows[1:] if not room] == ["tenant"]  # no line of code knows of tenants
