@@ -51,3 +51,15 @@ def test_the_glossary_is_sorted_and_names_each_room():
     words = [word for word, _ in rows[1:]]  # without the heading
     assert words == sorted(words, key=lambda word: word.replace("`", "").casefold())
     assert [word for word, room in rows[1:] if not room] == ["tenant"]  # no line of code knows of tenants
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_pages_name_only_tests_that_exist(page):
+    text = page.read_text()
+    modules = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("*.py")}
+    files = {path.name for path in modules.values()}
+    names = {name for path in modules.values() for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert [it for it in re.findall(r"`(tests/[\w/]+\.py)`", text) if it not in modules] == []
+    assert [it for it in re.findall(r"`(test_\w+\.py)`", text) if it not in files] == []
+    begun = re.findall(r"`(test_\w+?)_*\.\.\.`", text)
+    assert [it for it in begun if not any(name.startswith(it) for name in names)] == []
