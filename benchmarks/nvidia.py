@@ -31,6 +31,8 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.node import proc
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.service.monitor import STAGGER, Monitor
 from tests.fakes.nvml.build import build
@@ -93,7 +95,7 @@ class Node(Containers):
         settings = self.root.path / "settings"
         self.backend = Nvidia(host, self, settings)
         processes = Processes(PROC, self.pods.get, whole_node=False)
-        self.sight = Observer(self.backend, processes, "boot", self.root.path, 0.0)
+        self.sight = Observer(DriverCalls(self.backend, "boot"), processes, self.root.path, ObservedSince(0.0))
 
     def of(self, pid: int) -> str | None:
         """The pod of a process."""
@@ -113,14 +115,14 @@ class Node(Containers):
         began = time.perf_counter()
         records = await self.records({})
         await asyncio.gather(*(self.sight.full(record) for record in records))
-        await asyncio.gather(*(self.sight.vitals(record.device.uuid) for record in records))
+        await asyncio.gather(*(self.sight.health.vitals(record.device.uuid) for record in records))
         return time.perf_counter() - began
 
     async def records(self, owners: dict[str, str]) -> list[Record]:
         """What the ledger would hold of them."""
-        incarnation = await self.sight.incarnation()
+        incarnation = await self.sight.driver.incarnation()
         found = []
-        for info in await self.sight.inventory():
+        for info in await self.sight.driver.inventory():
             record = apply(None, ev.LedgerEntry(0, info.uuid, BEGAN, "op", ev.Discovered(info, incarnation)))
             if info.uuid in owners:
                 exposed = ev.PutInUse(Owner(owners[info.uuid], BEGAN, seen=True))
@@ -146,7 +148,7 @@ class Node(Containers):
         records = {record.device.uuid: record for record in await self.records(owners)}
 
         async def reconcile(device: str) -> Record:
-            await self.sight.vitals(device)
+            await self.sight.health.vitals(device)
             await self.sight.quick(records[device])
             return records[device]
 

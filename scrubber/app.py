@@ -33,6 +33,8 @@ from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.pods import Pods
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
@@ -124,7 +126,7 @@ class _WorkerStarter:
             bystanders=policy.evict.bystanders,
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
-            memory=await self.observer.memory(device),
+            memory=await self.observer.health.memory(device),
         )
         worker = await self.nursery.start_worker(assignment)
         if self.nursery.cupy.lacks:  # known only now, after the zygote has started
@@ -180,16 +182,9 @@ def build(
         return is_bystander(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
 
     ends = ProcessEnds()
-    observer = Observer(
-        backend,
-        processes,
-        identity.boot_id(),
-        config.kubelet_dir,
-        clock.now().uptime,
-        ignored,
-        ends=ends,
-        on_pass=on_pass,
-    )
+    driver = DriverCalls(backend, identity.boot_id())
+    seen_since = ObservedSince(clock.now().uptime)
+    observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     nursery = Nursery(warm_cuda=whole_node)
 
     starter = _WorkerStarter(backend, observer, nursery, whole_node, str(config.pod_logs), namespace)

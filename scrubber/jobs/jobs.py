@@ -118,7 +118,7 @@ class Jobs:
         observer = self._context.observer
         async with self.slots.at_driver(device, Step.SETTINGS):
             # Read here, not by the caller: a job may have restored the device while this call waited.
-            address = (await observer.pending_restores()).get(device)
+            address = (await observer.driver.pending_restores()).get(device)
             if address is None:
                 return None
             async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:

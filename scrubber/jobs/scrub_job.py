@@ -264,7 +264,7 @@ class ScrubJob:
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
-            async with self._observer.driver_released(
+            async with self._context.slots.driver_release.during_reset(
                 self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
             ):
                 fenced = self._fence(step, await self._observe())  # again: the release may have taken long
@@ -409,7 +409,7 @@ class ScrubJob:
         if isinstance(judged, verdict.Passed):
             vitals, unexpected_holder = await self._last_vitals()
         else:
-            vitals, unexpected_holder = await self._observer.vitals(self.device), None
+            vitals, unexpected_holder = await self._observer.health.vitals(self.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
         if isinstance(judged, verdict.Passed):
             judged = await self._still_alone(judged, unexpected_holder)
@@ -426,10 +426,10 @@ class ScrubJob:
         it is asked for once more.
         """
         async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(self.device, Step.HEALTH):
-            vitals = await self._observer.vitals(self.device)
+            vitals = await self._observer.health.vitals(self.device)
             if vitals is None or vitals.partial:
-                await asyncio.sleep(self._observer.patience)
-                vitals = await self._observer.vitals(self.device)
+                await asyncio.sleep(self._observer.driver.patience)
+                vitals = await self._observer.health.vitals(self.device)
             return vitals, found()
 
     async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Fenced | None) -> verdict.Verdict:
@@ -529,7 +529,7 @@ async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[WorkerHan
 
     async def start() -> WorkerHandle:
         worker = await spawn()
-        observer.own(worker.pid)
+        observer.holders.own(worker.pid)
         return worker
 
     starting = asyncio.create_task(start())
@@ -544,7 +544,7 @@ async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[WorkerHan
             try:
                 await worker.kill()
             finally:
-                observer.disown(worker.pid)  # a worker that is still there now must be seen as a holder
+                observer.holders.disown(worker.pid)  # a worker that is still there now must be seen as a holder
 
 
 async def _has_died(doing: asyncio.Task[StepResult], within: float) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from scrubber.core.model import Job, Path, Record, Step
 from scrubber.ground.aio import RWLock
+from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 
 ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker
@@ -21,7 +22,8 @@ class Slots:
     """The slots of one service."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+        self._backend = observer.driver.backend
+        self.driver_release = DriverRelease(observer.driver)
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
@@ -72,11 +74,11 @@ class Slots:
         """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
         if following is Step.RESET:  # its start is recorded under the locks of the siblings
             return True
-        return self._observer.backend.one_driver and not ON_MEMORY.issuperset((step, following))
+        return self._backend.one_driver and not ON_MEMORY.issuperset((step, following))
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
-        if not self._observer.backend.one_driver:
+        if not self._backend.one_driver:
             return nullcontext()
         if step is Step.RESET:
             return self._when_reacquired(device, self.driver.exclusive())
@@ -86,7 +88,7 @@ class Slots:
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
-        if not (self._observer.backend.one_driver and ON_MEMORY.issuperset(steps)):
+        if not (self._backend.one_driver and ON_MEMORY.issuperset(steps)):
             return nullcontext()
         return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
 
@@ -96,7 +98,7 @@ class Slots:
         async with AsyncExitStack() as stack:
             with _waiting(self._for_driver, device):
                 await stack.enter_async_context(turn)
-                await self._observer.driver_reacquired()
+                await self.driver_release.reacquired()
             yield
 
 

@@ -23,7 +23,7 @@ class BoardSampler:
         """Read, again and again; what was read is forgotten with the end."""
         try:
             while True:
-                self.latest = await self._observer.readings()
+                self.latest = await self._observer.health.readings()
                 await asyncio.sleep(self._every)
         finally:
             self.latest = {}

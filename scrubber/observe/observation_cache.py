@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scrubber.core.model import Facts, Holder, Moment, Record, State
+from scrubber.node import clock
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
 VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for the device
@@ -18,7 +19,7 @@ ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
 class ObservedSince:
     """Since when each device is observed without a gap. A process that held the device meanwhile was seen."""
 
-    def __init__(self, began: float, now: Callable[[], Moment], unobserved: float = UNOBSERVED) -> None:
+    def __init__(self, began: float, now: Callable[[], Moment] = clock.now, unobserved: float = UNOBSERVED) -> None:
         """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap."""
         self._unobserved = unobserved
         self._began = began

@@ -108,7 +108,7 @@ class Monitor:
         if not await _readable(alarm, max(self._interval, pause)):
             return ALARM_PAUSE
         await asyncio.sleep(earliest - loop.time())
-        self._observer.backend.clear_alarm()  # before the observation: a later report raises the alarm again
+        self._observer.driver.backend.clear_alarm()  # before the observation: a later report raises the alarm again
         self._observe_all_next()
         return min(2 * pause, MAX_ALARM_PAUSE)
 
@@ -155,8 +155,8 @@ class Monitor:
         return self._register_all, self._restores.start
 
     async def _register_all(self) -> None:
-        incarnation = await self._observer.incarnation()
-        for device in await self._observer.inventory():
+        incarnation = await self._observer.driver.incarnation()
+        for device in await self._observer.driver.inventory():
             await self._upkeep.register(device, incarnation)
 
     def _due(self) -> list[Record]:

@@ -58,7 +58,7 @@ class Operations:
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
             event: ev.Event = ev.AilmentFound(upkeep.operator_ailment(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
-                vitals = await context.observer.vitals(device)
+                vitals = await context.observer.health.vitals(device)
                 policy = context.policy(device)
                 event = upkeep.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
             await context.ledger.append(context.operation(op), (device, event))
@@ -137,7 +137,7 @@ class Operations:
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""
         context = self._context
-        vitals = await context.observer.vitals(device)
+        vitals = await context.observer.health.vitals(device)
         before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.policy(device))
         if before is not None:
             await context.ledger.append(context.operation(op), (device, before))

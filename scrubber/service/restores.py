@@ -26,7 +26,7 @@ class PendingRestores:
 
     async def start(self) -> None:
         """Start each pending restore that is due."""
-        for device in await self._context.observer.pending_restores():
+        for device in await self._context.observer.driver.pending_restores():
             waits = self._context.now().uptime < self._retry_at.get(device, 0.0)
             if not (self._context.stopping or waits or device in self._tasks):
                 self._tasks[device] = asyncio.create_task(self._restore(device))

@@ -53,7 +53,7 @@ class Upkeep:
     async def _doubted_devices(self) -> list[tuple[str, ev.Event]]:
         """For each device of this boot, the event that ends the trust in it."""
         try:
-            boot_id = (await self._context.observer.incarnation()).boot_id
+            boot_id = (await self._context.observer.driver.incarnation()).boot_id
         except DeviceError:
             boot_id = None
         found = {
@@ -72,7 +72,7 @@ class Upkeep:
         async with context.jobs.locks.of([device.uuid]):
             if record is None:
                 policy = context.active_policy.device_policy(device).policy
-                before = upkeep.earlier_errors(Baseline(), await context.observer.vitals(device.uuid), policy)
+                before = upkeep.earlier_errors(Baseline(), await context.observer.health.vitals(device.uuid), policy)
                 found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
                 return
@@ -110,7 +110,7 @@ class Upkeep:
         context = self._context
         if context.stopping:
             return None
-        vitals = await context.observer.vitals(device, context.record(device).device.parent)
+        vitals = await context.observer.health.vitals(device, context.record(device).device.parent)
         if vitals is not None:
             self._report(device, vitals)
         async with context.jobs.locks.of([device]):

@@ -17,6 +17,8 @@ from scrubber.core.states import apply
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.devices.conftest import end
 
@@ -59,7 +61,7 @@ def parts(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
+    return Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0)), backend, processes
 
 
 async def test_a_running_owner_saves_the_search_of_processes(bank, parts):
@@ -145,7 +147,7 @@ def forgetful(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
+    return Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0)), backend, processes
 
 
 async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):

@@ -74,6 +74,8 @@ PLANTED = [
     ("scrubber/devices/calls.py", "from scrubber import config", MEMORY),
     ("scrubber/devices/nvidia/health/signs.py", "from scrubber.steps import health", LOOKS),
     ("scrubber/observe/observer.py", "from scrubber.steps import evict", LOOKS),
+    ("scrubber/observe/driver_calls.py", "from scrubber.jobs import driver_release", LOOKS),
+    ("scrubber/observe/health.py", "from policies import model", MEMORY),
     ("scrubber/steps/clear.py", "from scrubber.steps import verify", STEPS),
     ("scrubber/steps/verify.py", "from scrubber.steps import reset", STEPS),
     ("scrubber/steps/scratch.py", "from scrubber.steps import selftest", STEPS),

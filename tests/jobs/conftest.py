@@ -1,5 +1,20 @@
-"""Jobs run in the worlds of the service, on virtual time."""
+"""Jobs run in the worlds of the service, on virtual time. A driver that blocks its caller needs threads and a clock."""
 
-from tests.service.conftest import build, pytest_asyncio_loop_factories, world
+from __future__ import annotations
 
-__all__ = ["build", "pytest_asyncio_loop_factories", "world"]
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.service.conftest import build, world
+from tests.service.virtual import VirtualLoop
+
+__all__ = ["build", "world"]
+
+WITH_THREADS = "test_driver_release.py"
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of each file."""
+    return {"real": asyncio.new_event_loop} if item.path.name == WITH_THREADS else {"virtual": VirtualLoop}

@@ -14,6 +14,8 @@ from scrubber.devices.simulated import creation, drills
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.metrics.board_sampler import BoardSampler
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
@@ -30,7 +32,9 @@ class Node:
         self.backend = Simulated(self.root)
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
         processes = Processes(Path("/proc"), self.backend.container_of, whole_node=False)
-        self.sight = Observer(self.backend, processes, "boot", folder, 0.0, patience=PATIENCE)
+        self.sight = Observer(
+            DriverCalls(self.backend, "boot", patience=PATIENCE), processes, folder, ObservedSince(0.0)
+        )
         self.board_sampler = BoardSampler(self.sight, every=0.001)
 
     @asynccontextmanager
@@ -77,6 +81,6 @@ async def test_while_a_gpu_hangs_nothing_is_shown_and_afterwards_all_is_again(no
         await node.shows(bool)
         drills.hang(node.root, node.uuids[0])
         await node.shows(lambda latest: latest == {})
-        assert await node.sight.readings() == {}  # at once: the earlier call has not returned
+        assert await node.sight.health.readings() == {}  # at once: the earlier call has not returned
         drills.heal(node.root, node.uuids[0])
         await node.shows(lambda latest: latest.keys() == {*node.uuids})

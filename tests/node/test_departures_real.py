@@ -20,6 +20,8 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.cgroups import Containers
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
@@ -54,7 +56,7 @@ class Eyes:
         self.memory = layout.find(root, device.uuid).memory
         self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
+        self.sight = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
         self.record: Record = replace(owned, device=device)
 

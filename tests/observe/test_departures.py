@@ -18,6 +18,8 @@ from scrubber.devices.simulated import creation, tenants
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.service import monitor
 from scrubber.service.monitor import Monitor
@@ -38,12 +40,12 @@ class Place:
         self.uuid = backend.inventory()[0].uuid
         self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
+        self.sight = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         self.pids: list[int] = []
 
     def record(self, owner: str | None) -> Record:
         events = [ev.PutInUse(Owner(owner, lives.NOW, seen=True))] if owner else []
-        return replace(lives.live(lives.GRANTED, *events), device=self.sight.backend.inventory()[0])
+        return replace(lives.live(lives.GRANTED, *events), device=self.sight.driver.backend.inventory()[0])
 
     def occupy(self, container: str = "") -> int:
         args = (self.root, self.uuid, b"")
@@ -94,7 +96,7 @@ async def test_only_the_followed_process_of_a_pod_is_a_departure(place):
 
 
 async def test_a_starting_pod_is_followed(place):
-    elsewhere = place.sight.backend.inventory()[1].uuid
+    elsewhere = place.sight.driver.backend.inventory()[1].uuid
     place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.sight.full(place.record(None), starting_pod=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]

@@ -20,6 +20,8 @@ from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.containers import MARK
 from scrubber.node import clock
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
@@ -62,7 +64,7 @@ def record(bank, uuid: str) -> Record:
 
 
 async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(bank, processes, tmp_path):
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, patience=WITHIN)
+    observer = Observer(DriverCalls(bank.backend, "boot", patience=WITHIN), processes, tmp_path, ObservedSince(0.0))
     pid = tenants.occupy(bank.root, bank.first, b"x", POD)
     held = asyncio.create_task(observer.full(record(bank, bank.first)))
     assert await asyncio.to_thread(processes.searching.wait, WITHIN)
@@ -98,7 +100,7 @@ async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_pa
     heavy = launch(MANY_FILES_FIVE_TIMES, bank.place(bank.first).memory, **{MARK: POD})
     seen = only(tmp_path / "proc", heavy.pid)  # other processes of this machine may have many files as well
     processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     held, free = [await observer.full(record(bank, uuid)) for uuid in (bank.first, bank.second)]
     assert (held.holders, free.holders, free.held_up) == (None, (), "")
     assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
@@ -106,7 +108,7 @@ async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_pa
 
 async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     tenants.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
@@ -115,7 +117,7 @@ async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank,
 
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path):
     """It may write and leave before the next observation."""
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     device = record(bank, bank.first)
     tenants.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
@@ -128,7 +130,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
 
 
 async def test_a_holder_that_no_search_can_name_ends_a_siblings_proof(bank, processes, tmp_path):
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     sibling = record(bank, bank.first)
     tenants.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
@@ -138,7 +140,7 @@ async def test_a_holder_that_no_search_can_name_ends_a_siblings_proof(bank, proc
 
 
 async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch):
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, states = record(bank, bank.first), processes.open_states
 
     def leaving(files: Mapping[str, Sequence[str]], workers: Collection[int] = ()) -> dict[str, bool | None]:
@@ -160,7 +162,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 async def test_a_holder_that_only_a_quick_observation_saw_ends_earlier_proofs(
     bank, processes, tmp_path, monkeypatch, ask
 ):
-    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, asked = record(bank, bank.first), "has_holders" if ask == "quick" else "quick_observation"
     answer = getattr(bank.backend, asked)
 

@@ -39,7 +39,7 @@ async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
 
 async def test_during_a_reset_other_devices_are_granted(world):
     first, second = world.uuids
-    async with world.life.observer.driver_released():
+    async with world.life.jobs.slots.driver_release.during_reset():
         await asyncio.sleep(30)
         assert {world.state(first), world.state(second)} == {State.CLEAN}
         await world.acquire("pod", second)
@@ -48,7 +48,7 @@ async def test_during_a_reset_other_devices_are_granted(world):
 
 async def test_during_a_reset_a_device_with_an_error_is_refused(world):
     first, second = world.uuids
-    async with world.life.observer.driver_released(first):
+    async with world.life.jobs.slots.driver_release.during_reset(first):
         world.node.report(second, (79,))
         await asyncio.sleep(5)
         assert world.state(second) is State.QUARANTINED
@@ -63,7 +63,7 @@ async def test_a_driver_that_stays_closed_counts_as_unresponsive(world):
     """Nothing is heard of any device any more: none of them may be called well."""
     device = world.uuids[0]
     world.node.reacquire_driver = lambda: None
-    async with world.life.observer.driver_released():
+    async with world.life.jobs.slots.driver_release.during_reset():
         pass
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused):
@@ -86,7 +86,7 @@ async def test_a_device_under_reset_by_a_tool_is_not_free(world):
 
 async def test_our_own_reset_is_not_a_foreign_one(world):
     device = world.uuids[0]
-    async with world.life.observer.driver_released(device):
+    async with world.life.jobs.slots.driver_release.during_reset(device):
         world.node.at_it.add(device)
         assert (await world.life.observer.full(world.record(device))).holders == ()
     assert (await world.life.observer.full(world.record(device))).holders is None
@@ -194,7 +194,7 @@ async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkey
 
     monkeypatch.setattr(Hand, "perform", noted)
     first, second = world.uuids
-    async with world.life.observer.driver_released(first):
+    async with world.life.jobs.slots.driver_release.during_reset(first):
         world.node.at_it.add(first)
     running = await world.operations.scrub(second, Path.FAST)
     await asyncio.sleep(20)

@@ -198,7 +198,7 @@ async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
     assert not [it for it in Eyes.heard if it.startswith("does")]
     assert len(hands) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
-    assert not world.life.observer._workers
+    assert not world.life.observer.holders._workers
 
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
@@ -232,7 +232,7 @@ async def test_a_holder_during_a_wait_voids_the_clear(world, monkeypatch, step, 
 async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monkeypatch):
     device, observer = world.uuids[0], world.life.observer
     came: list[Process] = []
-    ask = observer.vitals
+    ask = observer.health.vitals
 
     async def late(uuid: str, parent: str | None = None) -> object:
         job = world.record(device).job
@@ -242,7 +242,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
             world.node.leave(came[0])
         return await ask(uuid, parent)
 
-    monkeypatch.setattr(observer, "vitals", late)
+    monkeypatch.setattr(observer.health, "vitals", late)
     running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (len(came), running.receipt) == (1, None)

@@ -38,7 +38,7 @@ def bank(tmp_path):
 
 def counting_on(bank, interval: float) -> Counting:
     service: Any = SimpleNamespace(context=None, upkeep=None, restores=None)
-    observer: Any = SimpleNamespace(backend=bank.backend)
+    observer: Any = SimpleNamespace(driver=SimpleNamespace(backend=bank.backend))
     return Counting(service, observer, interval)
 
 

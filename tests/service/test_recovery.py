@@ -259,14 +259,14 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
     """A request between the last step and its verdict is refused."""
     world = await tested()
     device = await begun(world)
-    look = world.life.observer.vitals
+    look = world.life.observer.health.vitals
 
     async def slow(uuid: str) -> Vitals | None:
         await asyncio.sleep(1.5)
         seen: Vitals | None = await look(uuid)
         return seen
 
-    world.life.observer.vitals = slow
+    world.life.observer.health.vitals = slow
     world.node.gpus[device].errs = True
     while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
         await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
@@ -279,14 +279,14 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
 async def test_a_device_not_observed_at_the_end_is_not_clean(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, Path.FAST)
-    look = world.life.observer.vitals
+    look = world.life.observer.health.vitals
 
     async def silent(_uuid: str) -> None:
         return None
 
-    world.life.observer.vitals = silent
+    world.life.observer.health.vitals = silent
     await running.finished.wait()
-    world.life.observer.vitals = look
+    world.life.observer.health.vitals = look
     assert (running.receipt, running.why) == (None, "its health could not be read at the end")
     await world.reach(device, State.CLEAN)
 

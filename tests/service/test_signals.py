@@ -322,7 +322,7 @@ async def test_a_siblings_reset_does_not_make_a_lost_device_present(world):
     flag("lost")(world, device)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(LONG)
-    async with world.life.observer.driver_released(other):  # as for a reset that takes its time
+    async with world.life.jobs.slots.driver_release.during_reset(other):  # as for a reset that takes its time
         await asyncio.sleep(10.0)
     await asyncio.sleep(A_ROUND)
     assert trials(world, device) == []

@@ -29,7 +29,8 @@ from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.sqlite import SqliteStore
 from scrubber.node.processes import Processes
-from scrubber.observe.observation_cache import UNOBSERVED
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
@@ -350,16 +351,10 @@ class World:
         if self._lives == 1:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP, KEEP)
-        observer = Observer(
-            self.node,
-            cast("Processes", self.node),
-            self.node.boot_id,
-            Path(self._run_dir.name),
-            self.node.now().uptime,
-            caller=cast("Caller", PretendCaller(self.chance)),
-            now=self.node.now,
-            unobserved=max(UNOBSERVED, 3 * self._interval),
-        )
+        driver = DriverCalls(self.node, self.node.boot_id, caller=cast("Caller", PretendCaller(self.chance)))
+        unobserved = max(UNOBSERVED, 3 * self._interval)
+        since = ObservedSince(self.node.now().uptime, self.node.now, unobserved)
+        observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since)
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job

@@ -15,7 +15,10 @@ from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quara
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.reset import locks
+from scrubber.jobs.driver_release import DriverRelease
 from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.health.events_seen import rings
@@ -37,7 +40,7 @@ NewObserver = Callable[..., Observer]
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
     """The observer of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(backend, processes, "boot", folder, 0.0, patience=patience)
+    return Observer(DriverCalls(backend, "boot", patience=patience), processes, folder, ObservedSince(0.0))
 
 
 @pytest.fixture
@@ -74,7 +77,8 @@ async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, ne
     backend.inventory()
     here = record(backend, cut[0])
     observer = new_observer()
-    async with observer.driver_released(*cut):
+    release = DriverRelease(observer.driver)
+    async with release.during_reset(*cut):
         assert (await observer.full(here)).holders == ()
         rig.cut(0)
         assert (await observer.full(here)).holders is None
@@ -86,49 +90,52 @@ async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, n
     with locks.claimed(bench.lock(rig)):
         gpu.set(lost=True)
         before = questions(rig)
-        assert await observer.vitals(gpu.uuid) is None
+        assert await observer.health.vitals(gpu.uuid) is None
         assert (await observer.full(here)).holders is None
         assert (await observer.quick(here)).holders is None
         assert questions(rig) == before
-    vitals = await observer.vitals(gpu.uuid)
+    vitals = await observer.health.vitals(gpu.uuid)
     assert vitals is not None
     assert vitals.lost
 
 
 async def test_there_are_no_measurements_while_the_driver_is_released(rig, gpu, new_observer) -> None:
     observer = new_observer()
-    assert len(await observer.readings()) == len(rig.machine.gpus)
-    async with observer.driver_released(gpu.uuid):
-        assert await observer.readings() == {}
-    await observer.driver_reacquired()
-    assert len(await observer.readings()) == len(rig.machine.gpus)
+    release = DriverRelease(observer.driver)
+    assert len(await observer.health.readings()) == len(rig.machine.gpus)
+    async with release.during_reset(gpu.uuid):
+        assert await observer.health.readings() == {}
+    await release.reacquired()
+    assert len(await observer.health.readings()) == len(rig.machine.gpus)
 
 
 async def test_the_driver_stays_released_until_an_abandoned_tool_ends(rig, gpu, new_observer) -> None:
     observer = new_observer()
+    release = DriverRelease(observer.driver)
     with locks.claimed(bench.lock(rig)):
-        async with observer.driver_released(gpu.uuid):
+        async with release.during_reset(gpu.uuid):
             pass
         before = questions(rig)
-        assert len(await observer.inventory()) == 8
+        assert len(await observer.driver.inventory()) == 8
         answers = {
-            it.uuid: await observer.vitals(it.uuid) for it in rig.machine.gpus
+            it.uuid: await observer.health.vitals(it.uuid) for it in rig.machine.gpus
         }  # the kernel's log is not the driver
         assert answers == {it.uuid: None if it.uuid == gpu.uuid else Vitals(partial=True) for it in rig.machine.gpus}
         assert questions(rig) == before
-    await observer.driver_reacquired()
-    assert await observer.vitals(gpu.uuid) is not None
+    await release.reacquired()
+    assert await observer.health.vitals(gpu.uuid) is not None
 
 
 async def test_but_not_for_ever(rig, gpu, new_observer, monkeypatch) -> None:
-    monkeypatch.setattr("scrubber.observe.driver_release.TOOL_ENDS_WITHIN", 0.1)
+    monkeypatch.setattr("scrubber.jobs.driver_release.TOOL_ENDS_WITHIN", 0.1)
     observer = new_observer()
+    release = DriverRelease(observer.driver)
     with locks.claimed(bench.lock(rig)):
-        async with observer.driver_released(gpu.uuid):
+        async with release.during_reset(gpu.uuid):
             pass
-        await observer.driver_reacquired()
-        assert await observer.vitals(rig.gpu(1).uuid) is not None
-        assert await observer.vitals(gpu.uuid) is None
+        await release.reacquired()
+        assert await observer.health.vitals(rig.gpu(1).uuid) is not None
+        assert await observer.health.vitals(gpu.uuid) is None
 
 
 async def test_an_unreadable_lock_does_not_keep_the_driver_released(gpu, backend, new_observer, monkeypatch) -> None:
@@ -136,12 +143,13 @@ async def test_an_unreadable_lock_does_not_keep_the_driver_released(gpu, backend
         raise DeviceError("no locks available")
 
     observer = new_observer()
+    release = DriverRelease(observer.driver)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "in_reset", refuse)
-        async with observer.driver_released(gpu.uuid):
+        async with release.during_reset(gpu.uuid):
             pass
-        await observer.driver_reacquired()
-    assert await observer.vitals(gpu.uuid) is not None
+        await release.reacquired()
+    assert await observer.health.vitals(gpu.uuid) is not None
 
 
 async def test_a_caller_after_a_reset_waits_for_the_driver(backend, new_observer, monkeypatch) -> None:
@@ -155,50 +163,53 @@ async def test_a_caller_after_a_reset_waits_for_the_driver(backend, new_observer
 
     monkeypatch.setattr(backend._library, "_open_it", slowly)
     observer, turn, done = new_observer(patience=0.2), asyncio.Lock(), 0
+    release = DriverRelease(observer.driver)
 
     async def one() -> None:
         nonlocal done
-        async with turn, observer.driver_released():
+        async with turn, release.during_reset():
             done += 1
 
     await asyncio.gather(*(one() for _ in range(3)))
     assert done == 3
-    await observer.driver_reacquired()
+    await release.reacquired()
 
 
 async def test_during_a_reset_errors_count_and_health_is_unknown(rig, watch):
     observer = watch()
+    release = DriverRelease(observer.driver)
     well, sick = rig.gpu(0).uuid, rig.gpu(1).uuid
-    async with observer.driver_released(rig.gpu(2).uuid):
-        found = await observer.vitals(sick)
+    async with release.during_reset(rig.gpu(2).uuid):
+        found = await observer.health.vitals(sick)
         assert (found.partial, [xid.code for xid in found.xids]) == (True, [79])
-        assert await observer.vitals(well) == Vitals(partial=True)
-    await observer.driver_reacquired()
-    assert await observer.vitals(well) == Vitals()
-    assert not (await observer.vitals(sick)).partial
+        assert await observer.health.vitals(well) == Vitals(partial=True)
+    await release.reacquired()
+    assert await observer.health.vitals(well) == Vitals()
+    assert not (await observer.health.vitals(sick)).partial
 
 
 async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
     observer, sick = watch(), rig.gpu(1).uuid
-    async with observer.driver_released(sick):
-        assert await observer.vitals(sick) is None
-    await observer.driver_reacquired()
+    release = DriverRelease(observer.driver)
+    async with release.during_reset(sick):
+        assert await observer.health.vitals(sick) is None
+    await release.reacquired()
     bench.lock(rig, 1).parent.mkdir(parents=True)
     with bench.lock(rig, 1).open("w") as held:  # a tool that outlived its worker
         fcntl.flock(held, fcntl.LOCK_EX)
-        async with observer.driver_released(rig.gpu(2).uuid):
-            assert await observer.vitals(sick) is None
-        assert await observer.vitals(sick) is None
-    await observer.driver_reacquired()
+        async with release.during_reset(rig.gpu(2).uuid):
+            assert await observer.health.vitals(sick) is None
+        assert await observer.health.vitals(sick) is None
+    await release.reacquired()
 
 
 async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
     observer, sick = watch(patience=0.5), rig.gpu(1).uuid
     with rig.machine.hanging("nvmlDeviceGetTotalEccErrors") as file:
-        found = [await observer.vitals(sick)]
+        found = [await observer.health.vitals(sick)]
         async with asyncio.timeout(30):
             while found[-1].partial:
-                found.append(await observer.vitals(sick))
+                found.append(await observer.health.vitals(sick))
                 await asyncio.sleep(0.01)
         file.unlink()
     assert len(found) > 1
@@ -211,7 +222,7 @@ AWAY = Vitals(lost=True, relaid=True)
 
 async def health(observer: Observer, here: Record) -> Vitals | None:
     """As the service asks about one device by itself."""
-    return await observer.vitals(here.device.uuid, here.device.parent)
+    return await observer.health.vitals(here.device.uuid, here.device.parent)
 
 
 async def test_a_replaced_slice_differs_from_one_of_a_lost_gpu(rig, cut, backend, new_observer, tmp_path) -> None:

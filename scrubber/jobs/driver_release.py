@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from scrubber.devices.base import Backend, DeviceError, ShortageError
-from scrubber.devices.calls import Caller
 from scrubber.ground import log
+from scrubber.observe.driver_calls import DriverCalls
 
-logger = log.get("observer")
+logger = log.get("jobs")
 
 REOPENS_WITHIN = 60.0  # seconds that the driver may take after a reset: without persistence mode it sets up all GPUs
 TOOL_ENDS_WITHIN = 60.0  # seconds to wait for a reset tool that has outlived its worker
@@ -21,32 +21,29 @@ SHORTAGE_PAUSE = 1.0  # seconds before the next try, while the service or its no
 
 
 class DriverRelease:
-    """The releases of one driver."""
+    """The releases of one driver. It tells the observations, which then expect no answer of the driver."""
 
-    def __init__(self, backend: Backend, caller: Caller, patience: float) -> None:
-        self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
-        self._backend = backend
-        self._caller = caller
-        self._patience = patience
-        self._releases: set[_Release] = set()
+    def __init__(self, driver: DriverCalls) -> None:
+        self._driver = driver
         self._reacquiring: set[asyncio.Task[None]] = set()
-
-    def in_force(self) -> bool:
-        """Whether the driver is released, or not reacquired yet."""
-        return bool(self._releases)
 
     @asynccontextmanager
     async def during_reset(self, *uuids: str) -> AsyncIterator[None]:
-        """Release the driver while these devices are reset; DeviceError when an earlier call does not return."""
+        """Release the driver while these devices are reset; DeviceError when an earlier call does not return.
+
+        Processes are still observed. That the driver does not answer while it is released is no sign. It is a sign if
+        the driver still does not answer when the release is over.
+        """
         await self.reacquired()
-        release = _Release(self._backend)
-        self._releases.add(release)
+        driver = self._driver
+        release = _Release(driver.backend)
+        driver.releases += 1
         try:
-            await self._caller.ask(f"release driver {release.number}", release.begin, 2 * self._patience)
-            self.resetting.update(uuids)
+            await driver.caller.ask(f"release driver {release.number}", release.begin, 2 * driver.patience)
+            driver.resetting.update(uuids)
             yield
         finally:
-            self.resetting.difference_update(uuids)
+            driver.resetting.difference_update(uuids)
             # In a task of its own: the job that ends a reset does not wait for the driver, and may be cancelled.
             reacquiring = asyncio.create_task(self._reacquire(release, uuids))
             self._reacquiring.add(reacquiring)
@@ -67,23 +64,24 @@ class DriverRelease:
         except DeviceError as error:
             logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
         finally:
-            self._releases.discard(release)
+            self._driver.releases -= 1
 
     async def _open_again(self, release: _Release) -> None:
         """Try until no shortage prevents it: a driver that stays released looks like a driver that does not answer."""
         while True:
             try:
-                return await self._caller.ask(f"reacquire driver {release.number}", release.end, REOPENS_WITHIN)
+                return await self._driver.caller.ask(f"reacquire driver {release.number}", release.end, REOPENS_WITHIN)
             except ShortageError as error:
                 logger.warning("the driver cannot be opened again after a reset yet", error=str(error))
                 await asyncio.sleep(SHORTAGE_PAUSE)
 
     async def _tool_ends(self, release: _Release, uuids: Collection[str]) -> None:
         """Wait for the reset tool of a worker that was killed: the tool still needs a driver without users."""
-        key = f"tool {release.number}"
+        key, in_reset = f"tool {release.number}", self._driver.backend.in_reset
+        ask, patience = self._driver.caller.ask, self._driver.patience
         try:
             async with asyncio.timeout(TOOL_ENDS_WITHIN):
-                while await self._caller.ask(key, lambda: any(map(self._backend.in_reset, uuids)), self._patience):  # noqa: ASYNC110 - a file lock sends no event when it is free
+                while await ask(key, lambda: any(map(in_reset, uuids)), patience):  # noqa: ASYNC110 - a file lock sends no event when it is free
                     await asyncio.sleep(TOOL_CHECK_EVERY)
         except (DeviceError, TimeoutError) as error:
             why = str(error) or f"not within {TOOL_ENDS_WITHIN:g} s"

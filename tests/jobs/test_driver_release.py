@@ -11,9 +11,9 @@ import pytest
 from scrubber.devices import calls
 from scrubber.devices.base import ShortageError
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.node.processes import Processes
-from scrubber.observe import driver_release
-from scrubber.observe.observer import Observer
+from scrubber.jobs import driver_release
+from scrubber.jobs.driver_release import DriverRelease
+from scrubber.observe.driver_calls import DriverCalls
 from tests.patience import WITHIN
 
 
@@ -41,19 +41,18 @@ def backend(tmp_path):
 
 
 @pytest.fixture
-def observer(backend, tmp_path):
-    processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
+def release(backend):
+    return DriverRelease(DriverCalls(backend, "boot", patience=1.0))
 
 
-async def away(observer):
-    async with observer.driver_released():
-        raise AssertionError("nobody was to get here" if observer.backend.away != 1 else "the reset failed")
+async def away(release, backend):
+    async with release.during_reset():
+        raise AssertionError("nobody was to get here" if backend.away != 1 else "the reset failed")
 
 
 @pytest.mark.parametrize("impatience", ["cancelled", "too late"])
-async def test_a_caller_that_gives_up_leaves_no_release_behind(observer, backend, impatience):
-    asking = asyncio.create_task(away(observer))
+async def test_a_caller_that_gives_up_leaves_no_release_behind(release, backend, impatience):
+    asking = asyncio.create_task(away(release, backend))
     await asyncio.to_thread(backend.asked.wait, 5)
     if impatience == "cancelled":
         asking.cancel()
@@ -64,27 +63,27 @@ async def test_a_caller_that_gives_up_leaves_no_release_behind(observer, backend
     assert backend.away == 0
 
 
-async def test_the_driver_is_reacquired_once_a_shortage_has_ended(observer, backend, monkeypatch):
+async def test_the_driver_is_reacquired_once_a_shortage_has_ended(release, backend, monkeypatch):
     monkeypatch.setattr(driver_release, "SHORTAGE_PAUSE", 0.01)
-    ask, refusals = observer._caller.ask, iter([ShortageError("no thread can be started")] * 3)
+    ask, refusals = release._driver.caller.ask, iter([ShortageError("no thread can be started")] * 3)
 
     async def short(key, question, deadline) -> object:
         if key.startswith("reacquire") and (error := next(refusals, None)):
             raise error
         return await ask(key, question, deadline)
 
-    monkeypatch.setattr(observer._caller, "ask", short)
+    monkeypatch.setattr(release._driver.caller, "ask", short)
     backend.may.set()
-    async with observer.driver_released():
+    async with release.during_reset():
         assert backend.away == 1
-    await observer.driver_reacquired()
+    await release.reacquired()
     assert next(refusals, None) is None
     assert backend.away == 0
 
 
-async def test_the_driver_is_reacquired_when_a_reset_fails(observer, backend):
+async def test_the_driver_is_reacquired_when_a_reset_fails(release, backend):
     backend.may.set()
     with pytest.raises(AssertionError):
-        await away(observer)
+        await away(release, backend)
     assert await asyncio.to_thread(backend.back.wait, 5)
     assert backend.away == 0

@@ -1,0 +1,72 @@
+"""Asks the driver, and knows what it means when the driver does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from scrubber.core.model import DeviceInfo, Incarnation
+from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, ShortageError
+from scrubber.devices.calls import Caller
+from scrubber.observe.shared import Shared
+
+T = TypeVar("T")
+
+
+class DriverCalls:
+    """The questions of the service to one driver. ``patience``: the seconds that an answer may take.
+
+    ``resetting`` and ``releases`` are kept by ``jobs.driver_release``. While the service resets a device itself, the
+    driver is released, and what it does not answer is no sign of a fault.
+    """
+
+    def __init__(self, backend: Backend, boot_id: str, *, patience: float = 2.0, caller: Caller | None = None) -> None:
+        self.backend = backend
+        self.patience = patience
+        self.caller = caller or Caller()
+        self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
+        self.releases = 0  # releases of the driver that are in force: the driver is not reacquired yet
+        self._boot_id = boot_id
+        self._incarnation = Shared(self._find_incarnation)
+
+    async def inventory(self) -> tuple[DeviceInfo, ...]:
+        """All devices; raises DeviceError when they cannot be listed."""
+        return await self.caller.ask("inventory", self.backend.inventory, self.patience)
+
+    async def pending_restores(self) -> Mapping[str, Address]:
+        """The GPUs that have a pending restore, with their addresses; raises DeviceError."""
+        return await self.caller.ask("pending restores", self.backend.pending_restores, self.patience)
+
+    async def incarnation(self) -> Incarnation:
+        """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
+        return await self._incarnation.ask()
+
+    async def _find_incarnation(self, _asked: frozenset[str]) -> Incarnation:
+        return await self.caller.ask("driver", self.read_incarnation, self.patience)
+
+    # -- in a thread
+
+    def read_incarnation(self) -> Incarnation:
+        """``incarnation``, asked in the thread of the caller."""
+        return Incarnation(self._boot_id, self.backend.driver())
+
+    def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
+        """The answer of the backend; None during an orphaned reset."""
+        return None if self.in_orphaned_reset(uuid) else question(uuid)
+
+    def in_orphaned_reset(self, uuid: str) -> bool:
+        """Whether a reset tool still resets the device after its worker has ended.
+
+        The state and the holders of the device are unknown then.
+        """
+        return uuid not in self.resetting and self.backend.in_reset(uuid)
+
+    # -- what an error means
+
+    def caused_by_release(self, error: DeviceError) -> bool:
+        """Whether the driver did not answer because it is released."""
+        return isinstance(error, DriverClosedError) and self.releases > 0
+
+    def says_nothing(self, error: DeviceError) -> bool:
+        """Whether the error is no sign: the driver is released, or the service or its node lacks something."""
+        return isinstance(error, ShortageError) or self.caused_by_release(error)

@@ -1,0 +1,98 @@
+"""The health of the devices, and what they measure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scrubber.core import presence
+from scrubber.core.model import Vitals
+from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Readings
+from scrubber.devices.calls import in_turn
+from scrubber.observe.driver_calls import DriverCalls
+
+
+class Health:
+    """What the devices report about themselves."""
+
+    def __init__(self, driver: DriverCalls) -> None:
+        self._driver = driver
+        self._late: dict[str, float] = {}  # since when a device does not answer
+
+    def is_late(self, uuid: str) -> bool:
+        """Whether the last health report of a device was late."""
+        return uuid in self._late
+
+    async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
+        """Health as the device reports it. Without a report: the logged signs alone (``partial``), or None.
+
+        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned anew.
+
+        One late answer is no sign, because drivers hold their locks while another device is reset. Two late answers in
+        a row are. What a device reports during a reset is no sign either.
+        """
+        try:
+            vitals = await self._driver.caller.ask(uuid, lambda: self._vitals(uuid, parent), self._driver.patience)
+        except DeviceError as error:
+            silent, logged = self._unanswered(uuid, error), await self._logged(uuid)
+            return replace(silent, xids=logged.xids, signs=logged.signs) if silent and logged else silent or logged
+        if vitals is not None:
+            self._late.pop(uuid, None)
+        return vitals
+
+    async def memory(self, uuid: str) -> Counts | None:
+        """The driver's counts of the device's memory now; None if it does not say."""
+        try:
+            return await self._driver.caller.ask(uuid, lambda: self._driver.backend.memory(uuid), self._driver.patience)
+        except DeviceError:
+            return None
+
+    def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
+        silent = None if self._driver.says_nothing(error) else silence(error)
+        if silent is None or silent.lost:
+            return silent
+        now = asyncio.get_running_loop().time()
+        # While a late call hangs, further calls fail at once. That is the same late answer, so wait.
+        return silent if now - self._late.setdefault(uuid, now) >= self._driver.patience else None
+
+    async def _logged(self, uuid: str) -> Vitals | None:
+        """What the log says about a device. Asked apart from the driver, which may hang."""
+        try:
+            return await self._driver.caller.ask(f"log {uuid}", lambda: self._read_log(uuid), self._driver.patience)
+        except DeviceError:  # the device has no log, or the log cannot be read now: that proves no health either
+            return None
+
+    def _read_log(self, uuid: str) -> Vitals | None:
+        driver = self._driver
+        # What a device logs during a reset of ours is expected.
+        return None if uuid in driver.resetting or driver.in_orphaned_reset(uuid) else driver.backend.reported(uuid)
+
+    async def readings(self) -> Mapping[str, Readings]:
+        """What whole GPUs measure; empty while the driver is released, or does not answer in time."""
+        driver = self._driver
+        questions = {"all": driver.backend.readings}
+        return (await in_turn(driver.caller, "readings", questions, driver.patience)).get("all", {})
+
+    def _vitals(self, uuid: str, parent: str | None) -> Vitals | None:
+        reported = self._driver.answer(self._driver.backend.vitals, uuid)
+        return None if reported is None else self.in_layout(reported, parent)
+
+    def in_layout(self, reported: Vitals, parent: str | None) -> Vitals:
+        """The vitals of a slice that may be gone because its GPU was partitioned anew.
+
+        A GPU that is in a reset, has a pending restore, or does not answer, says nothing about its slices.
+        """
+        if not reported.lost or parent is None or self._driver.in_orphaned_reset(parent):
+            return reported
+        try:
+            # If a reset by the service removed the slice, the slice counts as lost.
+            ours = parent in self._driver.backend.pending_restores()
+            return reported if ours else presence.slice_vitals(reported, self._driver.backend.vitals(parent))
+        except DeviceError:
+            return reported
+
+
+def silence(error: DeviceError) -> Vitals:
+    """The vitals of a device that does not answer."""
+    return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True, why=str(error))

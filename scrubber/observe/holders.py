@@ -1,0 +1,158 @@
+"""Finds the processes that hold devices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from scrubber.core import ownership
+from scrubber.core.model import Holder
+from scrubber.devices.base import DeviceError, ShortageError
+from scrubber.devices.calls import UnresponsiveError
+from scrubber.ground import log
+from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.shared import Shared
+
+logger = log.get("observer")
+
+Holders = dict[str, tuple[Holder, ...] | None]
+IsBystander = Callable[[Holder], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one search for holders found."""
+
+    holders: Holders
+    held_up: str = ""  # which process was too slow to read, for operators
+    open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
+    left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
+
+
+class HolderSearch:
+    """Searches for holders. The processes of the service's own workers are none."""
+
+    def __init__(self, driver: DriverCalls, processes: Processes, bystanders: Callable[[str], IsBystander]) -> None:
+        """``bystanders``: for each device, which holders do not count."""
+        self.took = 0.0  # seconds that the last search took
+        self.listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last search
+        self._driver = driver
+        self._processes = processes
+        self._bystanders = bystanders
+        self._workers: set[int] = set()
+        self._all_holders = Shared(self._find_holders)
+        self._logged_pid = 0  # of a process that held up a search
+
+    def own(self, pid: int) -> None:
+        """Count a process as a worker of the service, not as a holder."""
+        self._workers.add(pid)
+
+    def disown(self, pid: int) -> None:
+        """Forget a worker that was reaped: the pid may belong to another process now."""
+        self._workers.discard(pid)
+
+    async def of(self, uuids: Sequence[str]) -> Found:
+        """The holders of these devices. A device that no process has open never waits for a search.
+
+        A holder may leave before the search finds it. If the device is still open, and the search found no holder, only
+        bystanders have it open.
+        """
+        search = await self._search_for(uuids)
+        open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
+        if not open_but_not_found:
+            return search
+        states = await self._open_states(open_but_not_found)
+        return replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
+
+    async def _search_for(self, uuids: Sequence[str]) -> Found:
+        if self._driver.backend.lists_holders:
+            return await self._all_holders.ask(*uuids)
+        states = await self._open_states(uuids)
+        free = [uuid for uuid, is_open in states.items() if is_open is False]
+        rest = [uuid for uuid in uuids if uuid not in free]
+        search = await self._all_holders.ask(*rest) if rest else Found({})
+        opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
+        return replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
+
+    async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
+        """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
+        if self._driver.backend.lists_holders:
+            workers = frozenset(self._workers)
+            listed = await asyncio.gather(*map(self._list_holders, uuids))
+            return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
+        return await self._driver.caller.ask(
+            f"open {uuids[0]}",
+            lambda: self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers)),
+            self._driver.patience,
+        )
+
+    async def _find_holders(self, uuids: frozenset[str]) -> Found:
+        listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
+        workers = frozenset(self._workers)
+        if self._driver.backend.lists_holders:
+            listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
+        known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
+        self.listed |= known
+        began = asyncio.get_running_loop().time()
+        try:
+            search = await self._driver.caller.ask("processes", lambda: self._search(known), 5 * self._driver.patience)
+        except UnresponsiveError:
+            seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
+            search = Found({}, f"pid {pid} took {seconds:.1f} s to read")
+        else:
+            self.took = asyncio.get_running_loop().time() - began
+        if search.held_up:
+            self._log_slowest()
+        opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened)
+
+    def _log_slowest(self) -> None:
+        """Log which process holds up the search, once for each process."""
+        seconds, pid = self._processes.slowest()
+        if pid != self._logged_pid:
+            self._logged_pid = pid
+            logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
+
+    async def _list_holders(self, uuid: str) -> frozenset[int] | None:
+        """The holders that the driver lists; None when it does not answer. A released driver lists no holder."""
+        try:
+            return await self._driver.caller.ask(
+                uuid, lambda: self._driver.answer(self._driver.backend.listed_holders, uuid), self._driver.patience
+            )
+        except ShortageError:
+            raise
+        except DeviceError as error:
+            return frozenset() if self._driver.caused_by_release(error) else None
+
+    def _search(self, listed: Mapping[str, frozenset[int]]) -> Found:
+        """Find the holders together for all devices that have the same bystanders."""
+        workers, until = tuple(self._workers), time.monotonic() + 4 * self._driver.patience
+        groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
+        for uuid in listed:
+            groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
+        found, held_up = Holders(), ""
+        for is_bystander, files in groups.items():
+            ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
+            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
+            held_up = self._describe_slowest() if self._processes.gave_up else held_up
+        return Found(found, held_up)
+
+    def _describe_slowest(self) -> str:
+        seconds, pid = self._processes.slowest()
+        name = ownership.holder_names(self._processes.process(pid)) or f"pid {pid}"
+        return f"{name} took {seconds:.1f} s to read"
+
+    def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
+        """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""
+        return self._processes.descends(holder.pid, workers) or is_bystander(holder)
+
+    def _files(self, uuid: str) -> tuple[str, ...]:
+        """The files of a device; none if it is gone or in a reset. Then only the holders of this device are unknown."""
+        try:
+            return () if self._driver.in_orphaned_reset(uuid) else self._driver.backend.files(uuid)
+        except DeviceError:
+            return ()
