@@ -76,7 +76,7 @@ proto: $(READY) ## regenerate the committed stubs from the .proto files
 
 kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
-	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
+	@PYTHONPATH=build/kernels $(BIN)/python -m deploy.compile_kernels
 
 docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest
 	@$(BIN)/python -m autoclave.cli.verbs.manual > docs/cli.md

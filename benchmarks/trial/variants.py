@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, taken, unheard, zeroed
 from benchmarks.trial.figures import Measured, one, remark
 from benchmarks.trial.forks import in_a_fork
+from deploy.compile_kernels import HEADER, OPTIONS, SOURCE, read_sources
 from scrubber.cuda import memory
 from scrubber.cuda.card import Span, Sweep
-from scrubber.cuda.compiling import HEADER, OPTIONS, SOURCE, read_sources
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
 

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.cuda import compiling, images
-from scrubber.cuda.compiling import ARCHITECTURES, CompilingError
+from deploy import compile_kernels
+from deploy.compile_kernels import ARCHITECTURES, CompilingError
+from scrubber.cuda import images
 from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for
 
 ROOT = Path(__file__).parents[2]
-MANIFEST = json.loads((FOLDER / compiling.MANIFEST).read_text())
+MANIFEST = json.loads((FOLDER / compile_kernels.MANIFEST).read_text())
 CUBINS = [binary(*version) for version in ARCHITECTURES]
 OVER_MEMORY = {"write", "check", "invert"}
 IN_SHARED = {"scratch", "plant", "listen"}
@@ -35,7 +36,7 @@ RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for themse
 
 def nvrtc() -> Path | None:
     try:
-        return compiling.library([*map(Path, sys.path), ROOT / "build" / "kernels"])
+        return compile_kernels.library([*map(Path, sys.path), ROOT / "build" / "kernels"])
     except CompilingError:
         return None
 
@@ -102,11 +103,11 @@ def test_the_manifest_is_of_the_source_as_it_is():
     """Red? Then the kernels were changed and not compiled: make kernels."""
     sources = {path.name: digest(path) for path in FOLDER.iterdir() if path.suffix in {".cu", ".cuh"}}
     assert MANIFEST["sources"] == sources
-    assert MANIFEST["options"] == list(compiling.OPTIONS)
+    assert MANIFEST["options"] == list(compile_kernels.OPTIONS)
 
 
 def test_every_image_is_there_as_the_manifest_says_and_no_other():
-    made = {path.name for path in FOLDER.iterdir()} - {*MANIFEST["sources"], compiling.MANIFEST}
+    made = {path.name for path in FOLDER.iterdir()} - {*MANIFEST["sources"], compile_kernels.MANIFEST}
     assert made == set(MANIFEST["images"]) == {*CUBINS, PORTABLE}
     for name, told in MANIFEST["images"].items():
         assert told == {
@@ -171,7 +172,7 @@ def test_another_compiler_has_nothing_to_say_and_spills_nothing(tmp_path):
 def test_what_is_shipped_is_what_the_source_gives_to_the_byte(tmp_path):
     """Compiled at another time, in another place, by a process of its own."""
     shutil.copytree(FOLDER, tmp_path / "b", ignore=shutil.ignore_patterns("*.cubin", "*.ptx", "*.json"))
-    lines = "from pathlib import Path; from scrubber.cuda import compiling; compiling.main(Path())"
+    lines = "from pathlib import Path; from deploy import compile_kernels; compile_kernels.main(Path())"
     assert NVRTC
     env = {"PYTHONPATH": f"{ROOT}:{NVRTC.parents[3]}"}
     subprocess.run([sys.executable, "-c", lines], cwd=tmp_path / "b", env=env, check=True)
@@ -183,14 +184,14 @@ def test_what_is_shipped_is_what_the_source_gives_to_the_byte(tmp_path):
 @pytest.mark.parametrize("line", ["int x = ;", "__device__ void f() { int unused; }"], ids=["error", "warning"])
 def test_what_the_compiler_complains_about_is_not_shipped(line):
     assert NVRTC
-    sources = compiling.read_sources() | {compiling.SOURCE: f"{line}\n"}
+    sources = compile_kernels.read_sources() | {compile_kernels.SOURCE: f"{line}\n"}
     with pytest.raises(CompilingError, match=r"cannot compile the kernels for sm_75: .*scrub\.cu\(1\)"):
-        compiling.compiled(NVRTC, sources)
+        compile_kernels.compiled(NVRTC, sources)
 
 
 def test_without_the_compiler_it_says_how_to_get_it(tmp_path):
     with pytest.raises(CompilingError, match="make kernels"):
-        compiling.library([tmp_path])
+        compile_kernels.library([tmp_path])
 
 
 @pytest.mark.parametrize(
