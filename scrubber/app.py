@@ -18,17 +18,16 @@ from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care
 from scrubber.devices.calls import Caller
-from scrubber.devices.simulated import cdi, creation, layout
+from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground import log
 from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import files, opening, store
 from scrubber.ledger.ledger import Ledger, replay
-from scrubber.metrics.board_sampler import BoardSampler
-from scrubber.metrics.collector import ServiceCollector
+from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.node import clock, identity, proc
+from scrubber.node import clock, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.pods import Pods
 from scrubber.node.process_ends import ProcessEnds
@@ -82,7 +81,7 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
+    creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, clock.boot_id())
     if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulated_dir}")
     if config.simulated_cdi_dir is not None:
@@ -92,9 +91,9 @@ def _simulated(config: ScrubberConfig) -> Simulated:
 
 def _write_cdi(directory: Path, simulated_dir: Path) -> None:
     try:
-        cdi.write(directory, layout.places(simulated_dir))
+        creation.write_cdi(directory, layout.places(simulated_dir))
     except OSError as error:
-        why = f"cannot write the CDI specification {directory / cdi.NAME}: {error.strerror}"
+        why = f"cannot write the CDI specification {directory / creation.CDI_NAME}: {error.strerror}"
         raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
 
 
@@ -182,7 +181,7 @@ def build(
         return is_bystander(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
 
     ends = ProcessEnds()
-    driver = DriverCalls(backend, identity.boot_id())
+    driver = DriverCalls(backend, clock.boot_id())
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     nursery = Nursery(warm_cuda=whole_node)

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.trial.card import MeasuredCard, Where, listening, opened, taken, unwatched, zeroed
 from benchmarks.trial.figures import Measured, one
 from benchmarks.trial.forks import Fork, Life, say
-from scrubber.cuda import onchip, selftest
+from scrubber.cuda import clearing, selftest
 from scrubber.cuda.card import KernelProgram
 from scrubber.cuda.selftest import Clock
 
@@ -48,7 +48,7 @@ def _scratched(where: Where, line: Connection) -> None:
     took, reached = [], []
     for _ in range(where.rounds):
         began = time.perf_counter()
-        done = onchip.scratch(card, secrets.token_bytes(16))
+        done = clearing.scratch(card, secrets.token_bytes(16))
         took.append(1000 * (time.perf_counter() - began))
         reached.append(float(done.reached))
         if done.faulty:
@@ -76,7 +76,7 @@ def _heard(
         if plant is not None:
             card.everywhere(plant, canary)
         if scratched:
-            onchip.scratch(card, secrets.token_bytes(16))
+            clearing.scratch(card, secrets.token_bytes(16))
         say(line, sum(unit.wrong for unit in card.everywhere(listen, canary)))
 
     return float(_forked(life))

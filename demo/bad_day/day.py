@@ -17,7 +17,7 @@ from demo.handout import RESOURCE
 from demo.standins.pods import Phase, Pod
 from scrubber.core.model import AilmentKind
 from scrubber.devices.simulated import drills
-from scrubber.devices.simulated.documents import Resetting
+from scrubber.devices.simulated.layout import Resetting
 
 Trouble = Callable[[TrialNode], AbstractAsyncContextManager[None]]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scrubber.core.measurements import Mismatch, joined
+from scrubber.core.measurements import Mismatch, Scratched, joined
 from scrubber.core.model import Findings
 from scrubber.cuda import patterns
-from scrubber.cuda.card import Found, Progress, Span
+from scrubber.cuda.card import Card, Found, KernelProgram, Progress, Span
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
 PLACES = 8  # the most offsets of old data that are reported
@@ -60,6 +60,15 @@ def verify(memory: GpuMemory, progress: Progress) -> Findings:
     """Read all memory: each byte must be zero."""
     found = memory.compare(patterns.ZERO, counted(progress, memory.size))
     return Findings(_covered(found), mismatch=mismatch(found, patterns.ZERO))
+
+
+def scratch(card: Card, key: bytes) -> Scratched:
+    """Overwrite the on-chip memory of each multiprocessor, shared memory and registers; read it back, leave zeros."""
+    number = patterns.keyed(key, "scratch").first
+    runs = [card.everywhere(program, number) for program in (KernelProgram.SCRATCH, KernelProgram.REGISTERS)]
+    reached = set.intersection(*({unit.number for unit in run} for run in runs))
+    faulty = {unit.number for run in runs for unit in run if unit.wrong}
+    return Scratched(card.units, len(reached), len(faulty))
 
 
 def _covered(found: Sequence[Found]) -> int:

@@ -1,10 +1,11 @@
 """The gauges of the service, computed at each scrape.
 
-A scrape asks no driver. The gauges show the ledger and the last observations.
+A scrape asks no driver. The gauges show the ledger, the last observations, and what ``BoardSampler`` read last.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
@@ -16,10 +17,30 @@ from scrubber.devices.base import Readings
 from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.observe.observer import Observer
 from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
 
 SILENT = 30.0  # seconds without a round after which the monitor counts as stopped
+SAMPLED_EVERY = 15.0  # seconds: metrics are seldom fetched more often
+
+
+class BoardSampler:
+    """Reads the sensors of whole GPUs from time to time, for metrics only: no decision uses them."""
+
+    def __init__(self, observer: Observer, every: float = SAMPLED_EVERY) -> None:
+        self._observer = observer
+        self._every = every
+        self.latest: Mapping[str, Readings] = {}  # by UUID, of the last reading; without GPUs that it could not read
+
+    async def run(self) -> None:
+        """Read again and again. At its end it forgets what it read."""
+        try:
+            while True:
+                self.latest = await self._observer.health.readings()
+                await asyncio.sleep(self._every)
+        finally:
+            self.latest = {}
 
 
 class ServiceCollector(Collector):

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scrubber.core.model import Holder
-from scrubber.node import open_check, threads
+from scrubber.node import open_check, open_files
 from scrubber.node.open_files import Search, Timer, TooSlowError
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
@@ -230,7 +230,7 @@ class Processes:
         devices = named
         holding = f"{self._proc}/{pid}" if named else ""
         blind = False
-        for task in threads.separate(f"{self._proc}/{pid}"):
+        for task in open_files.separate_tables(f"{self._proc}/{pid}"):
             timer.count()
             try:
                 held = search.devices(task, timer)

@@ -16,8 +16,7 @@ from scrubber.core import presence
 from scrubber.core.model import Facts, Incarnation, KubeletAssignment, Record, State
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
-from scrubber.node import checkpoint
-from scrubber.node.identity import kubelet_epoch
+from scrubber.node import checkpoint, clock
 from scrubber.node.proc import BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
@@ -218,7 +217,7 @@ class Observer:
 
     def epoch(self) -> str:
         """Names this run of the kubelet."""
-        return kubelet_epoch(self._kubelet_dir)
+        return clock.kubelet_epoch(self._kubelet_dir)
 
     async def assignments(self, uuids: Sequence[str]) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about the devices; raises CheckpointError when it cannot be read."""

@@ -16,7 +16,7 @@ from policies import load
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
-from scrubber.devices.simulated import creation, documents, layout, tenants
+from scrubber.devices.simulated import creation, layout, tenants
 from scrubber.ledger import opening
 from scrubber.node import open_check
 
@@ -193,23 +193,23 @@ def drill(autoclave, gpus, *args):
             "GPU 0: the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
             {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)},
         ),
-        (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": documents.Resetting.FAILS}),
+        (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": layout.Resetting.FAILS}),
         (["reset-fails", "0", "--how", "slow", "--duration", "2m"], "GPU 0: resets are slow", {"reset_seconds": 120.0}),
         (
             ["bad-memory", "0", "--offset", "4KiB", "--bit", "3"],
             "GPU 0: bit 3 of byte 4096 is stuck at one",
-            {"stuck_bits": (documents.StuckBit(4096, 3),)},
+            {"stuck_bits": (layout.StuckBit(4096, 3),)},
         ),
     ],
 )
 def test_a_drill_breaks_one_gpu_and_heal_mends_it(autoclave, gpus, args, told, changed):
     assert drill(autoclave, gpus, *args).startswith(told)
     place, other = layout.places(gpus)
-    broken = documents.read(place.faults, documents.Faults)
+    broken = layout.read(place.faults, layout.Faults)
     assert {name: getattr(broken, name) for name in changed} == changed
-    assert documents.read(other.faults, documents.Faults) == documents.Faults()
+    assert layout.read(other.faults, layout.Faults) == layout.Faults()
     drill(autoclave, gpus, "heal", "0")
-    assert documents.read(place.faults, documents.Faults) == documents.Faults()
+    assert layout.read(place.faults, layout.Faults) == layout.Faults()
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_drill_breaks_one_gpu_and_heal_mends_it(autoclave, gpus, args, told, c
 )
 def test_a_drill_counts_what_a_device_would_count(autoclave, gpus, args, changed):
     drill(autoclave, gpus, *args)
-    counters = documents.read(layout.places(gpus)[1].counters, documents.Counters)
-    assert counters == documents.Counters(**changed)
+    counters = layout.read(layout.places(gpus)[1].counters, layout.Counters)
+    assert counters == layout.Counters(**changed)
 
 
 def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
@@ -235,15 +235,15 @@ def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
 def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
     told = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
     assert told == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
-    cool, hot = (documents.read(place.readings, documents.Measured) for place in layout.places(gpus))
-    assert (cool, hot) == (documents.Measured(), documents.Measured(celsius=97.0))
+    cool, hot = (layout.read(place.readings, layout.Measured) for place in layout.places(gpus))
+    assert (cool, hot) == (layout.Measured(), layout.Measured(celsius=97.0))
     drill(autoclave, gpus, "heal", "1")
-    assert documents.read(layout.places(gpus)[1].readings, documents.Measured) == documents.Measured()
+    assert layout.read(layout.places(gpus)[1].readings, layout.Measured) == layout.Measured()
 
 
 def test_a_drifted_setting_is_left_behind(autoclave, gpus):
     drill(autoclave, gpus, "drift", "1", "--watts", "99")
-    assert documents.read(layout.places(gpus)[1].settings, documents.SimulatedSettings).power_limit_watts == 99
+    assert layout.read(layout.places(gpus)[1].settings, layout.SimulatedSettings).power_limit_watts == 99
 
 
 def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):

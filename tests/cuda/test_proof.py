@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core.measurements import Scratched
 from scrubber.core.model import Findings
-from scrubber.cuda import clearing, device, memory, onchip, selftest
+from scrubber.cuda import clearing, device, memory, selftest
 from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, Found, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
@@ -39,7 +39,7 @@ COMPARISONS: dict[str, Callable[[memory.GpuMemory], object]] = {
 }
 WORK: dict[str, Callable[[memory.GpuMemory], object]] = {
     **COMPARISONS,
-    "scratch": lambda held: onchip.scratch(held.card, KEY),
+    "scratch": lambda held: clearing.scratch(held.card, KEY),
     "self-test": lambda held: selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None)),
 }
 FAULTS: dict[str, dict[str, Callable[[int], int]]] = {
@@ -166,7 +166,7 @@ def test_a_program_that_never_ran_or_not_with_all_blocks_is_no_answer(real, monk
 def test_programs_that_never_ran_have_overwritten_nothing(real, monkeypatch):
     monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
     with pytest.raises(CudaError, match="0 of 4 blocks"):
-        onchip.scratch(real.card, KEY)
+        clearing.scratch(real.card, KEY)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -184,7 +184,7 @@ def test_less_shared_memory_than_a_block_can_have_is_not_a_whole_unit(real, monk
     run = opened.program
     monkeypatch.setattr(opened, "program", lambda *words: run(*words[:-1], size))
     with pytest.raises(CudaError, match=f"cannot run scratch on {UUID}: {size // 2} of {227 * 512} words"):
-        onchip.scratch(real.card, KEY)
+        clearing.scratch(real.card, KEY)
 
 
 @pytest.mark.parametrize("program", KernelProgram)
@@ -203,7 +203,7 @@ def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch
 def test_a_unit_that_nobody_was_on_is_not_reached(real):
     """Its blocks have run elsewhere."""
     real.gpu.faults.unreached = always(2)
-    assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
 
 
 ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
@@ -213,13 +213,13 @@ ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgr
 def test_a_unit_that_one_of_two_programs_was_not_on_is_not_reached(real, program):
     """Its registers, or its shared memory, are as they were."""
     real.gpu.faults.unreached = lambda name, _run: frozenset({2} if name == program.value else ())
-    assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
 
 
 @ON_CHIP
 def test_a_unit_whose_registers_or_shared_memory_do_not_hold_is_faulty(real, program):
     real.gpu.faults.leaky = lambda name, _run: frozenset({1} if name == program.value else ())
-    assert onchip.scratch(real.card, KEY) == Scratched(4, 4, 1)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
 
 
 @ON_CHIP
@@ -229,7 +229,7 @@ def test_a_unit_has_twenty_launches_to_be_reached_in(real, program, missed, reac
     real.gpu.faults.unreached = lambda name, run: frozenset(
         {3} if name == program.value and run <= before + missed else ()
     )
-    assert onchip.scratch(real.card, KEY) == Scratched(4, reached, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, reached, 0)
 
 
 @ON_CHIP
@@ -238,7 +238,7 @@ def test_a_unit_that_did_not_hold_in_one_launch_is_faulty_whatever_later_ones_sa
     first = real.gpu.runs[program.value] + 1
     real.gpu.faults.unreached = lambda name, run: frozenset({3} if (name, run) == (program.value, first) else ())
     real.gpu.faults.leaky = lambda name, run: frozenset({0} if (name, run) == (program.value, first) else ())
-    assert onchip.scratch(real.card, KEY) == Scratched(4, 4, 1)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
 
 
 def test_a_unit_that_computes_two_things_from_the_same_is_wrong_whatever_comes_last(real):
@@ -311,7 +311,7 @@ def test_what_no_scrub_runs_keeps_no_device_from_its_scrub(machine, monkeypatch,
     with in_this_process(machine):
         spilling(monkeypatch, program)
         card = ready()
-        assert onchip.scratch(card, KEY) == Scratched(4, 4, 0)
+        assert clearing.scratch(card, KEY) == Scratched(4, 4, 0)
         with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
             card.everywhere(program, 1)
 
@@ -342,7 +342,7 @@ def test_what_a_driver_calls_the_own_of_the_scratch_is_overwritten_all_the_same(
     monkeypatch.setattr(Device, "program", launched)
     with in_this_process(machine):
         monkeypatch.setitem(__import__("cupy").SAID, "scratch", 1024)
-        assert onchip.scratch(ready(), KEY) == Scratched(4, 4, 0)
+        assert clearing.scratch(ready(), KEY) == Scratched(4, 4, 0)
     assert taken == {227 * 1024}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core import measurements
 from scrubber.core.measurements import Scratched
-from scrubber.cuda import memory, onchip, selftest
+from scrubber.cuda import clearing, memory, selftest
 from scrubber.cuda.card import Found, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
 from scrubber.cuda.selftest import Clock
@@ -187,10 +187,10 @@ def test_who_disagrees_with_most_is_wrong(runs, named):
 
 def test_the_memory_on_the_chip_is_overwritten_everywhere(bench):
     bench.gpu.shared[:] = 0xC0FFEE
-    assert onchip.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 4, 0)
+    assert clearing.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 4, 0)
     assert not bench.gpu.shared.any()
 
 
 def test_what_was_not_reached_or_does_not_hold_is_counted(bench):
     bench.gpu.faults.unreached, bench.gpu.faults.leaky = always(0), always(3)
-    assert onchip.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1)
+    assert clearing.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1)

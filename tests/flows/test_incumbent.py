@@ -21,7 +21,7 @@ from demo.handout import RESOURCE
 from demo.standins.pods import Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.documents import Resetting
+from scrubber.devices.simulated.layout import Resetting
 from tests.flows.node import Node, brisk
 
 FATAL = 79

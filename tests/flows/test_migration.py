@@ -21,7 +21,7 @@ from demo.standins.quirks import Timing
 from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, layout
-from scrubber.node import identity
+from scrubber.node import clock
 from tests.flows.node import BRISK, Node, brisk
 from tests.flows.switching import Working, answers, asked, doctor, found_by_the_next, given, registered, seen
 from tests.flows.vendor import SOCKET, Vendor, answer
@@ -91,7 +91,7 @@ async def before(bare, theirs: Theirs) -> Before:
         node: Node = bare(gpus, policy, runs=Working)
         stage = node.stage
         stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=timing, logs=stage.pod_logs)
-        creation.create(stage.simulated, gpus, 2**20, identity.boot_id())
+        creation.create(stage.simulated, gpus, 2**20, clock.boot_id())
         stage.uuids = tuple(place.info().uuid for place in layout.places(stage.simulated))
         await node.kubelet.start()
         return node, await theirs(node)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, unheard, unwatched, zeroed
-from scrubber.cuda import clearing, memory, onchip, selftest
+from scrubber.cuda import clearing, memory, selftest
 from scrubber.cuda.card import KernelProgram, Span, Sweep
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern, PatternKind, repeated
@@ -114,7 +114,7 @@ def cleared(where: Where) -> dict[str, Any]:
 def scratched(where: Where) -> dict[str, int]:
     """The memory on the chip; what the driver says of it: the kernel's own, and what a block can have."""
     card = opened(where)
-    done = asdict(onchip.scratch(card, secrets.token_bytes(16)))
+    done = asdict(clearing.scratch(card, secrets.token_bytes(16)))
     return {**done, "own": card.shared_of(KernelProgram.SCRATCH), "block": card.runtime.deviceGetAttribute(97, 0)}
 
 

@@ -12,7 +12,7 @@ import pytest
 from scrubber.devices.base import Readings
 from scrubber.devices.simulated import creation, drills
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.metrics.board_sampler import BoardSampler
+from scrubber.metrics.collector import BoardSampler
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince

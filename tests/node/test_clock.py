@@ -1,10 +1,13 @@
-"""Events and process start times are measured on the same clock."""
+"""Events and process start times are measured on the same clock. Another boot and another kubelet have other ids."""
 
 from __future__ import annotations
 
 import os
 import time
+import uuid
 from pathlib import Path
+
+import pytest
 
 from scrubber.node import clock
 
@@ -20,3 +23,36 @@ def test_both_clocks_are_read() -> None:
 def test_uptime_is_later_than_the_start_of_this_process() -> None:
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     assert 0 < clock.now().uptime - started < 24 * 3600
+
+
+def test_the_boot_id_is_a_uuid_and_stays_the_same() -> None:
+    assert uuid.UUID(clock.boot_id()).version == 4
+    assert clock.boot_id() == clock.boot_id()
+
+
+def test_a_missing_boot_id_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        clock.boot_id(tmp_path / "boot_id")
+
+
+def test_a_kubelet_that_makes_its_socket_anew_lives_another_life(tmp_path: Path) -> None:
+    assert clock.kubelet_epoch(tmp_path) == "none"
+    socket = tmp_path / "kubelet.sock"
+    socket.touch()
+    first = clock.kubelet_epoch(tmp_path)
+    assert clock.kubelet_epoch(tmp_path) == first
+    socket.unlink()
+    assert clock.kubelet_epoch(tmp_path) == "none"
+    socket.touch()
+    assert clock.kubelet_epoch(tmp_path) not in {first, "none"}
+
+
+def test_a_socket_that_was_given_the_inode_of_the_last_one_is_still_another(tmp_path: Path) -> None:
+    socket = tmp_path / "kubelet.sock"
+    socket.touch()
+    first, inode = clock.kubelet_epoch(tmp_path), socket.stat().st_ino
+    ends = time.monotonic() + 1
+    while clock.kubelet_epoch(tmp_path) == first and time.monotonic() < ends:
+        socket.chmod(0o600)  # changes nothing but the change time, once the clock of the filesystem has moved on
+    assert clock.kubelet_epoch(tmp_path) != first
+    assert socket.stat().st_ino == inode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.node import proc, threads
+from scrubber.node import open_files, proc
 from scrubber.node.processes import Processes
 
 KTHREADD = 2
@@ -28,13 +28,13 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
     memory.touch()
     process = launch(ASLEEP, memory)
     observer, files = Processes(Path("/proc"), lambda _pid: None, whole_node=False), {"gpu": [str(memory)]}
-    looked, separate = [], threads.separate
+    looked, separate = [], open_files.separate_tables
 
     def heard(task: str) -> list[str]:
         looked.append(task)
         return separate(task)
 
-    monkeypatch.setattr(threads, "separate", heard)
+    monkeypatch.setattr(open_files, "separate_tables", heard)
     assert [holder.pid for holder in observer.holders(files)["gpu"] or ()] == [process.pid]
     assert f"/proc/{process.pid}" in looked
     assert f"/proc/{KTHREADD}" not in looked

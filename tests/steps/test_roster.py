@@ -13,8 +13,8 @@ from scrubber.core.measurements import Mismatch, Scratched, Uncovered
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import Gpu, NotNowError, Progress
 from scrubber.devices.simulated import chip, drills, layout, tenants
-from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
+from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
 from scrubber.steps.base import Bench, Order, Report
 

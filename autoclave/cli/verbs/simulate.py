@@ -13,7 +13,7 @@ import click
 from autoclave.cli import ENVIRONMENT, human, options, service_call
 from policies.health import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
-from scrubber.devices.simulated import chip, documents, drills, layout, tenants
+from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.ground.documents import units
 from scrubber.ground.errors import InvalidRequest, Reason, Refused
 
@@ -172,7 +172,7 @@ def hang(target: DrillTarget) -> str:
 @click.option("--duration", type=DURATION, default="30s", help="How long a slow reset takes.")
 def reset_fails(target: DrillTarget, how: str, duration: float) -> str:
     """Make resets refuse, fail, or take long."""
-    drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
+    drills.break_reset(target.root, target.uuid, layout.Resetting(how), duration)
     return f"resets are {how}; {_healed_by(target)}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Holder, Sign, Vitals
-from scrubber.cuda import clearing, device, onchip, selftest
+from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
     Counts,
@@ -114,7 +114,7 @@ class NvidiaGpu:
         with self._closed_after():
             card = self._holding.memory().card
             with cuda_errors_translated():
-                return onchip.scratch(card, key)
+                return clearing.scratch(card, key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic, and compare the error and repair counters before and after."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import select
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from asyncinotify import Inotify, Mask
+
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError, Readings
-from scrubber.devices.simulated import condition, containers, documents, layout
-from scrubber.devices.simulated.alarm import Alarm
-from scrubber.devices.simulated.documents import Driver
-from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.devices.simulated import condition, containers, layout
+from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.ground import log
 from scrubber.node import open_check
 from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
+
+_MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
 
 
 class Simulated:
@@ -55,7 +60,7 @@ class Simulated:
 
     def driver(self) -> str:
         """Version and instance of the simulated driver."""
-        driver = documents.read(self._driver_file, Driver)
+        driver = layout.read(self._driver_file, Driver)
         return f"{self.name} {driver.version} {driver.instance}"
 
     def has_holders(self, uuid: str) -> bool | None:
@@ -170,3 +175,32 @@ def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
 
 def _files(place: GpuFiles) -> tuple[str, ...]:
     return str(place.memory), str(place.chip)
+
+
+class Alarm:
+    """A watch over all present GPUs: a rename replaces a document, or a line is appended to the event log.
+
+    Changes of their memory do not count.
+    """
+
+    def __init__(self, places: Iterable[GpuFiles]) -> None:
+        self._inotify = Inotify()
+        for place in places:
+            self._inotify.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
+            if place.events.exists():  # without it, ``vitals`` fails
+                self._inotify.add_watch(place.events, Mask.MODIFY)
+
+    def fileno(self) -> int:
+        """The file descriptor, readable after a change."""
+        return self._inotify.fd
+
+    def clear_alarm(self) -> None:
+        """Reset the alarm until the next change."""
+        poll = select.poll()
+        poll.register(self._inotify.fd, select.POLLIN)
+        while poll.poll(0):
+            os.read(self._inotify.fd, _MOST)
+
+    def close(self) -> None:
+        """Stop to watch."""
+        self._inotify.close()

@@ -7,23 +7,22 @@ from collections.abc import Callable
 
 from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
-from scrubber.devices.simulated import documents
-from scrubber.devices.simulated.documents import Counters, Faults, Measured
-from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.devices.simulated import layout
+from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Measured
 
 _POLL_SECONDS = 0.02  # a blocked call notices after this time that its fault was healed
 
 
 def faults(place: GpuFiles) -> Faults:
     """The current faults. While the device hangs, this call blocks, as a driver call does."""
-    while (found := documents.read(place.faults, Faults)).hang:
+    while (found := layout.read(place.faults, Faults)).hang:
         time.sleep(_POLL_SECONDS)
     return found
 
 
 def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
     """Block while the fault ``stall_clears`` is set, and call ``meanwhile`` again and again."""
-    while documents.read(place.faults, Faults).stall_clears:
+    while layout.read(place.faults, Faults).stall_clears:
         meanwhile()
         time.sleep(_POLL_SECONDS)
 
@@ -31,7 +30,7 @@ def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
 def vitals(place: GpuFiles) -> Vitals:
     """The health, from the counters, the faults and the event log."""
     found = faults(place)
-    counters = documents.read(place.counters, Counters)
+    counters = layout.read(place.counters, Counters)
     return Vitals(
         lost=found.lost,
         xids=xids(place),
@@ -47,14 +46,14 @@ def readings(place: GpuFiles) -> Readings:
     """The sensor values."""
     if faults(place).lost:
         raise DeviceLostError(f"cannot read the sensors of {place.directory.name}: it has fallen off the bus")
-    measured = documents.read(place.readings, Measured)
+    measured = layout.read(place.readings, Measured)
     return Readings(place.info().index, measured.celsius, measured.slowdown_celsius, measured.watts)
 
 
 def xids(place: GpuFiles) -> tuple[Xid, ...]:
     """The events in the log; DeviceError if a line is incomplete or cannot be parsed."""
     try:
-        return _numbered(documents.contents(place.events))
+        return _numbered(layout.contents(place.events))
     except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
         raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
 

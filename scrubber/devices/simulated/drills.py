@@ -12,8 +12,8 @@ from pathlib import Path
 
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import chip, documents, layout
-from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, StuckBit
+from scrubber.devices.simulated import chip, layout
+from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resetting, StuckBit
 
 _BITS = 8
 
@@ -94,8 +94,8 @@ def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
     """A setting is changed, as a pod could do."""
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        current = documents.read(place.settings, documents.SimulatedSettings)
-        documents.write(place.settings, replace(current, power_limit_watts=power_limit_watts))
+        current = layout.read(place.settings, layout.SimulatedSettings)
+        layout.write(place.settings, replace(current, power_limit_watts=power_limit_watts))
 
 
 def heat(root: Path, uuid: str, celsius: float) -> None:
@@ -113,16 +113,16 @@ def heal(root: Path, uuid: str) -> None:
 def _measure(root: Path, uuid: str, values: Measured) -> None:
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        documents.write(place.readings, values)
+        layout.write(place.readings, values)
 
 
 def _change_counters(root: Path, uuid: str, change: Callable[[Counters], Counters]) -> None:
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        documents.write(place.counters, change(documents.read(place.counters, Counters)))
+        layout.write(place.counters, change(layout.read(place.counters, Counters)))
 
 
 def _change_faults(root: Path, uuid: str, change: Callable[[Faults], Faults]) -> None:
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        documents.write(place.faults, change(documents.read(place.faults, Faults)))
+        layout.write(place.faults, change(layout.read(place.faults, Faults)))

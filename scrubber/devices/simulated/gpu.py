@@ -11,9 +11,8 @@ from pathlib import Path
 from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
-from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
-from scrubber.devices.simulated.documents import Counters, Faults, Resetting, SimulatedSettings
-from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.devices.simulated import chip, condition, layout, memory, patterns, selftest
+from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
 from scrubber.devices.simulated.patterns import Pattern
 
 
@@ -32,9 +31,9 @@ class SimulatedGpu:
         if faults.reset is Resetting.FAILS:
             raise DeviceError("cannot reset: the device did not come back")
         with layout.locked(self._place.directory):
-            counters = documents.read(self._place.counters, Counters)
-            documents.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
-            documents.write(self._place.settings, SimulatedSettings())
+            counters = layout.read(self._place.counters, Counters)
+            layout.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
+            layout.write(self._place.settings, SimulatedSettings())
         return "the simulated driver reset its volatile state"
 
     def prepare(self) -> None:
@@ -98,10 +97,10 @@ class SimulatedGpu:
         """Restore the baseline; returns the settings that had changed."""
         self._answer()
         with layout.locked(self._place.directory):
-            current = documents.read(self._place.settings, SimulatedSettings)
-            baseline = documents.read(self._place.baseline, SimulatedSettings)
+            current = layout.read(self._place.settings, SimulatedSettings)
+            baseline = layout.read(self._place.baseline, SimulatedSettings)
             if current != baseline:
-                documents.write(self._place.settings, baseline)
+                layout.write(self._place.settings, baseline)
         names = (field.name for field in fields(SimulatedSettings))
         pairs = ((name, getattr(current, name), getattr(baseline, name)) for name in names)
         return Findings(drift=tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new))

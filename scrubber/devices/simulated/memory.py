@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from scrubber.core.measurements import Mismatch, joined
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import patterns
-from scrubber.devices.simulated.documents import StuckBit
-from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.devices.simulated.layout import GpuFiles, StuckBit
 from scrubber.devices.simulated.patterns import CHUNK, Pattern
 
 Step = Callable[[int], None]  # bytes done

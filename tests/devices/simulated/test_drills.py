@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import documents, drills
+from scrubber.devices.simulated import drills, layout
 
 HOT = AilmentKind.HEAT, "so it is"
 SICK = {
@@ -60,10 +60,10 @@ def test_bad_units_add_up_and_are_healed(bank) -> None:
     for unit in (0, 7):
         drills.bad_compute(bank.root, bank.first, unit)
     drills.skip_scratch(bank.root, bank.first)
-    faults = documents.read(bank.place(bank.first).faults, documents.Faults)
+    faults = layout.read(bank.place(bank.first).faults, layout.Faults)
     assert (faults.bad_units, faults.skip_scratch) == ((0, 7), True)
     drills.heal(bank.root, bank.first)
-    assert documents.read(bank.place(bank.first).faults, documents.Faults) == documents.Faults()
+    assert layout.read(bank.place(bank.first).faults, layout.Faults) == layout.Faults()
 
 
 @pytest.mark.parametrize("unit", [-1, 8])

@@ -10,8 +10,8 @@ import pytest
 from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, Gpu, NotNowError
-from scrubber.devices.simulated import creation, documents, drills
-from scrubber.devices.simulated.documents import Resetting, SimulatedSettings
+from scrubber.devices.simulated import creation, drills, layout
+from scrubber.devices.simulated.layout import Resetting, SimulatedSettings
 from scrubber.devices.simulated.patterns import CHUNK
 from tests.patience import WITHIN
 
@@ -186,7 +186,7 @@ def test_settings_are_restored_and_drift_is_reported_once(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)
     assert gpu.restore_settings().drift == ()
-    assert documents.read(bank.place(bank.first).settings, SimulatedSettings) == creation.BASELINE
+    assert layout.read(bank.place(bank.first).settings, SimulatedSettings) == creation.BASELINE
 
 
 def test_a_reset_leaves_settings_to_restore(bank) -> None:

@@ -10,8 +10,8 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch
 from scrubber.devices import base
-from scrubber.devices.simulated import chip, documents, drills, memory, patterns
-from scrubber.devices.simulated.documents import Faults
+from scrubber.devices.simulated import chip, drills, layout, memory, patterns
+from scrubber.devices.simulated.layout import Faults
 
 KEY = b"k" * 16
 
@@ -48,9 +48,7 @@ def test_a_self_test_finds_a_stuck_bit_wherever_it_is(bank, offset: int, bit: in
 def test_inversions_name_the_lowest_bad_byte_from_both_ends(bank) -> None:
     for offset in (2 * 2**20, 77):
         drills.bad_memory(bank.root, bank.first, offset, bit=1)
-    with memory.opened(
-        bank.place(bank.first), documents.read(bank.place(bank.first).faults, Faults).stuck_bits
-    ) as cells:
+    with memory.opened(bank.place(bank.first), layout.read(bank.place(bank.first).faults, Faults).stuck_bits) as cells:
         cells.fill(patterns.even, lambda _: None)
         assert cells.compare(patterns.even, lambda _: None, patterns.odd, downwards=True) == Mismatch(77, 0x55, 0x57, 2)
         cells.fill(patterns.even, lambda _: None)

@@ -10,8 +10,8 @@ import pytest
 
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import documents
-from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
+from scrubber.devices.simulated import layout
+from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ from scrubber.devices.simulated.documents import Counters, Faults, Measured, Res
         DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),
     ],
 )
-def test_what_was_written_is_read_back(tmp_path: Path, document: documents.Document) -> None:
-    documents.write(tmp_path / "document.json", document)
-    assert documents.read(tmp_path / "document.json", type(document)) == document
+def test_what_was_written_is_read_back(tmp_path: Path, document: layout.Document) -> None:
+    layout.write(tmp_path / "document.json", document)
+    assert layout.read(tmp_path / "document.json", type(document)) == document
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, document: documents.Docum
 def test_an_invalid_document_is_an_error_not_a_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "counters.json").write_text(text)
     with pytest.raises(DeviceError, match=r"cannot read counters\.json"):
-        documents.read(tmp_path / "counters.json", Counters)
+        layout.read(tmp_path / "counters.json", Counters)
 
 
 def without(name: str) -> dict[str, object]:
@@ -59,22 +59,22 @@ def without(name: str) -> dict[str, object]:
 def test_a_document_that_lacks_a_field_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "faults.json").write_text(json.dumps(without(name)))
     with pytest.raises(DeviceError, match="expected exactly the fields"):
-        documents.read(tmp_path / "faults.json", Faults)
+        layout.read(tmp_path / "faults.json", Faults)
 
 
 def test_a_missing_document_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DeviceError):
-        documents.read(tmp_path / "counters.json", Counters)
+        layout.read(tmp_path / "counters.json", Counters)
 
 
 def test_an_unknown_word_is_an_error(tmp_path: Path) -> None:
-    documents.write(tmp_path / "faults.json", Faults())
+    layout.write(tmp_path / "faults.json", Faults())
     text = (tmp_path / "faults.json").read_text()
     (tmp_path / "faults.json").write_text(text.replace('"works"', '"perhaps"'))
     with pytest.raises(DeviceError, match="perhaps"):
-        documents.read(tmp_path / "faults.json", Faults)
+        layout.read(tmp_path / "faults.json", Faults)
 
 
 def test_a_write_leaves_no_other_file(tmp_path: Path) -> None:
-    documents.write(tmp_path / "counters.json", Counters())
+    layout.write(tmp_path / "counters.json", Counters())
     assert [path.name for path in tmp_path.iterdir()] == ["counters.json"]
