@@ -19,10 +19,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import floor, processes, rig
+from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
 from demo.handout import RESOURCE
 from demo.stage import Stage
+from demo.standins import do_nothing_plugin
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 
@@ -157,8 +158,18 @@ async def given_back(stage: Stage) -> None:
 async def do_nothing(size: int) -> AsyncIterator[Driven]:
     """The device plugin that does nothing."""
     with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
-        command = [sys.executable, "-m", "benchmarks.floor", "--directory", directory, "--devices", str(size)]
-        async with _driven("do-nothing Python plugin", Path(directory), command, floor.RESOURCE, size) as driven:
+        command = [
+            sys.executable,
+            "-m",
+            "demo.standins.do_nothing_plugin",
+            "--directory",
+            directory,
+            "--devices",
+            str(size),
+        ]
+        async with _driven(
+            "do-nothing Python plugin", Path(directory), command, do_nothing_plugin.RESOURCE, size
+        ) as driven:
             yield driven
 
 

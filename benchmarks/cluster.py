@@ -23,15 +23,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import floor, processes
+from benchmarks import processes
 from benchmarks.figures import Figure, quantile, table
+from demo.standins import do_nothing_plugin
 from scrubber.devices.simulated.creation import DEFAULT_MEMORY_BYTES
 from tests.cluster import programs
 from tests.cluster.autoclave import DEVICE_PLUGINS, GPUS, Autoclave, specify
 from tests.cluster.cluster import GPU, Cluster, container
 from tests.cluster.isolated import STATE
 
-RESOURCES = {"Autoclave": GPU, "do-nothing plugin": floor.RESOURCE, "no GPU": ""}
+RESOURCES = {"Autoclave": GPU, "do-nothing plugin": do_nothing_plugin.RESOURCE, "no GPU": ""}
 IDLE = 60.0  # seconds
 KUBELET = "https://127.0.0.1:10250/metrics"
 ALLOCATE = re.compile(r'kubelet_device_plugin_alloc_duration_seconds_(sum|count){resource_name="([^"]+)"} (\S+)')
@@ -46,7 +47,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
         autoclave.rule()
         await autoclave.up()
         other.start()
-        for resource in (GPU, floor.RESOURCE):
+        for resource in (GPU, do_nothing_plugin.RESOURCE):
             await cluster.offered(GPUS, resource)
         before = _allocations()
         for number in range(pods):
@@ -113,7 +114,15 @@ def _do_nothing(logs: Path) -> programs.Program:
         with (folder / name).open("wb") as memory:
             memory.truncate(DEFAULT_MEMORY_BYTES)
     specify("floor", {name: (index, folder / name) for index, name in enumerate(names)})
-    command = (sys.executable, "-m", "benchmarks.floor", "--directory", DEVICE_PLUGINS, "--devices", str(GPUS))
+    command = (
+        sys.executable,
+        "-m",
+        "demo.standins.do_nothing_plugin",
+        "--directory",
+        DEVICE_PLUGINS,
+        "--devices",
+        str(GPUS),
+    )
     return programs.Program("floor", list(command), logs)
 
 

@@ -1,4 +1,4 @@
-"""A DRA driver that does nothing: what the language costs. It reads each claim, as every DRA driver must, and says yes.
+"""The do-nothing DRA driver, reading each claim, as every DRA driver must: what the language costs.
 
 python -m benchmarks.dra_floor --socket PATH --kubeconfig FILE --driver NAME
 """
@@ -7,61 +7,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 from pathlib import Path
-from typing import Any
 
-import grpc
-import grpc.aio
-
+from demo.standins.do_nothing_driver import DoNothingDriver
+from demo.standins.do_nothing_plugin import until_sigterm
 from plugin.cluster.credentials import File
 from plugin.dra import apiserver, claims
 from plugin.kubelet_api import dra_pb2 as pb
-from plugin.kubelet_api import dra_pb2_grpc as wire
-
-Context = grpc.aio.ServicerContext[Any, Any]
-Prepared = pb.NodePrepareResourcesResponse
-Unprepared = pb.NodeUnprepareResourcesResponse
 
 
-class Floor(wire.DRAPluginServicer):
-    """Yes to everything."""
+class Reading(DoNothingDriver):
+    """A CDI name for each device of a claim."""
 
-    def __init__(self, server: apiserver.ResourceApi, driver: str) -> None:
+    def __init__(self, name: str, socket: Path, server: apiserver.ResourceApi) -> None:
+        super().__init__(name, socket)
         self._server = server
-        self._driver = driver
 
-    async def NodePrepareResources(self, request: pb.NodePrepareResourcesRequest, context: Context) -> Prepared:  # noqa: ARG002, N802 - the proto's
-        """A CDI name for each device."""
-        answer = Prepared()
-        for claim in request.claims:
-            found = await self._server.claim(claim.namespace, claim.name)
-            for device in claims.allocated(found, self._driver):
-                answer.claims[claim.uid].devices.append(
-                    pb.Device(
-                        request_names=[device.request],
-                        pool_name=device.pool,
-                        device_name=device.name,
-                        cdi_device_ids=[f"nvidia.com/gpu={device.name}"],
-                    )
-                )
+    async def prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        """What the API server says that the claim gets."""
+        found = await self._server.claim(claim.namespace, claim.name)
+        answer = pb.NodePrepareResourceResponse()
+        for device in claims.allocated(found, self.name):
+            answer.devices.add(
+                request_names=[device.request],
+                pool_name=device.pool,
+                device_name=device.name,
+                cdi_device_ids=[f"nvidia.com/gpu={device.name}"],
+            )
         return answer
 
-    async def NodeUnprepareResources(self, request: pb.NodeUnprepareResourcesRequest, context: Context) -> Unprepared:  # noqa: ARG002, N802 - the proto's
-        """Nothing was kept."""
-        return Unprepared(claims={claim.uid: pb.NodeUnprepareResourceResponse() for claim in request.claims})
 
-
-async def serve(socket: Path, kubeconfig: Path, driver: str) -> None:
+async def serve(socket: Path, kubeconfig: Path, name: str) -> None:
     """Serve until SIGTERM."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = grpc.aio.server()
-    wire.add_DRAPluginServicer_to_server(Floor(apiserver.connect(File(kubeconfig), "node", 5.0), driver), server)
-    server.add_insecure_port(f"unix:{socket}")
-    await server.start()
-    await stop.wait()
-    await server.stop(0)
+    driver = await Reading(name, socket, apiserver.connect(File(kubeconfig), "node", 5.0)).serve()
+    await until_sigterm()
+    await driver.stop()
 
 
 def main() -> None:

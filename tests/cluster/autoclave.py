@@ -108,7 +108,7 @@ class Autoclave(Operator):
         command: list[str | Path] = [
             sys.executable,
             "-m",
-            "benchmarks.floor",
+            "demo.standins.do_nothing_plugin",
             "--directory",
             DEVICE_PLUGINS,
             "--devices",

@@ -13,7 +13,7 @@ from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Pod
 from lightkube.types import CascadeType
 
-from benchmarks.floor import RESOURCE
+from demo.standins.do_nothing_plugin import RESOURCE
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.cluster import Cluster

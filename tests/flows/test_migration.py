@@ -1,20 +1,24 @@
 """NVIDIA's plugin out, ours in, and back, on one kubelet: pods that run notice nothing, in either direction.
 
-The rehearsal of docs/switch.md, step by step, and of what it warns of. Theirs
-is ``vendor``: what the kubelet sees of it, not its code. What a runtime makes of an answer that the kubelet kept cannot
-be seen here: a container of the stand-in is given it and uses its GPUs all the same.
+The rehearsal of docs/switch.md, step by step, and of what it warns of. Theirs is the do-nothing plugin with the
+resource, the socket and the answer of NVIDIA's, and without PreStartContainer. It registers when it begins. What a
+runtime makes of an answer that the kubelet kept cannot be seen here: a container of the stand-in is given it and uses
+its GPUs all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from demo.handout import RESOURCE
+from demo.standins.do_nothing_plugin import variable
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
 from demo.standins.quirks import Timing
@@ -24,10 +28,12 @@ from scrubber.devices.simulated import creation, layout
 from scrubber.node import clock
 from tests.flows.node import BRISK, Node, brisk
 from tests.flows.switching import Working, answers, asked, doctor, found_by_the_next, given, registered, seen
-from tests.flows.vendor import SOCKET, Vendor, answer
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import Plugin
 
+SOCKET = "nvidia-gpu.sock"
 OBSERVE = brisk("mode: observe", "evict: {leftovers: wait}")  # what the shipped policy of that name says
+ROOT = Path(__file__).parents[2]
 GPUS = 3
 WAITS = Timing()  # of a real kubelet
 A_MOMENT = 0.5  # seconds in which something that must not happen would have happened
@@ -45,7 +51,7 @@ async def enter(node: Node, gpus: int = GPUS) -> None:
     await node.offered(gpus)
 
 
-async def switch(node: Node, theirs: Vendor) -> None:
+async def switch(node: Node, theirs: Plugin) -> None:
     """Theirs ends, then ours registers; the service looks already."""
     assert await theirs.stop() == 0
     await node.offered(0)
@@ -63,8 +69,8 @@ def owned_by(pod: Pod) -> Callable[[views.DeviceStatus], bool]:
     return lambda device: (device.state, device.owner) == ("in_use", pod.uid)
 
 
-Theirs = Callable[[Node], Awaitable[Vendor]]
-Before = Callable[..., Awaitable[tuple[Node, Vendor]]]
+Theirs = Callable[[Node], Awaitable[Plugin]]
+Before = Callable[..., Awaitable[tuple[Node, Plugin]]]
 
 
 @pytest.fixture
@@ -72,8 +78,11 @@ async def theirs() -> AsyncIterator[Theirs]:
     """Their plugin on a node: it offers all GPUs, also those that the kubelet did not get from ours."""
     async with AsyncExitStack() as alive:
 
-        async def begin(node: Node) -> Vendor:
-            it = Vendor(node.stage.kubelet_dir, node.stage.uuids)
+        async def begin(node: Node) -> Plugin:
+            it = Plugin(node.stage.root, PYTHONPATH=str(ROOT))
+            flags = ("--directory", str(node.stage.kubelet_dir), "--devices", ",".join(node.stage.uuids))
+            kind = ("--resource", RESOURCE, "--socket", SOCKET, "--like-nvidia")
+            it.command = [sys.executable, "-m", "demo.standins.do_nothing_plugin", *flags, *kind]
             await it.start()
             alive.push_async_callback(it.clear_away)
             await node.kubelet.until(lambda: registered(node)[-1:] == [SOCKET], WITHIN)
@@ -87,7 +96,7 @@ async def theirs() -> AsyncIterator[Theirs]:
 async def before(bare, theirs: Theirs) -> Before:
     """A node from before Autoclave came: GPUs, a kubelet, and their plugin."""
 
-    async def one(policy: str = OBSERVE, gpus: int = GPUS, timing: Timing = WAITS) -> tuple[Node, Vendor]:
+    async def one(policy: str = OBSERVE, gpus: int = GPUS, timing: Timing = WAITS) -> tuple[Node, Plugin]:
         node: Node = bare(gpus, policy, runs=Working)
         stage = node.stage
         stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=timing, logs=stage.pod_logs)
@@ -157,7 +166,7 @@ async def test_there_a_container_that_starts_again_has_its_memory_and_what_their
     assert (await node.kubelet.start_container(crashed, "main")).state is ContainerState.RUNNING
     assert [node.memory(node.gpu(it)) for it in (pod, crashed)] == left
     assert asked(node, uuid) == asked(node, node.gpu(crashed)) == ["Allocate", "PreStartContainer"]
-    assert answers(node, pod) == [answer([uuid]).SerializeToString(deterministic=True)] * 4
+    assert answers(node, pod) == [variable([uuid]).SerializeToString(deterministic=True)] * 4
 
 
 async def test_there_after_observe_the_free_are_proven_and_the_others_as_soon_as_their_pods_have_gone(before):

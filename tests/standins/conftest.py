@@ -1,4 +1,4 @@
-"""A kubelet in a short directory, and as many little plugins as a test wants."""
+"""A kubelet in a short directory, and as many do-nothing plugins as a test wants."""
 
 import shutil
 import tempfile
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
+from demo.standins.do_nothing_plugin import DoNothingPlugin
 from demo.standins.kubelet import Kubelet
-from tests.standins.little import GPU, Little
+from plugin.kubelet_api import deviceplugin_pb2
 
 
 @pytest.fixture
@@ -19,12 +21,17 @@ def directory():
     shutil.rmtree(made)
 
 
+def answering(**envs):
+    """Allocate answers with these variables."""
+    return lambda _: deviceplugin_pb2.ContainerAllocateResponse(envs=envs)
+
+
 class Node:
     """``async with node.kubelet(...) as kubelet`` runs a kubelet; plugins of ``node.plugin`` end with the test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.plugins: list[Little] = []
+        self.plugins: list[DoNothingPlugin] = []
 
     @asynccontextmanager
     async def kubelet(self, **options):
@@ -36,15 +43,15 @@ class Node:
             await kubelet.stop()
 
     @asynccontextmanager
-    async def ready(self, *, little=None, **options):
+    async def ready(self, *, offers=None, **options):
         """A kubelet with one registered plugin."""
         async with self.kubelet(**options) as kubelet:
-            plugin = await self.plugin(**(little or {})).begin()
+            plugin = await self.plugin(**(offers or {})).begin()
             await kubelet.registered(GPU)
             yield kubelet, plugin
 
     def plugin(self, **options):
-        self.plugins.append(Little(self.directory, **options))
+        self.plugins.append(DoNothingPlugin(self.directory, **{"answer": answering(ANSWER="yes"), **options}))
         return self.plugins[-1]
 
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from demo.standins.allocation import KubeletPanic
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, Phase, Pod
 from demo.standins.quirks import Quirks
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 def container(name, count, kind=ContainerKind.APP):
@@ -78,7 +78,7 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
 
 
 async def test_a_union_of_several_inits_devices_is_reused_by_one_app(node):
-    async with node.ready(little={"count": 3}) as (kubelet, _):
+    async with node.ready(offers={"ids": "012"}) as (kubelet, _):
         pod = Pod(
             "p", (container("i1", 2, ContainerKind.INIT), container("i2", 3, ContainerKind.INIT), container("a", 3))
         )
@@ -100,7 +100,7 @@ async def test_the_preference_is_followed_as_far_as_it_is_possible_and_completed
 
 
 async def test_a_plugin_that_offers_no_preference_is_not_asked(node):
-    async with node.ready(little={"preferred": False}) as (kubelet, _):
+    async with node.ready(offers={"preferred": False}) as (kubelet, _):
         await kubelet.admit(Pod.of("p", {GPU: 1}))
         assert admissions(kubelet) == [("allocate", "0")]
 
@@ -159,7 +159,7 @@ async def test_x13_no_healthy_device_fails_the_pod_without_a_call(node):
 
 
 async def test_x31_a_later_containers_failure_frees_an_earlier_ones_device_without_a_word(node):
-    async with node.ready(little={"count": 2, "preferred": False}) as (kubelet, _):
+    async with node.ready(offers={"ids": "01", "preferred": False}) as (kubelet, _):
         pod = Pod("p", (container("a", 1), container("b", 2)))
         assert (await kubelet.admit(pod)).phase is Phase.FAILED
         assert admissions(kubelet) == [("allocate", "0")]
@@ -168,7 +168,7 @@ async def test_x31_a_later_containers_failure_frees_an_earlier_ones_device_witho
 
 
 async def test_x31_a_list_of_pod_resources_does_not_free_what_the_pod_admitted_last_has_left(node):
-    async with node.ready(little={"count": 2}) as (kubelet, _):
+    async with node.ready(offers={"ids": "01"}) as (kubelet, _):
         pod = Pod("p", (container("a", 1), container("b", 2)))
         assert (await kubelet.admit(pod)).phase is Phase.FAILED
         assert list(kubelet.list_pod_resources().pod_resources) == []
@@ -222,7 +222,7 @@ async def test_x6_a_slow_allocate_holds_up_every_admission_and_every_deletion_of
 
 
 async def test_r4_a_force_deleted_pods_device_is_handed_out_while_its_container_runs(node):
-    async with node.ready(little={"count": 1}) as (kubelet, _):
+    async with node.ready(offers={"ids": "0"}) as (kubelet, _):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
         await kubelet.force_delete(pod)
@@ -232,7 +232,7 @@ async def test_r4_a_force_deleted_pods_device_is_handed_out_while_its_container_
 
 
 async def test_r4_repaired_the_device_is_free_once_the_container_has_ended(node):
-    async with node.ready(little={"count": 1}, quirks=Quirks(force_delete_frees=False)) as (kubelet, _):
+    async with node.ready(offers={"ids": "0"}, quirks=Quirks(force_delete_frees=False)) as (kubelet, _):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
         await kubelet.force_delete(pod)

@@ -6,13 +6,13 @@ import pytest
 
 from demo.standins.api_server import APPLY, ApiServer
 from demo.standins.cluster import Cluster
+from demo.standins.do_nothing_driver import NIC, POOL, device_slice
 from demo.standins.http_api import Request, ServerAway, status
 from demo.standins.pods import Pod
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import File
 from plugin.dra import apiserver
 from tests.patience import WITHIN
-from tests.standins.little_driver import NIC, POOL, device_slice
 
 GROUP = "/apis/resource.k8s.io/v1"
 STATUS = f"{GROUP}/namespaces/default/resourceclaims/a/status"

@@ -8,9 +8,9 @@ import pytest
 
 from demo.standins import checkpoint
 from demo.standins.checksum import DeviceEntry, checksum
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Container, ContainerKind, Pod
 from plugin.kubelet_api import deviceplugin_pb2
-from tests.standins.little import GPU
 
 TEGRA = DeviceEntry(
     PodUID="bf52b2cd-b611-4e79-86b1-280b283185c3",
@@ -50,7 +50,7 @@ async def test_the_file_says_who_holds_what_with_the_plugins_answer(node, direct
         assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (pod.uid, "main", GPU)
         assert entry["DeviceIDs"] == {"-1": ["0", "1"]}
         answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
-        assert answer.envs == {"LITTLE": "yes"}
+        assert answer.envs == {"ANSWER": "yes"}
         assert data["RegisteredDevices"] == {GPU: ["0", "1", "2", "3"]}
 
 
@@ -80,7 +80,7 @@ async def test_the_file_is_private_and_replaced_whole(node, directory):
 
 
 async def test_it_is_written_at_the_end_of_each_containers_allocate(node, directory):
-    async with node.ready(little={"count": 2}) as (kubelet, _):
+    async with node.ready(offers={"ids": "01"}) as (kubelet, _):
         pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 2})))
         await kubelet.admit(pod)
         assert [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == ["a"]

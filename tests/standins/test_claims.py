@@ -8,13 +8,13 @@ import pytest
 from demo.standins.api_server import ApiServer
 from demo.standins.checkpoint import CorruptCheckpoint
 from demo.standins.cluster import Cluster
+from demo.standins.do_nothing_driver import NIC, POOL, DoNothingDriver, device_slice
 from demo.standins.dra_plugins import Health
 from demo.standins.http_api import on, status
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
 from demo.standins.quirks import Quirks, Timing
 from plugin.kubelet_api import drahealth_pb2
-from tests.standins.little_driver import NIC, POOL, LittleDriver, device_slice
 
 QUICK = Timing(slices_kept=0.01, slices_retry=0.01, health_retry=0.01, registry_retry=0.01)
 
@@ -30,11 +30,11 @@ class Node:
         self.kubelet = Kubelet(
             directory, registry=directory / "r", cluster=self.cluster, **{"timing": QUICK, **options}
         )
-        self.drivers: list[LittleDriver] = []
+        self.drivers: list[DoNothingDriver] = []
 
-    async def driver(self, name=NIC, **more):
+    async def driver(self, name=NIC, socket=""):
         """Another driver, with a slice, as soon as the kubelet knows it."""
-        self.drivers.append(await LittleDriver(self.directory / "r", name, **more).serve())
+        self.drivers.append(await DoNothingDriver(name, self.directory / "r" / (socket or f"{name}-reg.sock")).serve())
         await self.kubelet.driver_registered(name)
         if self.server.find("resourceslices", f"{POOL}-{name}") is None:
             self.server.create("resourceslices", device_slice(name, "nic-0", "nic-1"))
@@ -296,13 +296,13 @@ async def test_without_its_driver_a_pod_is_refused_and_nothing_recorded(node):
 
 
 async def test_the_driver_decides_which_version_is_used(node):
-    driver = LittleDriver(node.directory / "r", "old.example.com")
+    driver = DoNothingDriver("old.example.com", node.directory / "r/old-reg.sock")
     driver.versions = ["v2.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin"]
     node.drivers.append(await driver.serve())
     await node.kubelet.until(lambda: driver.notified)
     assert driver.notified == [(True, "")]
     assert node.kubelet._life.claims.plugins.plugin("old.example.com").service == "v1beta1.DRAPlugin"
-    other = LittleDriver(node.directory / "r", "new.example.com")
+    other = DoNothingDriver("new.example.com", node.directory / "r/new-reg.sock")
     other.versions = ["v2.DRAPlugin"]
     node.drivers.append(await other.serve())
     await node.kubelet.until(lambda: other.notified)
@@ -319,7 +319,7 @@ async def test_the_newest_connected_instance_is_called(node):
     await node.kubelet.run(node.pod("p", "a"))
     assert (old.asked, new.asked) == ([], [("Prepare", ("a",))])
     await new.stop()
-    await node.kubelet.until(lambda: node.kubelet._life.claims.plugins.plugin(NIC).endpoint == str(old.path))
+    await node.kubelet.until(lambda: node.kubelet._life.claims.plugins.plugin(NIC).endpoint == str(old.sockets[0]))
     await node.kubelet.run(node.pod("q", "b"))
     assert old.asked == [("Prepare", ("b",))]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 class Command:
@@ -47,8 +47,8 @@ async def command(directory):
 
 
 async def test_it_tells_registrations_lists_and_calls_and_runs_pods(command, node):
-    plugin = await node.plugin(count=2).begin()
-    assert await command.hear("register") == "register example.com/gpu at little.sock: ok"
+    plugin = await node.plugin(ids="01").begin()
+    assert await command.hear("register") == "register example.com/gpu at do-nothing.sock: ok"
     assert await command.hear("list") == "list example.com/gpu: 0=Healthy 1=Healthy"
     plugin.show(g1="Unhealthy")
     assert await command.hear("list") == "list example.com/gpu: 0=Healthy 1=Unhealthy"

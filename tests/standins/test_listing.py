@@ -3,8 +3,8 @@
 import json
 
 from demo.standins.checkpoint import NAME
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
-from tests.standins.little import GPU
 
 
 async def test_each_message_replaces_the_whole_list(node):

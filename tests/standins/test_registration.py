@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
 from demo.standins.quirks import Quirks, Timing
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 async def refusal(plugin, **options):
@@ -110,7 +110,7 @@ async def test_a_register_that_waits_for_a_plugin_succeeds_as_soon_as_it_serves(
 
 async def test_r1_x17_the_end_of_the_old_stream_kills_the_new_endpoint(node):
     async with node.ready() as (kubelet, old):
-        new = await node.plugin(socket="new.sock", count=2).begin()
+        new = await node.plugin(socket="new.sock", ids="01").begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await old.stop()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
@@ -123,7 +123,7 @@ async def test_r1_x17_the_end_of_the_old_stream_kills_the_new_endpoint(node):
 
 async def test_r1_the_new_plugin_recovers_by_registering_again(node):
     async with node.ready() as (kubelet, old):
-        new = await node.plugin(socket="new.sock", count=2).begin()
+        new = await node.plugin(socket="new.sock", ids="01").begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await old.stop()
         await asyncio.wait_for(new.ended.wait(), WITHIN)
@@ -133,7 +133,7 @@ async def test_r1_the_new_plugin_recovers_by_registering_again(node):
 
 async def test_r1_repaired_the_new_endpoint_lives_on(node):
     async with node.ready(quirks=Quirks(old_stream_ends_new=False)) as (kubelet, old):
-        await node.plugin(socket="new.sock", count=2).begin()
+        await node.plugin(socket="new.sock", ids="01").begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await old.stop()
         await kubelet.until(lambda: kubelet.calls[1].outcome)
@@ -224,7 +224,7 @@ async def test_r1_an_old_stream_that_ends_while_the_new_plugin_registers_orphans
     async with node.ready() as (kubelet, old):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
-        new = await node.plugin(socket="new.sock", count=2).serve()
+        new = await node.plugin(socket="new.sock", ids="01").serve()
         new.hold["GetDevicePluginOptions"] = asyncio.Event()
         registering = asyncio.create_task(new.register())
         await kubelet.until(lambda: kubelet.calls[-1].method == "GetDevicePluginOptions")

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
 from demo.standins.quirks import Timing
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def registry(directory):
     return made
 
 
-async def appear(plugin, registry, name="little-reg.sock"):
+async def appear(plugin, registry, name="plugin-reg.sock"):
     """Serve on the endpoint and in the registry; the endpoint lies wherever the plugin likes."""
-    await plugin.serve(registration=registry / name)
+    await plugin.serve(registry / name)
     return plugin
 
 
@@ -49,7 +49,8 @@ async def test_x34_after_a_kubelet_start_the_registration_socket_lies_there_stil
 async def test_x34_a_plugin_whose_endpoint_lies_in_the_registry_survives_a_kubelet_start(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         plugin = node.plugin()
-        await plugin.serve(path=registry / "little.sock")
+        plugin.path = registry / "do-nothing.sock"
+        await plugin.serve()
         await kubelet.registered(GPU)
         await kubelet.until(lambda: plugin.notified)
         await kubelet.kill()
@@ -63,7 +64,7 @@ async def test_removing_the_registration_socket_deregisters(node, registry):
         plugin = await appear(node.plugin(), registry)
         await kubelet.until(lambda: kubelet.registrations)
         await kubelet.registered(GPU)
-        (registry / "little-reg.sock").unlink()
+        (registry / "plugin-reg.sock").unlink()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
         assert kubelet.capacity == {GPU: 4}
         await asyncio.wait_for(plugin.ended.wait(), WITHIN)
@@ -94,8 +95,8 @@ async def test_a_socket_moved_over_a_known_one_is_a_new_plugin(node, registry):
         old = await appear(node.plugin(), registry)
         await kubelet.registered(GPU)
         await kubelet.until(lambda: old.notified)
-        await appear(node.plugin(socket="new.sock", count=2), registry, ".new.sock")
-        (registry / ".new.sock").rename(registry / "little-reg.sock")
+        await appear(node.plugin(socket="new.sock", ids="01"), registry, ".new.sock")
+        (registry / ".new.sock").rename(registry / "plugin-reg.sock")
         await kubelet.until(lambda: kubelet.capacity == {GPU: 2})
         await asyncio.wait_for(old.ended.wait(), WITHIN)
 
@@ -125,7 +126,7 @@ async def test_a_plugin_whose_endpoint_nobody_serves_is_told_so(node, registry):
         await appear(plugin, registry)
         plugin.path = registry / "nowhere"
         await kubelet.until(lambda: plugin.notified)
-        plugin.path = node.directory / "little.sock"
+        plugin.path = node.directory / "do-nothing.sock"
         await kubelet.registered(GPU)
 
 
@@ -135,7 +136,7 @@ async def test_a_socket_that_goes_while_its_plugin_is_dialled_leaves_nothing_beh
         plugin.hold["GetDevicePluginOptions"] = asyncio.Event()
         await appear(plugin, registry)
         await kubelet.until(lambda: kubelet.calls and kubelet.calls[-1].method == "GetDevicePluginOptions")
-        (registry / "little-reg.sock").unlink()
+        (registry / "plugin-reg.sock").unlink()
         await kubelet.until(lambda: kubelet.calls[-1].outcome == "CANCELLED")
         assert kubelet._life.clients._latest == {}
 

@@ -7,11 +7,11 @@ import pytest
 from asyncinotify import Inotify, Mask
 
 from demo.standins.checkpoint import NAME
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from demo.standins.quirks import Quirks, Timing
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 def calls_of(kubelet, *methods):
@@ -39,7 +39,7 @@ async def test_x15_a_stopped_kubelet_ends_the_streams_and_leaves_the_sockets_and
         await kubelet.stop()
         await asyncio.wait_for(plugin.ended.wait(), WITHIN)
         assert (directory / "kubelet.sock").is_socket()
-        assert (directory / "little.sock").is_socket()
+        assert (directory / "do-nothing.sock").is_socket()
         assert (directory / NAME).read_text() == before
 
 
@@ -63,7 +63,7 @@ async def test_x15_a_starting_kubelet_wipes_the_top_levels_sockets_and_makes_its
         (directory / "file").touch()
         await kubelet.stop()
         await kubelet.start()
-        assert not (directory / "little.sock").exists()
+        assert not (directory / "do-nothing.sock").exists()
         assert (directory / "file").exists()
         new = (directory / "kubelet.sock").stat()
         assert (new.st_ino, new.st_ctime_ns) != (old.st_ino, old.st_ctime_ns)

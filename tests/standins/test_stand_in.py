@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.journal import StandInFault
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, ContainerKind, Pod
 from demo.standins.quirks import Quirks
 from demo.standins.runtime import Runtime
 from tests.patience import WITHIN
-from tests.standins.little import GPU
 
 
 class BrokenError(Exception):

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import PodEnded
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from demo.standins.quirks import Timing
 from demo.standins.runtime import CannotCreate, Runtime
 from tests.patience import WITHIN
-from tests.standins.little import GPU
+from tests.standins.conftest import answering
 
 
 class Containers(Runtime):
@@ -46,7 +47,7 @@ async def test_r3_x2_prestart_comes_once_before_each_start_in_order_with_the_all
         await kubelet.run(pod)
         assert prestarts(kubelet) == ["0", "0", "12"]
         assert [line[1] for line in runtime.log] == ["i", "s", "b"]
-        assert runtime.envs == [{"LITTLE": "yes"}] * 3
+        assert runtime.envs == [{"ANSWER": "yes"}] * 3
         assert runtime.log[-1] == ("start", "b", {GPU: ("1", "2")})
         assert [start.prestart for start in kubelet.starts] == [True] * 3
         assert {call.deadline for call in kubelet.calls if call.method == "PreStartContainer"} == {30.0}
@@ -167,7 +168,7 @@ async def test_x24_a_create_that_fails_waits_and_prestart_comes_again_before_the
 
 
 async def test_x26_a_plugin_without_prestart_is_not_asked_even_when_it_is_away(node):
-    async with node.ready(little={"prestart": False}) as (kubelet, plugin):
+    async with node.ready(offers={"prestart": False}) as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
         await plugin.stop()
@@ -200,12 +201,11 @@ async def test_a_pod_that_has_failed_starts_nothing(node):
 async def test_of_two_resources_with_an_env_of_one_name_the_first_wins_and_the_rest_is_joined(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, _):
-        nic = node.plugin(resource="example.com/nic", socket="nic.sock")
-        nic.answer = {"LITTLE": "other", "NIC": "1"}
-        await nic.begin()
+        answer = answering(ANSWER="other", NIC="1")
+        await node.plugin(resource="example.com/nic", socket="nic.sock", answer=answer).begin()
         await kubelet.registered("example.com/nic")
         await kubelet.run(Pod.of("p", {GPU: 1, "example.com/nic": 1}))
-        assert runtime.envs == [{"LITTLE": "yes", "NIC": "1"}]
+        assert runtime.envs == [{"ANSWER": "yes", "NIC": "1"}]
 
 
 async def test_containers_stop_in_the_reverse_of_their_order(node):

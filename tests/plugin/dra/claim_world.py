@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from demo.standins.api_server import ApiServer
 from demo.standins.claims import Claims
 from demo.standins.cluster import GROUP, Cluster
+from demo.standins.do_nothing_driver import device_slice
 from demo.standins.endpoint import PluginError
 from demo.standins.http_api import Request, ServerAway
 from demo.standins.journal import Journal
@@ -36,7 +37,6 @@ from scrubber.ground.errors import NotReady, Reason, Unreachable
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop, is_kill
 from tests.service.world import World
-from tests.standins.little_driver import device_slice
 
 NODE = "node-1"
 LAG = 0.2  # seconds until the list shows a change

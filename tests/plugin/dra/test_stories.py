@@ -11,13 +11,13 @@ from demo.containers import ContainerRunner, mark
 from demo.standins import http_api
 from demo.standins.api_server import CLAIMS
 from demo.standins.cluster import KUBELET, Cluster
+from demo.standins.do_nothing_driver import NIC, DoNothingDriver, device_slice
 from demo.standins.kubelet import Kubelet, NotRunning
 from demo.standins.pods import Phase, Pod
 from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills, layout, tenants
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE
-from tests.standins.little_driver import NIC, LittleDriver, device_slice
 
 GPUS = 2
 
@@ -162,7 +162,7 @@ async def test_an_error_of_another_driver_leaves_no_device_behind(node, live_dri
     await live_driver()
     await node.kubelet.start()
     await node.ready()
-    nic = await LittleDriver(node.root / "registry").serve()
+    nic = await DoNothingDriver(NIC, node.root / "registry" / f"{NIC}-reg.sock").serve()
     await node.kubelet.driver_registered(NIC, WITHIN)
     node.api.create("resourceslices", device_slice(NIC, "nic-0"))
     nic.fail["Prepare"] = "no link"

@@ -25,6 +25,9 @@ from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
 SOON = driver.MARGIN + vendor.VendorDevices.seconds + 0.2  # seconds of a call that has no time to wait
 
 
+GPU_0 = drahealth_pb2.DeviceIdentifier(pool_name="node-1", device_name="gpu-0")
+
+
 class Cluster:
     """Claims and slices in the API server, and the kubelet of the node."""
 
@@ -142,11 +145,11 @@ async def cluster(service, short_tmp, monkeypatch):
     monkeypatch.setattr(vendor, "LISTED_WITHIN", 0.0)
     monkeypatch.setattr(watch, "POLL_EVERY", 6 * WITHIN)
     watching = asyncio.create_task(cluster.watch.run())
-    await cluster.vendor.start()
+    await cluster.vendor.serve()
     cluster.start_gate()
     yield cluster
     await cluster.stop_gates()
-    await cluster.vendor.die()
+    await cluster.vendor.kill()
     watching.cancel()
 
 
@@ -160,7 +163,7 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert await cluster.prepare("a") == answer  # the kubelet asks again
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
-    assert cluster.vendor.calls == [("prepare", "a"), ("prepare", "a"), ("unprepare", "a")]
+    assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
 
 
 async def test_the_vendor_hears_of_a_claim_only_after_the_claim_before(cluster):
@@ -172,16 +175,16 @@ async def test_the_vendor_hears_of_a_claim_only_after_the_claim_before(cluster):
     waiting = asyncio.create_task(cluster.prepare("b"))
     assert await cluster.unprepare("a") == ""
     assert (await waiting).error == ""
-    assert cluster.vendor.calls == [("prepare", "a"), ("unprepare", "a"), ("prepare", "b")]
+    assert cluster.vendor.asked == [("Prepare", ("a",)), ("Unprepare", ("a",)), ("Prepare", ("b",))]
 
 
 async def test_an_error_of_the_vendor_keeps_the_devices_for_the_claim(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
-    cluster.vendor.error = "no MPS daemon"
+    cluster.vendor.fail = dict.fromkeys(("Prepare", "Unprepare"), "no MPS daemon")
     assert (await cluster.prepare("a")).error == "no MPS daemon"
     assert await cluster.unprepare("a") == "no MPS daemon"
-    cluster.vendor.error = ""
+    cluster.vendor.fail = {}
     assert (await cluster.prepare("b", SOON)).error
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
@@ -190,7 +193,7 @@ async def test_an_error_of_the_vendor_keeps_the_devices_for_the_claim(cluster):
 async def test_a_vendor_that_does_not_answer_fails_the_call(cluster):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
-    cluster.vendor.silent = True
+    cluster.vendor.hold["Unprepare"] = asyncio.Event()
     assert (
         await cluster.unprepare("a", SOON) == "autoclave: the driver gpu.nvidia.com did not answer: DEADLINE_EXCEEDED"
     )
@@ -218,7 +221,7 @@ async def test_a_device_that_cannot_be_proven_clean_is_refused(cluster, attribut
     cluster.attributes[0] = attributes
     cluster.allocate("a", 0)
     assert why in (await cluster.prepare("a")).error
-    assert cluster.vendor.calls == []
+    assert cluster.vendor.asked == []
 
 
 async def test_a_device_without_a_slice_is_refused(cluster):
@@ -226,7 +229,7 @@ async def test_a_device_without_a_slice_is_refused(cluster):
     assert "no ResourceSlice of gpu.nvidia.com on this node has the device gpu-7" in (await cluster.prepare("a")).error
     cluster.unreadable = True
     assert "the API server did not answer" in (await cluster.prepare("a")).error
-    assert cluster.vendor.calls == []
+    assert cluster.vendor.asked == []
 
 
 async def test_a_claim_ends_without_the_api_server(cluster):
@@ -257,32 +260,34 @@ async def test_the_kubelet_registers_the_gate_under_the_name_of_the_vendor(clust
         refused = registration.RegistrationStatus(error="the versions differ")
         with pytest.raises(grpc.aio.AioRpcError, match="failed registration process"):
             await registrar.NotifyRegistrationStatus(refused, timeout=WITHIN)
-    assert cluster.vendor.statuses == [status, refused]
+    assert cluster.vendor.notified == [(True, ""), (False, "the versions differ")]
 
 
 async def test_other_drivers_register_as_they_are(cluster):
     other = VendorDriver(
         cluster.folder / "vendor", cluster.folder / "plugins", cluster.folder, "compute-domain.nvidia.com"
     )
-    await other.start()
+    await other.serve()
     await cluster.until_shown(VENDOR_DRIVER, other.name)
     async with grpc.aio.insecure_channel(f"unix:{cluster.registry}/autoclave-{other.name}-reg.sock") as channel:
         registrar = pluginregistration_pb2_grpc.RegistrationStub(channel)
-        assert await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN) == await other.GetInfo(None, None)
+        assert await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN) == registration.PluginInfo(
+            type="DRAPlugin", name=other.name, endpoint=str(other.service), supported_versions=other.versions
+        )
         status = registration.RegistrationStatus(plugin_registered=True)
         await registrar.NotifyRegistrationStatus(status, timeout=WITHIN)
-    assert other.statuses == [status]
+    assert other.notified == [(True, "")]
     await other.stop()
     await cluster.until_shown(VENDOR_DRIVER)
 
 
-@pytest.mark.parametrize("end", ["die", "stop"])
+@pytest.mark.parametrize("end", ["kill", "stop"])
 async def test_the_kubelet_loses_the_gate_together_with_the_vendor(cluster, end):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
     await getattr(cluster.vendor, end)()
     await cluster.until_shown()
-    await cluster.vendor.start()
+    await cluster.vendor.serve()
     await cluster.until_shown(VENDOR_DRIVER)
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
@@ -326,7 +331,8 @@ async def test_health_has_the_names_of_the_vendor(cluster):
 async def test_health_that_the_vendor_reports_is_handed_on(cluster):
     await cluster.vendor.stop()
     cluster.vendor.versions.append(driver.HEALTH)
-    await cluster.vendor.start()
+    cluster.vendor.health.put_nowait([drahealth_pb2.DeviceHealth(device=GPU_0, message="of the vendor")])
+    await cluster.vendor.serve()
     async with cluster.channel() as channel:
         stream = drahealth_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
             drahealth_pb2.NodeWatchResourcesRequest()
