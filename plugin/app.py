@@ -14,18 +14,16 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from plugin import config, response, until_signal
-from plugin.cluster import starting, threads
-from plugin.cluster.reporter import ClusterReporter
+from plugin import config, response, stopping
+from plugin.cluster.reporter import ClusterReporter, make_reporter
 from plugin.config import Config, RegistrationMethod
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics.collector import PluginCollector
-from plugin.metrics.counters import PluginCounters
+from plugin.metrics.collector import PluginCollector, PluginCounters
 from plugin.registration import kubelet, registry, sockets
+from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import log
 
@@ -39,18 +37,18 @@ def run(chosen: Config) -> int:
     """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
-    with until_signal.one_fatal_error(), ExitStack() as lock:
+    with stopping.one_fatal_error(), ExitStack() as lock:
         if not chosen.standby:
             lock.enter_context(sockets.sole_instance(chosen.kubelet_dir))
-        return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
+        return asyncio.run(_serve(chosen, make_reporter(chosen.cluster)))
 
 
 async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     """Run until a signal arrives or a task fails; the error of that task ends the program."""
     if reporter is not None:
-        asyncio.get_running_loop().set_default_executor(threads.DaemonThreadExecutor())
+        asyncio.get_running_loop().set_default_executor(stopping.DaemonThreadExecutor())
     in_flight = InFlight()
-    await until_signal.run(_work(chosen, reporter, in_flight), in_flight)
+    await stopping.run(_work(chosen, reporter, in_flight), in_flight)
     return 0
 
 
@@ -69,7 +67,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
-                    await asyncio.create_task(until_signal.drain(in_flight))
+                    await asyncio.create_task(stopping.drain(in_flight))
 
 
 @asynccontextmanager

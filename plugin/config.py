@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from plugin import dns_names, response
+from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
@@ -78,7 +78,7 @@ def _check_prefix(prefix: str) -> None:
     wrong = ""
     if len(prefix) > LONGEST_PREFIX:
         wrong = f"it is longer than {LONGEST_PREFIX} characters"
-    elif not dns_names.is_subdomain(prefix, LONGEST_PREFIX):
+    elif not credentials.is_subdomain(prefix, LONGEST_PREFIX):
         wrong = "it is not a lower-case domain name"
     elif prefix.endswith("kubernetes.io"):
         wrong = "Kubernetes reserves names that end in kubernetes.io"

@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from plugin import for_tenants, preferred, response
+from plugin import preferred, response
 from plugin.devices import Device
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics.counters import Hook, HookOutcome, PluginCounters
+from plugin.metrics.collector import Hook, HookOutcome, PluginCounters
 from scrubber.ground import log, operation_id
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
 
@@ -149,7 +149,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             yield operation
         except AutoclaveError as error:
             log.warning("request refused", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
-            await context.abort(_code(error, no), for_tenants.message(error))
+            await context.abort(_code(error, no), error.for_tenants)
         except asyncio.CancelledError:
             log.warning("the kubelet gave up", **ended(HookOutcome.CANCELLED))
             raise

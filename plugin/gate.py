@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from plugin.devices import Device
-from plugin.in_flight import InFlight
 from plugin.listing import Listing
+from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import request_limits
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable

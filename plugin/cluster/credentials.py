@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from plugin import dns_names
-
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 class Reports(Enum):
@@ -71,7 +72,7 @@ def missing(choice: ReportChoice, environment: Mapping[str, str]) -> str:
     """What the operator has to add before reports are possible; empty: nothing."""
     if not choice.node:
         return "the name of the node is unknown: set --node-name, or NODE_NAME from the pod's spec.nodeName"
-    if not dns_names.is_subdomain(choice.node):
+    if not is_subdomain(choice.node):
         return f"--node-name {choice.node!r}: not a valid name; give the node's name in the cluster, or NODE_NAME"
     if find(choice, environment) is None:
         return (
@@ -79,3 +80,8 @@ def missing(choice: ReportChoice, environment: Mapping[str, str]) -> str:
             "or name a kubeconfig, with --cluster-reports on, in KUBECONFIG"
         )
     return ""
+
+
+def is_subdomain(name: str, max_length: int = 253) -> bool:
+    """Whether the name is a DNS subdomain of at most this length, as Kubernetes checks it (RFC 1123)."""
+    return len(name) <= max_length and _SUBDOMAIN.fullmatch(name) is not None

@@ -2,28 +2,36 @@
 
 Three loops, each with its own pauses, write the condition, the taint and the Events. A failure of one loop does not
 delay the others. Of the condition and the taint only the latest state is written; Events wait in a bounded outbox. No
-call of the kubelet waits for a report, and no failure here stops the plugin.
+call of the kubelet waits for a report, and no failure here stops the plugin. ``make_reporter`` decides before the
+plugin serves whether it reports at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
-from plugin.cluster import api_objects, base, node_report
+from plugin.cluster import api_objects, base, credentials, node_report
 from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports
 from plugin.cluster.outbox import Outbox, PendingEvent
 from plugin.cluster.retry_loop import NEVER, Action, Pace, RetryLoop
 from plugin.devices import Device
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
+from scrubber.ground.errors import FatalError
 
 logger = log.get("cluster")
+
+CALL_WITHIN = 5.0  # seconds for a whole call
+_CLIENT = "plugin.cluster.apiserver"
 
 
 class DeviceSource(Protocol):
@@ -259,3 +267,38 @@ class ClusterReporter:
 
 def _steady() -> float:
     return asyncio.get_running_loop().time()
+
+
+def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
+    """A reporter that is ready to run; None without reports or without credentials."""
+    if choice.reports is Reports.OFF:
+        return None
+    found = credentials.find(choice, os.environ)
+    try:
+        server = _server(choice, found)
+    except base.Unusable as error:
+        if choice.reports is Reports.ON:
+            raise FatalError(f"cannot report to the cluster: {error}") from error
+        if found is not None or choice.taint:  # otherwise no option asks for reports
+            logger.warning("nothing is reported to the cluster", why=str(error))
+        return None
+    logger.info("reporting to the cluster", node=choice.node, taint=choice.taint)
+    return ClusterReporter(server, choice.node, taint=choice.taint, pace=Pace())
+
+
+def _server(choice: ReportChoice, found: credentials.Credentials | None) -> base.Server:
+    missing = credentials.missing(choice, os.environ)
+    if found is None or missing:
+        raise base.Unusable(missing)
+    return _connect(found, choice.node)
+
+
+def _connect(found: credentials.Credentials, node: str) -> base.Server:
+    # Imported by name: the client library is optional, and a plugin without reports stays small without it. Imported
+    # before the plugin serves: the import takes longer than a call of the kubelet should wait.
+    try:
+        module = importlib.import_module(_CLIENT)
+    except Exception as error:  # a broken library must not stop the plugin
+        raise base.Unusable(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
+    server: base.Server = module.connect(found, node, CALL_WITHIN)
+    return server

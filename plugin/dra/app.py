@@ -13,8 +13,7 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from plugin import until_signal
-from plugin.cluster import threads
+from plugin import stopping
 from plugin.cluster.base import Unusable
 from plugin.cluster.credentials import Credentials
 from plugin.devices import MigStrategy
@@ -23,15 +22,14 @@ from plugin.dra.binding import BindingConditions
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import Driver
+from plugin.dra.driver import Driver, OwnDevices
 from plugin.dra.metrics import DraCollector, DraCounters
-from plugin.dra.own_devices import OwnDevices
 from plugin.dra.publisher import SlicePublisher
 from plugin.dra.vendor import devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
-from plugin.in_flight import InFlight
 from plugin.listing import Listing
 from plugin.registration import endpoint, events
+from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import log, paths
 from scrubber.ground.errors import FatalError
@@ -48,14 +46,14 @@ def run(chosen: DraConfig) -> int:
     os.umask(0o077)
     sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
     sockets_dir.mkdir(mode=0o750, exist_ok=True)
-    with until_signal.one_fatal_error():
+    with stopping.one_fatal_error():
         return asyncio.run(_serve(chosen, credentials))
 
 
 async def _serve(chosen: DraConfig, credentials: Credentials) -> int:
-    asyncio.get_running_loop().set_default_executor(threads.DaemonThreadExecutor())
+    asyncio.get_running_loop().set_default_executor(stopping.DaemonThreadExecutor())
     in_flight = InFlight()
-    await until_signal.run(_work(chosen, credentials, in_flight), in_flight)
+    await stopping.run(_work(chosen, credentials, in_flight), in_flight)
     return 0
 
 
@@ -116,7 +114,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
             try:
                 await asyncio.Event().wait()
             finally:  # the kubelet is still served: its calls are answered last
-                await asyncio.create_task(until_signal.drain(in_flight, driver.CALL_WITHIN))
+                await asyncio.create_task(stopping.drain(in_flight, driver.CALL_WITHIN))
 
 
 def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plugin import config as plugin_config
-from plugin import dns_names, response
+from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.credentials import Credentials, ReportChoice
 from scrubber.ground import paths
@@ -64,7 +64,7 @@ class DraConfig:
 
 def check(config: DraConfig) -> Credentials:
     """The credentials for the API server; a FatalError for options that cannot work."""
-    if not dns_names.is_subdomain(config.driver, LONGEST_DRIVER):
+    if not credentials.is_subdomain(config.driver, LONGEST_DRIVER):
         raise FatalError(
             f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"
             f" {LONGEST_DRIVER} characters; give a name such as {DRIVER}"

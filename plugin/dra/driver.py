@@ -18,18 +18,17 @@ from weakref import WeakValueDictionary
 import grpc
 import grpc.aio
 
-from plugin import for_tenants
 from plugin.cluster.base import Failure
 from plugin.devices import Device
-from plugin.dra import claims
+from plugin.dra import claims, slices
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
 from plugin.dra.metrics import Call, DraCounters
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
+from plugin.stopping import InFlight
 from scrubber.ground import log, operation_id
 from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest
@@ -221,7 +220,7 @@ def _health(named: NamedDevice) -> health_wire.DeviceHealth:
 
 def _public(error: AutoclaveError | Failure) -> str:
     """The text for the pod's events. What the API server says of its objects is not secret."""
-    return for_tenants.message(error) if isinstance(error, AutoclaveError) else error.message
+    return error.for_tenants if isinstance(error, AutoclaveError) else error.message
 
 
 def _until(left: float | None) -> float:
@@ -257,3 +256,38 @@ def _health_handler(driver: Driver) -> grpc.GenericRpcHandler:
         health_wire.NodeWatchResourcesResponse.SerializeToString,
     )
     return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": watch})
+
+
+class OwnDevices:
+    """The devices of a driver of our own: named by their UUID in its slice, described by the CDI files of the node."""
+
+    seconds = 0.0  # nothing follows after the devices are taken
+
+    def __init__(self, chosen: DraConfig) -> None:
+        self._chosen = chosen
+
+    async def uuids(self, allocated: Collection[AllocatedDevice], _until: float) -> Mapping[AllocatedDevice, str]:
+        """The name of a device is its UUID in lower case."""
+        return {device: device.name for device in allocated}
+
+    async def prepare(
+        self, _claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], _until: float
+    ) -> wire.NodePrepareResourceResponse:
+        """Each device under its CDI name."""
+        return wire.NodePrepareResourceResponse(devices=[self._device(*each) for each in devices.items()])
+
+    async def unprepare(self, _claim: wire.Claim, _until: float) -> wire.NodeUnprepareResourceResponse:
+        """Nothing was made for the claim."""
+        return wire.NodeUnprepareResourceResponse()
+
+    async def named(self, shown: Sequence[Device]) -> Iterable[NamedDevice]:
+        """All devices. The pool has the name of the node."""
+        return [NamedDevice(self._chosen.cluster.node, slices.device_name(device.uuid), device) for device in shown]
+
+    def _device(self, device: AllocatedDevice, ours: Device) -> wire.Device:
+        return wire.Device(
+            request_names=[device.request],
+            pool_name=device.pool,
+            device_name=device.name,
+            cdi_device_ids=[f"{self._chosen.cdi_kind}={ours.uuid}"],
+        )

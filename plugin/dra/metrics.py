@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry
 from plugin.cluster.base import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.collector import StateCollector, service_obstacles
-from plugin.metrics.counters import HookOutcome, RegistrationCounters
+from plugin.metrics.collector import HookOutcome, RegistrationCounters, StateCollector, service_obstacles
 from scrubber.ground.errors import AutoclaveError, Reason
 from scrubber.ground.metric_table import Instruments, Sample
 

@@ -10,10 +10,9 @@ import asyncio
 from pathlib import Path
 
 from plugin.registration import endpoint, events
-from plugin.registration.events import Cause, Listener
-from plugin.registration.registration_state import RegistrationState
+from plugin.registration.events import Cause, Listener, RegistrationState
 from plugin.registration.registry import Registrar
-from plugin.registration.watch import FileWatch
+from plugin.registration.sockets import FileWatch
 from scrubber.ground import unix_sockets
 
 KIND = "DRAPlugin"

@@ -1,10 +1,15 @@
-"""Gauges of a program's present state, read at each scrape, and the server that shows them."""
+"""What a program counts, the gauges of its present state, read at each scrape, and the server that shows both.
+
+Every label is a fixed word, a resource that the scrub service offers, or the name of the DRA driver: no request can add
+a series.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from enum import Enum
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -12,9 +17,95 @@ from prometheus_client.registry import Collector
 
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.counters import PluginCounters
+from plugin.registration.events import Cause, Event, Registered
+from scrubber.ground.errors import Reason
 from scrubber.ground.http_server import HttpServer
-from scrubber.ground.metric_table import Sample, families
+from scrubber.ground.metric_table import Instruments, Sample, families
+
+REGISTERED = "registered"
+NOT_YET = "the plugin has not registered yet"
+LONGEST_RECEIPT = 100  # characters: a longer exemplar would raise an error within Allocate
+
+
+class Hook(Enum):
+    """The calls of the kubelet, named as in its API."""
+
+    ALLOCATE = "Allocate"
+    PRE_START = "PreStartContainer"
+    PREFERRED = "GetPreferredAllocation"
+
+
+class HookOutcome(Enum):
+    """How a call ended, as in the log."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    FAULT = "fault"
+
+
+GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
+_NO = {HookOutcome.REFUSED, HookOutcome.FAULT}
+
+
+class RegistrationCounters:
+    """Counts registrations, of the plugin or of the DRA driver."""
+
+    def __init__(self, instruments: Instruments, not_yet: str) -> None:
+        """``not_yet``: why a resource without any event is not registered."""
+        self._instruments = instruments
+        self._not_yet = not_yet
+        self._obstacles: dict[str, str] = {}
+
+    def expect(self, resource: str) -> None:
+        """This resource is about to be registered. Export its counters as 0."""
+        for outcome in (REGISTERED, *(cause.value for cause in Cause)):
+            self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
+
+    def record(self, event: Event) -> None:
+        """Count the event of a registration."""
+        outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
+        self._obstacles[event.resource] = why
+        self._instruments.count(table.REGISTRATIONS, event.resource, outcome)
+
+    def obstacle(self, resource: str) -> str:
+        """Why a resource is not registered; empty if it is."""
+        return self._obstacles.get(resource, self._not_yet)
+
+
+class PluginCounters(RegistrationCounters):
+    """Counters and histograms of the plugin."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
+        super().__init__(Instruments(table.TABLE, registry), NOT_YET)
+        self.standby = False  # another plugin of this node is registered, and this one waits for its end
+        for hook in GATES:
+            for reason in Reason:
+                self._instruments.export_zero(table.HOOK_REFUSALS, hook.value, reason.value)
+
+    def obstacle(self, resource: str) -> str:
+        """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
+        return "" if self.standby else super().obstacle(resource)
+
+    def answer(
+        self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
+    ) -> None:
+        """A call of the kubelet was answered or cancelled."""
+        shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
+        self._instruments.observe(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
+        if outcome in _NO and hook in GATES:
+            self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
+
+    def list_sent(self, resource: str) -> None:
+        """A list was sent to the kubelet."""
+        self._instruments.count(table.LISTS, resource)
+
+    def expect(self, resource: str) -> None:
+        """The plugin is about to register this resource."""
+        super().expect(resource)
+        self._instruments.export_zero(table.LISTS, resource)
+
 
 LONGEST = 300  # characters of a reason, which may quote an error of another program
 

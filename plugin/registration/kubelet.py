@@ -17,9 +17,8 @@ import grpc
 
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, events, sockets
-from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.registration_state import RegistrationState
-from plugin.registration.watch import FileWatch
+from plugin.registration.events import Cause, NotRegistered, RegistrationState
+from plugin.registration.sockets import FileWatch
 from scrubber.ground import log, unix_sockets
 
 logger = log.get("registration")

@@ -18,9 +18,8 @@ import tenacity
 
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, events, sockets
-from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.registration_state import RegistrationState
-from plugin.registration.watch import FileWatch
+from plugin.registration.events import Cause, NotRegistered, RegistrationState
+from plugin.registration.sockets import FileWatch
 
 DEVICE_PLUGIN, DEVICE_PLUGIN_VERSIONS = "DevicePlugin", ("v1beta1",)
 SHOW_AGAIN_AFTER = 15.0  # seconds without a stream; the kubelet needs up to 12 for a registration

@@ -1,4 +1,6 @@
-"""The files of the plugin's sockets: one plugin on a node, paths that fit, no file of another program removed.
+"""The files of the plugin's sockets, and a watch of their directories.
+
+One plugin on a node, paths that fit, no file of another program removed.
 
 gRPC removes any file at the path that it binds, and again at its end. So a socket is bound under a hidden name and
 renamed once it serves: clients find it only when it answers, and gRPC does not remove it at its final path.
@@ -6,17 +8,25 @@ renamed once it serves: clients find it only when it answers, and gRPC does not 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scrubber.ground import private_files, unix_sockets
+from asyncinotify import Inotify, Mask
+
+from scrubber.ground import log, private_files, unix_sockets
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import FatalError
+
+logger = log.get("registration")
 
 SUBDIRECTORY = "autoclave"  # at its start the kubelet removes the sockets of its directory, not those one level below
 GROUP_MAY_ENTER = 0o750
+CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
+POLL_EVERY = 5.0  # seconds; also the longest time that a replaced directory is not watched
 
 Identity = tuple[int, int, int]
 
@@ -108,3 +118,40 @@ def identity(path: Path) -> Identity | None:
 def same(found: Identity | None, ours: Identity) -> bool:
     """Whether it is the plugin's own socket. While it serves, its inode is not reused; its ctime may change."""
     return found is not None and found[:2] == ours[:2]
+
+
+class FileWatch(Changed):
+    """Notifies about changes of files while ``run`` runs."""
+
+    def __init__(self, *directories: Path) -> None:
+        super().__init__()
+        self._directories = directories
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        blind = False
+        while True:
+            self.notify()  # waiting tasks run only when this task waits: by then the watch is in place
+            try:
+                with Inotify() as inotify:
+                    await self._watch(inotify)
+            except OSError as error:  # the node has too many watches: poll instead
+                if not blind:
+                    logger.warning("cannot watch files, polling every few seconds instead", error=str(error))
+                blind = True
+                await asyncio.sleep(POLL_EVERY)
+
+    async def _watch(self, inotify: Inotify) -> None:
+        """Add each directory again at every poll: it may have been replaced meanwhile.
+
+        One inotify instance serves all the time: the kernel may close one slowly, and that would block the event loop.
+        """
+        while True:
+            for directory in self._directories:
+                with suppress(FileNotFoundError):  # it may appear later: the next poll adds it
+                    inotify.add_watch(directory, CHANGES)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_EVERY):
+                    async for _ in inotify:
+                        self.notify()
+            self.notify()

@@ -36,6 +36,13 @@ class Reason(Enum):
     INTERNAL = "internal"
 
 
+_FOR_TENANTS = {
+    Reason.UNREACHABLE: "the scrub service of this node does not answer",
+    Reason.INTERNAL: "the scrub service of this node failed",
+    Reason.LEDGER_UNAVAILABLE: "the scrub service of this node cannot record anything",
+}
+
+
 class AutoclaveError(Exception):
     """Base of all errors that a caller may see: a reason and a sentence."""
 
@@ -43,6 +50,11 @@ class AutoclaveError(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+    @property
+    def for_tenants(self) -> str:
+        """The message for the pod's events. The service writes its messages for tenants; gRPC does not."""
+        return _FOR_TENANTS.get(self.reason, self.message)
 
 
 class Refused(AutoclaveError):

@@ -19,12 +19,12 @@ from structlog.typing import EventDict
 from plugin.device_plugin import DevicePlugin
 from plugin.devices import MigStrategy
 from plugin.gate import Gate
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics import counters
+from plugin.metrics import collector
 from plugin.response import Strategy, Style
+from plugin.stopping import InFlight
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.events import LedgerEntry
@@ -46,7 +46,12 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
             await listing.until_known()
         style = Style(strategies=(Strategy.ENVVAR,))
         plugin = DevicePlugin(
-            GPU, listing, Gate(scrubber, listing, InFlight()), counters.PluginCounters(CollectorRegistry()), style, list
+            GPU,
+            listing,
+            Gate(scrubber, listing, InFlight()),
+            collector.PluginCounters(CollectorRegistry()),
+            style,
+            list,
         )
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

@@ -8,7 +8,7 @@ from prometheus_client.utils import floatToGoString
 
 from dashboards import prometheusrule
 from plugin.dra.metrics import Call
-from plugin.metrics import counters as plugin_tally
+from plugin.metrics import collector
 from plugin.metrics import table as plugin_metrics
 from plugin.registration.events import Cause
 from policies import load, xids
@@ -29,8 +29,8 @@ WORDS = {  # the values that a condition may name, by label
     "proof": {counters.RECEIPT, counters.NONE},
     "by": {counters.EVIDENCE, counters.PERSON},
     "call": {call.value for call in Call},
-    "hook": {hook.value for hook in plugin_tally.Hook},
-    "outcome": {word.value for word in (*plugin_tally.HookOutcome, *Cause)},
+    "hook": {hook.value for hook in collector.Hook},
+    "outcome": {word.value for word in (*collector.HookOutcome, *Cause)},
     "xid": {str(code) for code in xids.ROWS},
     "job": {"autoclave-scrubber", "autoclave-plugin", "autoclave-dra"},
     "policy": {"observe"},

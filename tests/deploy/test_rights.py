@@ -13,7 +13,7 @@ import pytest
 
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
-from plugin.registration.watch import FileWatch
+from plugin.registration.sockets import FileWatch
 from tests.deploy import manifests
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin

@@ -10,7 +10,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from plugin.devices import MigStrategy
 from plugin.listing import Listing
-from plugin.registration import endpoint, kubelet, registry, watch
+from plugin.registration import endpoint, kubelet, registry, sockets
 from scrubber.api import client
 from tests.live import Service
 from tests.patience import WITHIN
@@ -27,7 +27,7 @@ def long_waits(monkeypatch):
         (kubelet, "ASK"),
         (kubelet, "REGISTER"),
         (registry, "SHOW_AGAIN_AFTER"),
-        (watch, "POLL_EVERY"),
+        (sockets, "POLL_EVERY"),
     ):
         monkeypatch.setattr(room, wait, 6 * WITHIN)
 

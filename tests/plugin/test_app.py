@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from demo.standins.pods import Phase, Pod
-from plugin.registration import watch
+from plugin.registration import sockets
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_server import ScrubServer, gpu, hang
 
@@ -71,7 +71,7 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
     begin, end = it.lines("stopping")[0], it.log_lines[-1]  # what was under way may be told in between
     assert end["event"] == "stopped"
     took = datetime.fromisoformat(end["timestamp"]) - datetime.fromisoformat(begin["timestamp"])
-    assert took.total_seconds() < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
+    assert took.total_seconds() < sockets.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
     assert it.said == ""
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 

@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.metrics.counters import PluginCounters
+from plugin.metrics.collector import PluginCounters
 from plugin.response import Strategy, Style
+from plugin.stopping import InFlight
 from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, hang, no

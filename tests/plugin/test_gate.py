@@ -7,7 +7,7 @@ import pytest
 
 from plugin import gate as module
 from plugin.gate import Gate
-from plugin.in_flight import InFlight
+from plugin.stopping import InFlight
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, hang, no

@@ -9,8 +9,8 @@ import pytest
 
 from plugin.devices import Device, MigStrategy
 from plugin.gate import ALLOCATE_WITHIN, Gate
-from plugin.in_flight import InFlight
 from plugin.listing import Listing
+from plugin.stopping import InFlight
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from tests.service.virtual import VirtualLoop

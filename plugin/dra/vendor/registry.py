@@ -24,9 +24,8 @@ from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.endpoint import PluginServer
-from plugin.registration.events import Cause
-from plugin.registration.registration_state import RegistrationState
-from plugin.registration.watch import FileWatch
+from plugin.registration.events import Cause, RegistrationState
+from plugin.registration.sockets import FileWatch
 from scrubber.ground import log, unix_sockets
 
 logger = log.get("vendor")

@@ -4,8 +4,7 @@ import httpx2
 import pytest
 from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
-from plugin import dns_names
-from plugin.cluster import api_objects, apiserver, calls, node_report
+from plugin.cluster import api_objects, apiserver, calls, credentials, node_report
 from plugin.cluster.base import FailureKind
 from plugin.cluster.credentials import File
 from plugin.cluster.node_report import EventReason, NodeEvent
@@ -32,7 +31,7 @@ async def test_the_name_of_an_event_is_one_that_it_may_have(api, node):
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
     assert letter is not None
-    assert dns_names.is_subdomain(letter.name)
+    assert credentials.is_subdomain(letter.name)
 
 
 def test_a_taint_is_removed_only_if_it_is_ours():

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from plugin import dns_names
 from plugin.cluster import credentials
 from plugin.cluster.credentials import File, InCluster, ReportChoice, Reports
 
@@ -60,4 +59,4 @@ def test_missing_options_are_named_with_a_remedy(asked, change, environment, tol
     ],
 )  # fmt: skip
 def test_a_name_is_one_that_a_node_may_have(name, good):
-    assert dns_names.is_subdomain(name) is good
+    assert credentials.is_subdomain(name) is good

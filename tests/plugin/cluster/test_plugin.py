@@ -28,8 +28,8 @@ def brisk(it, also="", stop_within=0.2):
     """With shorter pauses: for tests that would wait for them."""
     pace = f"lambda: Pace(spacing=0.01, stop_within={stop_within})"
     script = (
-        "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
-        f"starting.Pace = {pace}; {also} from autoclave.cli import main; sys.exit(main())"
+        "import sys; from plugin.cluster import reporter; from plugin.cluster.retry_loop import Pace;"
+        f"reporter.Pace = {pace}; {also} from autoclave.cli import main; sys.exit(main())"
     )
     it.command[:3] = [sys.executable, "-c", script]
     return it

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plugin import config
-from plugin.cluster import starting
+from plugin.cluster import reporter
 from plugin.cluster.credentials import ReportChoice, Reports
 from scrubber.ground.errors import FatalError
 
@@ -52,7 +52,7 @@ def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, 
     chosen = changed(chosen, **change)
     with capture_logs() as logs:
         config.check(chosen)
-        assert starting.reporter(chosen.cluster) is None
+        assert reporter.make_reporter(chosen.cluster) is None
     assert [(line["event"], line["log_level"]) for line in logs] == [
         ("nothing is reported to the cluster", "warning") for _ in told
     ]
@@ -62,7 +62,7 @@ def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, 
 @pytest.mark.parametrize("change", [{"node": "Agent 1"}, {"node": ""}, ALONE])
 def test_reports_on_without_credentials_does_not_start(chosen, change):
     insists = changed(chosen, reports=Reports.ON, **change)
-    for begin in (config.check, lambda it: starting.reporter(it.cluster)):
+    for begin in (config.check, lambda it: reporter.make_reporter(it.cluster)):
         with pytest.raises(FatalError, match="cannot report to the cluster: "):
             begin(insists)
 
@@ -70,10 +70,10 @@ def test_reports_on_without_credentials_does_not_start(chosen, change):
 def test_a_broken_client_library_is_fatal_only_with_reports_on(chosen, short_tmp, monkeypatch):
     (short_tmp / "broken_client.py").write_text("raise ValueError('no such cipher')")
     monkeypatch.syspath_prepend(str(short_tmp))
-    monkeypatch.setattr(starting, "_CLIENT", "broken_client")
+    monkeypatch.setattr(reporter, "_CLIENT", "broken_client")
     with capture_logs() as logs:
-        assert starting.reporter(chosen.cluster) is None
+        assert reporter.make_reporter(chosen.cluster) is None
     assert [line["why"].partition(":")[0] for line in logs] == ["the client library cannot be loaded (no such cipher)"]
     with pytest.raises(FatalError, match="the client library cannot be loaded"):
-        starting.reporter(changed(chosen, reports=Reports.ON).cluster)
+        reporter.make_reporter(changed(chosen, reports=Reports.ON).cluster)
     assert "broken_client" not in sys.modules

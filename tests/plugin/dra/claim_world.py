@@ -24,12 +24,11 @@ from plugin.devices import MigStrategy
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DRIVER, DraConfig
-from plugin.dra.driver import Driver
+from plugin.dra.driver import Driver, OwnDevices
 from plugin.dra.metrics import DraCounters
-from plugin.dra.own_devices import OwnDevices
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
+from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.core import events as ev
 from scrubber.ground.device_messages import GrantedDevice

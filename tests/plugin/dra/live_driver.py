@@ -10,7 +10,7 @@ from demo.standins.api_server import CLAIMS, ApiServer
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
-from plugin.registration.watch import FileWatch
+from plugin.registration.sockets import FileWatch
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get, scrape

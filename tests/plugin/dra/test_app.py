@@ -5,8 +5,8 @@ import asyncio
 from plugin.cluster.credentials import InCluster, ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
-from plugin.in_flight import InFlight
-from plugin.registration.watch import FileWatch
+from plugin.registration.sockets import FileWatch
+from plugin.stopping import InFlight
 from tests.patience import WITHIN
 
 

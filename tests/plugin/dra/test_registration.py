@@ -11,7 +11,7 @@ from plugin.dra import registration
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
 from plugin.registration import events
-from plugin.registration.watch import FileWatch
+from plugin.registration.sockets import FileWatch
 from tests.patience import WITHIN
 
 DRIVER = "gpu.autoclave.dev"

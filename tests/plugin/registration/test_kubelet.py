@@ -12,7 +12,7 @@ import pytest
 import tenacity
 from structlog.testing import capture_logs
 
-from plugin.registration import kubelet, registration_state, sockets
+from plugin.registration import events, kubelet, sockets
 from plugin.registration.events import Cause, Registered, Unregistered
 from plugin.registration.kubelet import KubeletRegistration
 from scrubber.ground import unix_sockets
@@ -237,7 +237,7 @@ async def test_a_new_kubelet_logs_each_cause_again(registration, door, heard):
 
 
 async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard, monkeypatch):
-    monkeypatch.setattr(registration_state, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
+    monkeypatch.setattr(events, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
     door.refusal = "not today"
     await door.start()
     async with running(registration):

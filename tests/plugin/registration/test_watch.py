@@ -7,13 +7,13 @@ import pytest
 from asyncinotify import Mask
 from structlog.testing import capture_logs
 
-from plugin.registration import watch
+from plugin.registration import sockets
 from tests.patience import WITHIN
 
 
 @asynccontextmanager
 async def watching(*directories):
-    watched = watch.FileWatch(*directories)
+    watched = sockets.FileWatch(*directories)
     task = asyncio.create_task(watched.run())
     try:
         await asyncio.sleep(0.02)  # the watch is in place
@@ -45,8 +45,8 @@ async def test_a_new_removed_or_moved_file_is_seen_at_once(short_tmp):
 
 
 async def test_a_missed_event_is_seen_at_the_next_poll(short_tmp, monkeypatch):
-    monkeypatch.setattr(watch, "CHANGES", Mask.CLOSE_NOWRITE)  # hears of no file that comes or goes
-    monkeypatch.setattr(watch, "POLL_EVERY", 0.2)
+    monkeypatch.setattr(sockets, "CHANGES", Mask.CLOSE_NOWRITE)  # hears of no file that comes or goes
+    monkeypatch.setattr(sockets, "POLL_EVERY", 0.2)
     async with watching(short_tmp) as watched:
         (short_tmp / "x").mkdir()
         await sees(watched, (short_tmp / "x").exists)
@@ -58,8 +58,8 @@ async def test_without_watches_files_are_polled_and_logged_once(short_tmp, monke
     def none_left() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(watch, "Inotify", none_left)
-    monkeypatch.setattr(watch, "POLL_EVERY", 0.02)
+    monkeypatch.setattr(sockets, "Inotify", none_left)
+    monkeypatch.setattr(sockets, "POLL_EVERY", 0.02)
     with capture_logs() as logs:
         async with watching(short_tmp) as watched:
             for name in ("x", "y", "z"):
@@ -69,14 +69,14 @@ async def test_without_watches_files_are_polled_and_logged_once(short_tmp, monke
 
 
 async def test_a_directory_that_is_replaced_is_watched_again(short_tmp, monkeypatch):
-    monkeypatch.setattr(watch, "POLL_EVERY", 0.05)
+    monkeypatch.setattr(sockets, "POLL_EVERY", 0.05)
     directory = short_tmp / "a"
     directory.mkdir()
     async with watching(directory) as watched:
         directory.rmdir()
         await asyncio.sleep(0.1)
         directory.mkdir()
-        monkeypatch.setattr(watch, "POLL_EVERY", 60.0)
+        monkeypatch.setattr(sockets, "POLL_EVERY", 60.0)
         await asyncio.sleep(0.2)  # the last quick look is over: from here on only the watch can tell
         asyncio.get_running_loop().call_later(0.01, (directory / "x").touch)
         await sees(watched, (directory / "x").exists)

@@ -13,12 +13,12 @@ from plugin.cluster.credentials import InCluster, ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
 from plugin.dra.vendor import devices as vendor
-from plugin.in_flight import InFlight
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
 from plugin.kubelet_api import pluginregistration_pb2 as registration
-from plugin.registration import watch
-from plugin.registration.watch import FileWatch
+from plugin.registration import sockets
+from plugin.registration.sockets import FileWatch
+from plugin.stopping import InFlight
 from tests.patience import WITHIN
 from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
 
@@ -143,7 +143,7 @@ async def cluster(service, short_tmp, monkeypatch):
     cluster = await asyncio.to_thread(Cluster, service, short_tmp)
     monkeypatch.setattr("plugin.dra.apiserver.connect", lambda *_: cluster)
     monkeypatch.setattr(vendor, "LISTED_WITHIN", 0.0)
-    monkeypatch.setattr(watch, "POLL_EVERY", 6 * WITHIN)
+    monkeypatch.setattr(sockets, "POLL_EVERY", 6 * WITHIN)
     watching = asyncio.create_task(cluster.watch.run())
     await cluster.vendor.serve()
     cluster.start_gate()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from plugin.cluster.threads import DaemonThreadExecutor
+from plugin.stopping import DaemonThreadExecutor
 from tests.patience import WITHIN
 
 HUNG = """

@@ -1,21 +1,55 @@
-"""Runs the work of a program until a signal stops it. Calls of the kubelet that have begun are answered first."""
+"""Runs the work of a program until a signal stops it. Calls of the kubelet that have begun are answered first.
+
+Nothing delays the end of the program: neither calls that take too long, nor look-ups of names.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from plugin.in_flight import InFlight
 from scrubber.ground import aio, log
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import FatalError
 
 logger = log.get("app")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DRAINED_WITHIN = 6.0  # seconds for calls of the kubelet that are being answered at a stop: Allocate takes 5 at most
+
+
+class InFlight(Changed):
+    """Counts the calls of the kubelet that are being answered: a plugin that stops answers them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A call is being answered within the context."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            self.notify()
+
+    async def none(self, within: float) -> bool:
+        """Wait until no call is being answered. False: there still is one after ``within`` seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self.until(lambda: self.calls == 0)
+        except TimeoutError:
+            return False
+        return True
 
 
 async def run(work: Coroutine[Any, Any, None], in_flight: InFlight) -> None:
@@ -74,3 +108,29 @@ def _first(group: BaseExceptionGroup[FatalError]) -> FatalError:
     """The first error of a group; the user sees the next one at the next start."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class DaemonThreadExecutor(ThreadPoolExecutor):
+    """An executor whose threads end with the process.
+
+    The event loop resolves names in its executor. At the end the loop and the interpreter wait for a usual executor: a
+    name server that does not answer would delay the end until the resolver gives up. Nothing else runs here.
+    """
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Run the function in its own daemon thread."""
+        future: Future[R] = Future()
+        threading.Thread(target=_run_in_thread, args=(future, fn, args, kwargs), name="look-up", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base class has it
+        """Wait for no thread."""
+
+
+def _run_in_thread(future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:  # noqa: ANN401 - of any function
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001 - the future raises it
+        future.set_exception(error)
