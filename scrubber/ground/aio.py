@@ -56,10 +56,12 @@ class Changed:
     """
 
     def __init__(self) -> None:
+        self.notifications = 0  # how many there were so far
         self._event = asyncio.Event()
 
     def notify(self) -> None:
         """Let every waiting task check its condition again."""
+        self.notifications += 1
         self._event.set()
         self._event = asyncio.Event()
 
@@ -67,6 +69,10 @@ class Changed:
         """Return as soon as ``holds()`` is true."""
         while not holds():  # no await between this check and the wait: no notification falls between
             await self._event.wait()
+
+    async def after(self, count: int) -> None:
+        """Return as soon as there are more notifications than ``count``."""
+        await self.until(lambda: self.notifications != count)
 
 
 class RWLock:

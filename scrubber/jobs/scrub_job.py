@@ -43,6 +43,7 @@ from scrubber.core.model import (
 from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import DeviceError, Progress
 from scrubber.ground import log
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.jobs.locks import DeviceLocks
 from scrubber.jobs.slots import ON_MEMORY, Slots
@@ -121,7 +122,7 @@ class ScrubJob:
         self._ledger = context.ledger
         self._observer = context.observer
         self._task: asyncio.Task[None] | None = None
-        self._moved = asyncio.Event()
+        self._changed = Changed()
         self._clear_began: float | None = None  # the uptime at which the last clear began
         self._cancel_why = "it was cancelled"
         self._cancelled = False
@@ -132,8 +133,9 @@ class ScrubJob:
 
     async def updates(self) -> AsyncIterator[None]:
         """Yields once after each change until the job is over. Any number of callers may wait."""
+        changed = self._changed
         while not self.finished.is_set():
-            await self._moved.wait()
+            await changed.after(changed.notifications)
             yield
 
     def begin(self) -> None:
@@ -192,7 +194,7 @@ class ScrubJob:
             outcome = "cancelled" if self._cancelled else "failed"
             logger.warning("job ended", **about, outcome=outcome, why=self.why, seconds=took)
         self.finished.set()
-        self._changed()
+        self._changed.notify()
 
     async def _scrub(self) -> None:
         """Run the path, judge it, record the consequence. Where policy says so, continue with a reset."""
@@ -202,7 +204,7 @@ class ScrubJob:
                 return
             self.path = record.job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
-            async with self._context.slots.at_device(record, record.job, self._changed):
+            async with self._context.slots.at_device(record, record.job, self._changed.notify):
                 await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
             if await self._conclude():
                 return
@@ -500,11 +502,7 @@ class ScrubJob:
 
     def _progress(self, done: int, total: int) -> None:
         self.bytes_done, self.bytes_total = done, total
-        self._changed()
-
-    def _changed(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed.notify()
 
 
 def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | None) -> Order:

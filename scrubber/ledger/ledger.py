@@ -21,6 +21,7 @@ from scrubber.core import events as ev
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger.store import EVERYTHING, Loaded, Store, Window
 
@@ -64,11 +65,10 @@ class Ledger:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
-        self._notified = asyncio.Event()
+        self._changed = Changed()
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
-        self.notifications = 0  # how many there were so far
         loaded = loaded or store.load()
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -182,26 +182,27 @@ class Ledger:
         self.fault = fault
         self.notify()
 
+    @property
+    def notifications(self) -> int:
+        """How many there were so far."""
+        return self._changed.notifications
+
     def notify(self) -> None:
         """Wake all waiting calls: a row was added, or something else that the service shows has changed."""
-        self.notifications += 1
-        self._notified.set()
-        self._notified = asyncio.Event()
+        self._changed.notify()
 
     async def newer_row(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
         """Wait for a notification if this is still the newest row. False: none came before the timeout."""
-        return self.seq != seq or await self._notification(timeout)
+        return self.seq != seq or await self.until_notified(self.notifications, timeout)
 
     async def until_notified(self, count: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
         """Wait until there are more notifications than ``count``. False: none came before the timeout."""
-        return self.notifications != count or await self._notification(timeout)
-
-    async def _notification(self, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
         try:
             async with asyncio.timeout(timeout):  # wait_for can lose a cancellation that comes with the event
-                return await self._notified.wait()
+                await self._changed.after(count)
         except TimeoutError:
             return False
+        return True
 
     async def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING

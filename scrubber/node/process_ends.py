@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from scrubber.ground import log
+from scrubber.ground.aio import Changed
 
 logger = log.get("ends")
 
@@ -17,7 +18,7 @@ class ProcessEnds:
     def __init__(self) -> None:
         self._followed: dict[str, tuple[int, int]] = {}  # pid and pidfd
         self._ended: set[str] = set()
-        self._changed = asyncio.Event()
+        self._changed = Changed()
         self._warned = False  # that a process could not be followed
 
     def follow(self, name: str, pid: int, same: Callable[[], bool]) -> None:
@@ -47,8 +48,7 @@ class ProcessEnds:
 
     async def next(self) -> frozenset[str]:
         """Wait for the end of a process; returns all names whose process has ended since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
+        await self._changed.until(lambda: bool(self._ended))
         ended, self._ended = frozenset(self._ended), set()
         return ended
 
@@ -69,7 +69,7 @@ class ProcessEnds:
 
     def _report(self, name: str) -> None:
         self._ended.add(name)
-        self._changed.set()
+        self._changed.notify()
 
 
 def _opened(pid: int, same: Callable[[], bool]) -> int:
