@@ -15,7 +15,7 @@ import scrubber
 from policies.model import Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
-from scrubber.core.model import DeviceInfo, Holder
+from scrubber.core.model import DeviceInfo, Holder, Step
 from scrubber.devices.base import Address, Backend, Care
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
@@ -23,6 +23,7 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground import log
 from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.slots import ON_MEMORY
 from scrubber.ledger import files, opening, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
@@ -114,7 +115,7 @@ class _WorkerStarter:
     pod_logs: str
     namespace: int | None
 
-    async def start(self, device: str, policy: Policy) -> Worker:
+    async def start(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> Worker:
         care = _care(policy)
         assignment = Assignment(
             self.backend.address(device, care),
@@ -125,7 +126,7 @@ class _WorkerStarter:
             bystanders=policy.evict.bystanders,
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
-            memory=await self.observer.health.memory(device),
+            memory=await self.observer.health.memory(device) if ON_MEMORY.issuperset(steps) else None,
         )
         worker = await self.nursery.start_worker(assignment)
         if self.nursery.cupy.lacks:  # known only now, after the zygote has started

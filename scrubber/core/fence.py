@@ -20,11 +20,12 @@ def check(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
     if facts.holders is None:
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Fenced(blame, refusals.why_unknown_for_operators(facts))
-    holders = ownership.holder_names(facts.holders)
-    if ownership.live_container(facts.holders) is not None:
-        return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
-    if step is not Step.EVICT and facts.holders:
-        return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
+    if facts.holders:
+        holders = ownership.holder_names(facts.holders)
+        if ownership.live_container(facts.holders) is not None:
+            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
+        if step is not Step.EVICT:
+            return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
     if step is Step.RESET and facts.siblings_busy is not False:
         return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
     return None

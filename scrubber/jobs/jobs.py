@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.model import Job, Moment, Path, State, Step, StepResult, Trigger
 from scrubber.devices.base import Address
 from scrubber.ground import aio
 from scrubber.ground.errors import NotReady, Reason
 from scrubber.jobs.locks import DeviceLocks
-from scrubber.jobs.scrub_job import JobContext, ScrubJob, WorkerHandle, own_worker
+from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, WorkerHandle, own_worker
 from scrubber.jobs.slots import Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
@@ -33,16 +32,15 @@ class Jobs:
         self,
         ledger: Ledger,
         observer: Observer,
-        spawn: Callable[[str, Policy], Awaitable[WorkerHandle]],
+        spawn: Spawn,
         spawn_restorer: Callable[[Address], Awaitable[WorkerHandle]],
         now: Callable[[], Moment],
         token: Callable[[int], str],
         watch_every: float,
     ) -> None:
-        """``spawn`` starts a worker for a device, as its policy says.
+        """``spawn_restorer`` starts a worker for a pending restore.
 
-        ``spawn_restorer`` starts a worker for a pending restore. ``token`` returns that many random bytes as hex, for
-        job ids and keys.
+        ``token`` returns that many random bytes as hex, for job ids and keys.
         """
         self.locks = DeviceLocks()
         self.slots = Slots(observer)

@@ -79,6 +79,8 @@ class WorkerHandle(Protocol):
         """Kill the worker, and return when it is gone."""
 
 
+Spawn = Callable[[str, Policy, tuple[Step, ...]], Awaitable[WorkerHandle]]
+"""Starts a worker for these steps on a device, as its policy wants it."""
 StartingWorker = asyncio.Task[WorkerHandle]  # the worker may still be starting while its device is observed
 
 
@@ -90,7 +92,7 @@ class JobContext:
     observer: Observer
     slots: Slots
     locks: DeviceLocks
-    spawn: Callable[[str, Policy], Awaitable[WorkerHandle]]  # a worker for a device, as its policy wants it
+    spawn: Spawn
     now: Callable[[], Moment]
     token: Callable[[int], str]  # returns that many random bytes as hex
     watch_every: float  # seconds between two observations for unexpected holders
@@ -351,6 +353,8 @@ class ScrubJob:
         records = self._ledger.records
         record = records[self.device]
         facts = await self._observer.full(record, self._siblings(records))
+        if record.device.reset_domain is None:
+            return facts
         return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
@@ -496,7 +500,7 @@ class ScrubJob:
         context = self._context
         async with (
             context.slots.at_memory(self.device, steps),
-            own_worker(self._observer, lambda: context.spawn(self.device, self._policy)) as worker,
+            own_worker(self._observer, lambda: context.spawn(self.device, self._policy, steps)) as worker,
         ):
             yield worker
 

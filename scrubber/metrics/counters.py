@@ -136,7 +136,8 @@ class ServiceCounters:
             self._instruments.count(table.RESIDUE_BYTES, before.device.name, before.device.uuid, by=found.residue_bytes)
         for holder in found.holders:
             self._instruments.count(table.PROCESSES, _kind(holder))
-        self._instruments.count(table.TERMINATED, by=len(found.terminated))
+        if found.terminated:
+            self._instruments.count(table.TERMINATED, by=len(found.terminated))
 
     # -- what the ledger does not hold, or not at once
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from scrubber.core import ownership
-from scrubber.core.model import Holder
+from scrubber.core.model import Holder, Incarnation
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground import log
@@ -24,7 +24,7 @@ IsBystander = Callable[[Holder], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What one search for holders found."""
 
     holders: Holders
@@ -55,28 +55,33 @@ class HolderSearch:
         """Forget a worker that was reaped: the pid may belong to another process now."""
         self._workers.discard(pid)
 
-    async def of(self, uuids: Sequence[str]) -> Found:
-        """The holders of these devices. A device that no process has open never waits for a search.
+    async def of(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
+        """The driver instance, and the holders of these devices; raises DeviceError when the driver cannot be asked.
+
+        A device that no process has open never waits for a search.
 
         A holder may leave before the search finds it. If the device is still open, and the search found no holder, only
         bystanders have it open.
         """
-        search = await self._search_for(uuids)
+        incarnation, search = await self._search_for(uuids)
         open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
         if not open_but_not_found:
-            return search
+            return incarnation, search
         states = await self._open_states(open_but_not_found)
-        return replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
+        return incarnation, replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
 
-    async def _search_for(self, uuids: Sequence[str]) -> Found:
-        if self._driver.backend.lists_holders:
-            return await self._all_holders.ask(*uuids)
-        states = await self._open_states(uuids)
+    async def _search_for(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
+        driver = self._driver
+        if driver.backend.lists_holders:
+            return await driver.incarnation(), await self._all_holders.ask(*uuids)
+        incarnation, states = await driver.caller.ask(
+            f"open {uuids[0]}", lambda: (driver.read_incarnation(), self._open_files(uuids)), driver.patience
+        )
         free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
-        search = await self._all_holders.ask(*rest) if rest else Found({})
+        search = await self._all_holders.ask(*rest) if rest else SearchResult({})
         opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
-        return replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
+        return incarnation, replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
 
     async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
         """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
@@ -84,13 +89,13 @@ class HolderSearch:
             workers = frozenset(self._workers)
             listed = await asyncio.gather(*map(self._list_holders, uuids))
             return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
-        return await self._driver.caller.ask(
-            f"open {uuids[0]}",
-            lambda: self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers)),
-            self._driver.patience,
-        )
+        return await self._driver.caller.ask(f"open {uuids[0]}", lambda: self._open_files(uuids), self._driver.patience)
 
-    async def _find_holders(self, uuids: frozenset[str]) -> Found:
+    def _open_files(self, uuids: Sequence[str]) -> dict[str, bool | None]:
+        """Whether a process has the files of each device open, as the kernel says."""
+        return self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
+
+    async def _find_holders(self, uuids: frozenset[str]) -> SearchResult:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
         workers = frozenset(self._workers)
         if self._driver.backend.lists_holders:
@@ -102,7 +107,7 @@ class HolderSearch:
             search = await self._driver.caller.ask("processes", lambda: self._search(known), 5 * self._driver.patience)
         except UnresponsiveError:
             seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
-            search = Found({}, f"pid {pid} took {seconds:.1f} s to read")
+            search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
         else:
             self.took = asyncio.get_running_loop().time() - began
         if search.held_up:
@@ -128,7 +133,7 @@ class HolderSearch:
         except DeviceError as error:
             return frozenset() if self._driver.caused_by_release(error) else None
 
-    def _search(self, listed: Mapping[str, frozenset[int]]) -> Found:
+    def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""
         workers, until = tuple(self._workers), time.monotonic() + 4 * self._driver.patience
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
@@ -139,7 +144,7 @@ class HolderSearch:
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
             found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
             held_up = self._describe_slowest() if self._processes.gave_up else held_up
-        return Found(found, held_up)
+        return SearchResult(found, held_up)
 
     def _describe_slowest(self) -> str:
         seconds, pid = self._processes.slowest()

@@ -40,14 +40,15 @@ class ObservedSince:
         """A quick observation says that the device has a holder."""
         self._seen_open[device] = self._now().uptime
 
-    def searched(self, device: str, *, found: bool) -> None:
-        """A search came after. If it found no holder, the holder has left, and no proof from before it is valid."""
-        seen = self._seen_open.pop(device, None)
+    def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
+        """The facts with both times. An observation that could not tell the holders does not count.
+
+        ``found``: whether a search found a holder, None without a search. If it found none, a holder that a quick
+        observation saw has left, and no proof from before it is valid.
+        """
+        seen = self._seen_open.pop(device, None) if found is not None else None
         if seen is not None and not found:
             self._used_at[device] = max(seen, self._used_at.get(device, seen))
-
-    def stamped(self, device: str, facts: Facts) -> Facts:
-        """The facts with both times. An observation that could not tell the holders does not count."""
         if facts.holders is not None:
             now = self._now().uptime
             if now - self._last.get(device, now) > self._unobserved:

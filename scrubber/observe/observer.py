@@ -170,8 +170,7 @@ class Observer:
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation = await self.driver.incarnation()
-            search = await self.holders.of(uuids)
+            incarnation, search = await self.holders.of(uuids)
             owner = record.owner.container if record.owner is not None else None
             alive = await self._owners.is_alive(owner) if owner is not None else None
             starting_pod_alive = await self._owners.is_alive(starting_pod) if starting_pod is not None else None
@@ -181,7 +180,6 @@ class Observer:
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
         holders = search.holders[record.device.uuid]
-        self._observed_since.searched(record.device.uuid, found=bool(holders) or record.device.uuid in search.open)
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
             unnamed = uuid in search.left or (held is None and uuid in search.open)
@@ -197,7 +195,8 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.held_up if holders is None else "",
         )
-        facts = self._observed_since.stamped(record.device.uuid, unstamped)
+        found = bool(holders) or record.device.uuid in search.open
+        facts = self._observed_since.stamped(record.device.uuid, unstamped, found=found)
         self._remember(record, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scrubber.core import events as ev
 from scrubber.core import eviction, ownership, proof, refusals, upkeep
-from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, most_thorough
+from scrubber.core.model import Ailment, AilmentKind, Facts, Path, Record, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
@@ -38,11 +38,11 @@ class Operations:
             context.require_clearable(device, "scrub")
             if not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
-            record = await self._current_record(device, op)
+            record, facts = await self._observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
-            await self._require_free(record)
+            self._require_free(record, facts)
             device_policy = context.active_policy.device_policy(record.device)
             if record.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
@@ -79,7 +79,7 @@ class Operations:
             if record.state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             context.require_clearable(device, "reinstate")
-            await self._require_free(await self._current_record(device, op))
+            self._require_free(*await self._observe(device, op))
             await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
             context.require_running()  # again: the service may have begun to stop since
@@ -98,8 +98,8 @@ class Operations:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             context.require_clearable(device, "reinstate")
             await self._cancel_probation(device)
-            record = await self._current_record(device, op)
-            await self._require_free(record)
+            record, facts = await self._observe(device, op)
+            self._require_free(record, facts)
             device_policy = context.active_policy.device_policy(record.device)
             await self._note_earlier_errors(device, op)
             await context.ledger.append(context.operation(op), (device, ev.Reinstated(_by_and_reason(by, reason))))
@@ -112,19 +112,19 @@ class Operations:
             raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
         return self._context.record(device)
 
-    async def _current_record(self, device: str, op: str) -> Record:
-        """Record a reboot or driver reload that the record does not show yet. Returns the record."""
+    async def _observe(self, device: str, op: str) -> tuple[Record, Facts]:
+        """Observe a device, and record a reboot or driver reload that the record does not show yet."""
         context = self._context
         record = context.record(device)
-        stale = proof.ended_by_restart(record, await context.observer.quick(record))
+        facts = await context.observer.full(record)
+        stale = proof.ended_by_restart(record, facts)
         if stale is not None:
             await context.ledger.append(context.operation(op), (device, stale))
-        return context.record(device)
+        return context.record(device), facts
 
-    async def _require_free(self, record: Record) -> None:
+    def _require_free(self, record: Record, facts: Facts) -> None:
         """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
         device = record.device.uuid
-        facts = await self._context.observer.full(record)
         policy = self._context.policy(device)
         if facts.holders is None:
             why = refusals.why_unknown_for_operators(facts)

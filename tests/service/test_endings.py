@@ -91,10 +91,10 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     device = world.uuids[0]
     spawn = world.context.jobs._context.spawn
 
-    async def none_for_the_slow_path(uuid: str, policy: Policy) -> Hand:
+    async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> Hand:
         if world.record(uuid).job.path is Path.RESET:
             raise BrokenError("cannot start a worker")
-        hand: Hand = await spawn(uuid, policy)
+        hand: Hand = await spawn(uuid, policy, steps)
         return hand
 
     jobs = world.context.jobs

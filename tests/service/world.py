@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from policies.model import Policy
 from scrubber.core import event_text
-from scrubber.core.model import Grant, Record, State
+from scrubber.core.model import Grant, Record, State, Step
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
@@ -370,7 +370,7 @@ class World:
     async def _mend(self, address: Address) -> Mender:
         return Mender(self.node, address.place)
 
-    async def _hire(self, device: str, _policy: Policy) -> Hand:
+    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> Hand:
         await asyncio.sleep(0)
         return self._hand(self.node, self.truth, device)
 
