@@ -8,12 +8,12 @@ import pytest
 
 from scrubber.api import client
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason
-from scrubber.observe.observer import Observer
+from scrubber.observe.driver_calls import DriverCalls
 from tests.live import Service
 from tests.patience import WITHIN
 
 STANDARD = 3  # stdin, stdout and stderr stay open: below this limit a process can open no other file
-PATIENCE = inspect.signature(Observer).parameters["patience"].default  # a device that is silent for longer is sick
+PATIENCE = inspect.signature(DriverCalls).parameters["patience"].default  # a device that is silent for longer is sick
 
 
 @pytest.fixture

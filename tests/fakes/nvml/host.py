@@ -57,6 +57,8 @@ class Root:
         _write(self.path / "proc/driver/nvidia/params", _PARAMS)
         _write(self.path / "sys/module/nvidia/version", f"{version}\n")
         _write(self.path / "sys/module/nvidia/refcnt", "1\n")
+        _write(self.path / "sys/module/nvidia/holders/nvidia_uvm", "")
+        _write(self.path / "sys/module/nvidia_uvm/refcnt", "0\n")
 
     def _gpus(self) -> None:
         with self.machine.edit() as state:
