@@ -9,6 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from scrubber.ground.errors import FatalError
@@ -76,6 +79,25 @@ def content(path: Path) -> bytes:
     """All that a file of our own holds."""
     with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
+
+
+@contextmanager
+def beside(path: Path, text: bytes) -> Iterator[Path]:
+    """Write the text to a private file next to ``path`` and sync it. The caller moves or links it. Raises OSError.
+
+    So a power loss never leaves a file half written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
+    make_folder(path.parent)
+    aside.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def demand_own(path: Path) -> None:

@@ -390,6 +390,26 @@ def test_an_incomplete_mapping_is_reported_where_it_is_written():
 
 
 @pytest.mark.parametrize(
+    "setting",
+    [
+        "fan: 3",
+        "mig: true",
+        "power_limit: 500 W",
+        "power_limit: true",
+        "power_limit: 0",
+        "persistence: 1",
+        "application_clocks: [3201, 1500]",
+        "application_clocks: {memory: 3201, graphics: x}",
+        "locked_clocks: {graphics: {min: 2, max: 1}}",
+    ],
+)
+def test_a_wrong_setting_is_a_fault_of_the_file(setting):
+    """So no worker gets one."""
+    found = faults(f"name: x\ndefaults: {{settings: {{{setting}}}}}\n")
+    assert f"settings.{setting.partition(':')[0]}" in found[0]
+
+
+@pytest.mark.parametrize(
     "wrong", ["usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x"]
 )
 def test_an_invalid_bystander_is_told_the_notation(wrong):

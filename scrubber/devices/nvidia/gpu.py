@@ -64,8 +64,7 @@ class NvidiaGpu:
         counts before the worker began; None: read them.
         """
         self._place = placed(place)
-        self._policy = settings.named(self._place.settings)
-        self._locks = settings.locks(self._place.settings)
+        self._policy, self._locks = settings.of_policy(self._place.settings)
         self._reset_holders = reset_holders
         self._library = library or Library()
         self._daemon_runs = daemon_runs

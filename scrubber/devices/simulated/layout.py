@@ -1,27 +1,26 @@
 """The files of a simulated GPU: their paths, and its documents, which are replaced atomically and read strictly.
 
-A document is a small JSON file.
-
-A file that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy default.
+A document is a small JSON file. One that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy
+default.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from enum import Enum, EnumMeta
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TypeVar, cast
 
 from scrubber.core.model import DeviceInfo, Sign
 from scrubber.devices.base import DeviceError
 from scrubber.ground import private_files
+from scrubber.ground.documents import strict_json
 
 NAME = "simulated"  # of the backend
 
@@ -108,11 +107,9 @@ Document = Driver | SimulatedSettings | Counters | Measured | Faults | DeviceInf
 def read(path: Path, kind: type[T]) -> T:
     """The document in a file; DeviceError unless it has exactly the fields of ``kind``."""
     try:
-        value = _decoded(cast("type", kind), contents(path))
+        return cast("T", _decoded(cast("type", kind), contents(path)))
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot read {path.name} of {path.parent.name}: {error}") from error
-    assert isinstance(value, kind)  # noqa: S101 -- tells mypy what _decode has just done
-    return value
 
 
 def contents(path: Path) -> bytes:
@@ -132,45 +129,16 @@ def contents(path: Path) -> bytes:
 def _decoded(kind: type, text: bytes) -> object:
     # The monitor reads each document each second. The cache key is the content, not the times: two writes within one
     # clock tick can leave the same inode, size and time, and then a fault would be read as healthy.
-    return _decode(kind, json.loads(text))
+    return strict_json.decode(kind, text)
 
 
 def write(path: Path, document: Document) -> None:
     """Replace a document atomically: a reader sees either the old or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(json.dumps(asdict(document), indent=2, default=_word) + "\n")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(strict_json.encode(document, indent=2))
     aside.replace(path)
-
-
-def _word(value: object) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    raise TypeError(f"{value!r} cannot be stored in a document")
-
-
-def _decode(kind: Any, value: object) -> object:  # noqa: ANN401 -- a kind is whatever an annotation can say
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _decode_fields(kind, value)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"expected a list, got {value!r}")
-        return tuple(_decode(get_args(kind)[0], item) for item in value)
-    if isinstance(kind, EnumMeta):
-        return kind(value)
-    # A bool is an int in Python, but not in a document.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"expected {kind}, got {value!r}")
-    return value
-
-
-def _decode_fields(kind: type, value: object) -> object:
-    names = {it.name for it in fields(kind)}
-    if not isinstance(value, dict) or value.keys() != names:
-        raise ValueError(f"expected exactly the fields {', '.join(sorted(names))}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _decode(hints[name], said) for name, said in value.items()})
 
 
 class GpuFiles:

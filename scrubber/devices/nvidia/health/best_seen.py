@@ -5,14 +5,13 @@ They are stored on disk, so that a restarted service does not take a broken GPU 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.devices import shortage
-from scrubber.devices.nvidia import durable_files
 from scrubber.ground import log, private_files
+from scrubber.ground.documents import strict_json
 
 logger = log.get("signs")
 
@@ -28,6 +27,14 @@ class Best:
     def with_(self, other: Best) -> Best:
         """The better of both in each value."""
         return Best(self.links | other.links, max(self.lanes, other.lanes), self.joined or other.joined)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The document of one GPU."""
+
+    boot: str
+    seen: Best
 
 
 class BestSeenFile:
@@ -69,7 +76,7 @@ class BestSeenFile:
 
     def _keep(self, gpu: str, best: Best) -> None:
         try:
-            with durable_files.beside(self._file(gpu), encode(best, self._boot_id())) as aside:
+            with private_files.beside(self._file(gpu), encode(best, self._boot_id())) as aside:
                 aside.replace(self._file(gpu))
         except OSError as error:
             logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
@@ -77,19 +84,10 @@ class BestSeenFile:
 
 def encode(best: Best, boot_id: str) -> bytes:
     """The document to store."""
-    seen = {"links": sorted(best.links), "lanes": best.lanes, "joined": best.joined}
-    return json.dumps({"boot": boot_id, "seen": seen}).encode() + b"\n"
+    return strict_json.encode(_Stored(boot_id, best))
 
 
 def decode(text: bytes, boot_id: str) -> Best:
     """The stored values; empty if from another boot. ValueError for what ``encode`` would not write."""
-    document = json.loads(text)
-    if not isinstance(document, dict) or document.keys() != {"boot", "seen"}:
-        raise ValueError("it is not a document of best values")
-    if document["boot"] != boot_id:
-        return Best()
-    match document["seen"]:
-        case {"links": [*links], "lanes": int(lanes), "joined": bool(joined), **more} if not more:
-            if all(type(link) is int for link in links):
-                return Best(frozenset(links), lanes, joined)
-    raise ValueError("its values are malformed")
+    stored = strict_json.decode(_Stored, text)
+    return stored.seen if stored.boot == boot_id else Best()

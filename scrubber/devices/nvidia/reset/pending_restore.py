@@ -8,24 +8,22 @@ all other settings are restored from the baseline.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
-from scrubber.devices.nvidia import durable_files
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.inventory.slices import Instance, Layout, Part
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.settings.knobs import on_or_off
 from scrubber.ground import private_files
+from scrubber.ground.documents import strict_json
 
 _SUFFIX = "resetting.json"
 
@@ -39,6 +37,15 @@ class PendingRestore:
 
     def __bool__(self) -> bool:
         return self.persistence or bool(self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The document of one pending restore."""
+
+    uuid: str  # of the GPU
+    persistence: bool
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +67,16 @@ class PendingRestoreFiles:
                 found[path] = _decoded(private_files.content(path), self.gpu)
             except FileNotFoundError:  # another worker has just applied it
                 continue
-            except (OSError, ValueError, TypeError, KeyError) as error:
+            except (OSError, ValueError) as error:
                 why = f"{error}; repair {self.gpu} and remove the file"
                 raise DeviceError(f"cannot read the pending restore in {path}: {why}") from error
         return found
 
     def write(self, path: Path, pending: PendingRestore) -> None:
         """Write the file atomically and sync it to disk."""
-        text = json.dumps({"uuid": self.gpu, **asdict(pending)}, indent=2).encode() + b"\n"
+        text = strict_json.encode(_Stored(self.gpu, pending.persistence, pending.layout), indent=2)
         try:
-            with durable_files.beside(path, text) as aside:
+            with private_files.beside(path, text) as aside:
                 aside.replace(path)
             self._sync()
         except OSError as error:
@@ -161,26 +168,11 @@ def _divide(session: Session, gpu: str, layout: Layout) -> None:
 
 
 def _decoded(text: bytes, gpu: str) -> PendingRestore:
-    """The pending restore in a file; raises for anything unexpected."""
-    document = json.loads(text)
-    if (
-        not isinstance(document, dict)
-        or document.keys() != {"uuid", "persistence", "layout"}
-        or document["uuid"] != gpu
-    ):
+    """The pending restore in a file; ValueError for anything unexpected."""
+    stored = strict_json.decode(_Stored, text)
+    if stored.uuid != gpu:
         raise ValueError("it is not a pending restore of this device")
-    if document["persistence"] not in (True, False):
-        raise ValueError(f"persistence is {document['persistence']!r}")
-    return PendingRestore(bool(document["persistence"]), tuple(map(_instance, document["layout"])))
-
-
-def _instance(document: Mapping[str, Any]) -> Instance:
-    parts = tuple(Part(str(part["uuid"]), *_numbers(part)) for part in document["parts"])
-    return Instance(*_numbers(document), parts)
-
-
-def _numbers(document: Mapping[str, Any]) -> tuple[int, int, int]:
-    values = document["profile"], document["start"], document["size"]
-    if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
-        raise ValueError(f"{values!r} is not a position of a slice")
-    return values
+    places: list[Instance | Part] = [*stored.layout, *(part for one in stored.layout for part in one.parts)]
+    if any(min(one.profile, one.start, one.size) < 0 for one in places):
+        raise ValueError("a position of a slice is negative")
+    return PendingRestore(stored.persistence, stored.layout)

@@ -81,11 +81,12 @@ def spoilt(rig) -> dict[str, str]:
         "less": json.dumps(whole | {"settings": {"persistence": True}}),
         "kind": json.dumps(whole | {"settings": values | {"ecc": 1}}),
         "layout": json.dumps(whole | {"settings": values | {"layout": [1]}}),
+        "zero": json.dumps(whole | {"settings": values | {"application_clocks": [0, 1500]}}),
         "negative": json.dumps(whole | {"settings": values | {"power_limit": -1}}),
     }
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "negative"])
+@pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "zero", "negative"])
 def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)

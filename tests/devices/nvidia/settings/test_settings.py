@@ -279,26 +279,6 @@ def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
     assert captured(rig).application_clocks == (3201, 1500)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        ({"fan": 3}, "the policy names fan, which is no setting"),
-        ({"mig": True}, "the policy names mig, which is no setting"),
-        ({"power_limit": "500 W"}, "the policy's power_limit is '500 W'"),
-        ({"power_limit": True}, "the policy's power_limit is True"),
-        ({"power_limit": 0}, "the policy's power_limit is 0"),
-        ({"persistence": 1}, "the policy's persistence is 1"),
-        ({"application_clocks": [3201, 1500]}, "the policy's application_clocks is"),
-        ({"application_clocks": {"memory": 3201}}, "the policy's application_clocks is"),
-        ({"application_clocks": {"memory": 3201, "graphics": "x"}}, "the policy's application_clocks is"),
-    ],
-)
-def test_what_is_no_setting_is_refused_before_anything_is_touched(rig, wanted: dict[str, object], words: str) -> None:
-    with pytest.raises(DeviceError, match=words):
-        touch(rig, 0, settings=wanted)
-    assert rig.machine.calls() == []
-
-
 @pytest.mark.parametrize("wanted", [{"power_limit": 900}, {"compute_mode": "shared"}])
 def test_a_value_that_the_device_rejects_is_an_error(rig, wanted: dict[str, object]) -> None:
     with pytest.raises(DeviceError, match=f"cannot restore settings: {next(iter(wanted))}: "):

@@ -1,0 +1,137 @@
+"""Converts dataclasses to JSON, and reads them back strictly: exactly these fields, each of its own type.
+
+What is not exactly right is a ValueError, never a default. Workers import this module, so it imports no library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum, EnumType
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+
+
+def encode(document: DataclassInstance, *, indent: int | None = None) -> bytes:
+    """The document as a text that ends with a new line."""
+    return json.dumps(asdict(document), indent=indent, default=_plain).encode() + b"\n"
+
+
+def decode(kind: type[T], text: bytes | str) -> T:
+    """The document in a text."""
+    return build(kind, parse(text))
+
+
+def parse(text: bytes | str) -> object:
+    """The JSON value in a text. NaN, Infinity and a name that occurs twice in an object are refused."""
+    try:
+        value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def build(kind: type[T], value: object) -> T:
+    """The dataclass whose fields a JSON object holds."""
+    return cast("T", _built(kind, value, ""))
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a name occurs twice among {', '.join(name for name, _ in pairs)}")
+    return found
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no number")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{value!r} cannot be stored as JSON")
+
+
+@cache
+def _types(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any dataclass
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _built(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - whatever an annotation can say
+    """A value of this kind. ``where`` is its place in the document, such as ``.layout[0].start``."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _built_fields(cast("type", kind), value, where)
+    if origin in (Union, UnionType):
+        return _built_choice(arguments, value, where)
+    if origin in (tuple, frozenset):
+        return origin(_built_items(kind, value, where))
+    if origin is not None and issubclass(origin, Mapping):
+        return _built_map(kind, value, where)
+    if kind is object or (isinstance(kind, type) and _is_a(kind, value)):
+        return value
+    if isinstance(kind, EnumType):
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise _fault(kind, value, where) from error
+    if kind is float and _is_a(int, value):  # JSON has one kind of number
+        return float(cast("int", value))
+    raise _fault(kind, value, where)
+
+
+def _built_fields(kind: type, value: object, where: str) -> object:
+    types = _types(kind)
+    if not isinstance(value, dict) or value.keys() != types.keys():
+        raise ValueError(f"{_at(where)}expected exactly the fields {', '.join(sorted(types))}")
+    return kind(**{name: _built(of, value[name], f"{where}.{name}") for name, of in types.items()})
+
+
+def _built_choice(kinds: tuple[Any, ...], value: object, where: str) -> object:
+    """Null or one other kind: no document has another choice."""
+    if value is None and type(None) in kinds:
+        return None
+    [kind] = [kind for kind in kinds if kind is not type(None)]
+    return _built(kind, value, where)
+
+
+def _built_items(kind: Any, value: object, where: str) -> list[object]:  # noqa: ANN401 - see ``_built``
+    if not isinstance(value, list):
+        raise _fault(kind, value, where)
+    of = get_args(kind)
+    if get_origin(kind) is frozenset or of[-1] is ...:
+        of = (of[0],) * len(value)
+    if len(of) != len(value):
+        raise _fault(kind, value, where)
+    return [_built(one, item, f"{where}[{number}]") for number, (one, item) in enumerate(zip(of, value, strict=True))]
+
+
+def _built_map(kind: Any, value: object, where: str) -> dict[str, object]:  # noqa: ANN401 - see ``_built``
+    if not isinstance(value, dict):
+        raise _fault(kind, value, where)
+    return {name: _built(get_args(kind)[1], item, f"{where}.{name}") for name, item in value.items()}
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """A bool is an int in Python, but not in a document."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _fault(kind: Any, value: object, where: str) -> ValueError:  # noqa: ANN401 - see ``_built``
+    words = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    return ValueError(f"{_at(where)}expected {words}, got {value!r}")
+
+
+def _at(where: str) -> str:
+    return f"{where.removeprefix('.')}: " if where else ""
