@@ -38,12 +38,12 @@ MESSAGES: dict[type, type[Message]] = {
 def test_a_view_survives_the_wire(kind, data):
     said = data.draw(st.from_type(kind))
     message = convert.to_message(said, MESSAGES[kind]())
-    heard = convert.from_message(kind, MESSAGES[kind].FromString(message.SerializeToString()))
-    assert heard == said
+    decoded = convert.from_message(kind, MESSAGES[kind].FromString(message.SerializeToString()))
+    assert decoded == said
 
 
 @given(data=st.data())
-def test_the_figures_of_a_proof_survive_the_wire(data):
+def test_the_amounts_of_a_proof_survive_the_wire(data):
     """They have defaults, which ``from_type`` leaves alone."""
     names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests", "searched_bytes", "unsupported")
     hints = get_type_hints(views.ReceiptView)
@@ -53,8 +53,8 @@ def test_the_figures_of_a_proof_survive_the_wire(data):
 
 
 def test_no_units_are_not_none_of_the_units():
-    heard = convert.from_message(views.ReceiptView, scrub_pb2.Receipt())
-    assert (heard.units, heard.units_reached) == (None, None)
+    decoded = convert.from_message(views.ReceiptView, scrub_pb2.Receipt())
+    assert (decoded.units, decoded.units_reached) == (None, None)
     assert convert.from_message(views.ReceiptView, scrub_pb2.Receipt(units=0, units_reached=0)).units == 0
 
 

@@ -46,7 +46,7 @@ async def test_several_are_granted_in_one_answer_each_with_its_own(house):
     assert [grant.device for grant in grants] == house.uuids
 
 
-async def test_what_a_tenant_is_told_names_no_other_tenant(house, monkeypatch):
+async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):
     monkeypatch.setattr(context, "OVERRUN", WITHIN)  # ends the budgets at once; the one observation may take long
     uuid = house.uuids[0]
     pid = await occupied(house, uuid)
@@ -63,7 +63,7 @@ async def test_what_a_tenant_is_told_names_no_other_tenant(house, monkeypatch):
     await released(house, uuid)
 
 
-async def test_the_service_is_told_how_long_a_caller_waits(house, monkeypatch):
+async def test_a_caller_sends_its_deadline_to_the_service(house, monkeypatch):
     waits = []
 
     async def refuse(*_, within, **__) -> None:
@@ -145,17 +145,17 @@ async def test_requests_have_a_limit_of_their_own(house, monkeypatch):
 
 async def test_watch_says_everything_at_once_and_again_at_a_change(house):
     async with house.scrubber() as service, house.admin() as admin:
-        told = aiter(service.watch())
-        first = await anext(told)
+        watch = aiter(service.watch())
+        first = await anext(watch)
         assert [(advert.uuid, advert.healthy, advert.clean) for advert in first.devices] == [
             (uuid, True, True) for uuid in house.uuids
         ]
         await admin.quarantine(house.uuids[0], "because", "a test")
-        second = await asyncio.wait_for(anext(told), WITHIN)
+        second = await asyncio.wait_for(anext(watch), WITHIN)
         assert [advert.healthy for advert in second.devices] == [False, True]
 
 
-async def test_leaving_a_scrub_stops_nothing_and_others_see_its_end(house):
+async def test_a_scrub_goes_on_when_its_caller_leaves(house):
     uuid = house.uuids[0]
     drills.stall_clears(house.config.simulated_dir, uuid)
     async with house.admin() as leaver, house.admin() as stayer:
@@ -169,7 +169,7 @@ async def test_leaving_a_scrub_stops_nothing_and_others_see_its_end(house):
     assert (last.job, last.result.clean) == (first.job, True)
 
 
-async def test_a_scrub_that_waits_for_a_slot_is_told_its_place(house):
+async def test_a_waiting_scrub_learns_its_place_in_the_queue(house):
     workers = house.built.service.context.jobs.slots.workers = asyncio.Semaphore(0)
     async with house.admin() as admin:
         stream = admin.scrub([], every=True)
@@ -182,7 +182,7 @@ async def test_a_scrub_that_waits_for_a_slot_is_told_its_place(house):
     assert [it.queue_place for it in last.values()] == [None, None]
 
 
-async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house):
+async def test_a_refused_scrub_does_not_stop_the_others(house):
     bad, good = house.uuids
     async with house.admin() as admin:
         await admin.quarantine(bad, "because", "a test")
@@ -191,7 +191,7 @@ async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house
     assert results[good].clean
 
 
-async def test_who_asks_for_all_is_not_told_of_what_was_replaced_long_ago(house):
+async def test_a_request_for_all_omits_devices_replaced_long_ago(house):
     gone, good = house.uuids
     drills.lose(house.config.simulated_dir, gone)
     out = Quarantine(Ailment(AilmentKind.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
@@ -203,7 +203,7 @@ async def test_who_asks_for_all_is_not_told_of_what_was_replaced_long_ago(house)
         assert [it.quarantine.reason for it in (await admin.status([gone])).devices] == ["replaced"]
 
 
-async def test_a_failed_scrub_says_why_and_what_became_of_the_device(house):
+async def test_a_failed_scrub_reports_cause_and_state(house):
     uuid = house.uuids[0]
     drills.bad_memory(house.config.simulated_dir, uuid, 4242, 3)
     async with house.admin() as admin:
@@ -222,7 +222,7 @@ async def test_history_is_bounded_and_ends_with_the_newest(house):
 
 
 @pytest.mark.parametrize("page", [1, 3, 1000])
-async def test_history_of_several_answers_misses_nothing_and_repeats_nothing(house, monkeypatch, page):
+async def test_history_in_several_answers_is_complete_without_repeats(house, monkeypatch, page):
     monkeypatch.setattr(client, "PAGE", page)
     async with house.admin() as admin:
         everything = await admin.history(limit=10_000)
@@ -272,8 +272,8 @@ async def test_watch_tells_the_same_again_so_that_silence_means_something(house,
     monkeypatch.setattr(server, "HEARTBEAT", 0.1)
     monkeypatch.setattr(server, "WATCH_AT_LEAST_EVERY", 0.05)
     async with house.scrubber() as service:
-        told = aiter(service.watch())
-        assert await anext(told) is await asyncio.wait_for(anext(told), WITHIN)  # decoded once
+        watch = aiter(service.watch())
+        assert await anext(watch) is await asyncio.wait_for(anext(watch), WITHIN)  # decoded once
 
 
 async def test_the_sockets_are_for_their_owner_and_health_answers(house):
@@ -286,11 +286,11 @@ async def test_the_sockets_are_for_their_owner_and_health_answers(house):
 
 async def test_closing_with_watchers_is_quick(house):
     async with house.scrubber() as service:
-        told = aiter(service.watch())
-        await anext(told)
+        watch = aiter(service.watch())
+        await anext(watch)
         await asyncio.wait_for(house.doors.close(0.1), WITHIN)
         with pytest.raises((Unreachable, Refused)):
-            await anext(told)
+            await anext(watch)
 
 
 async def test_closed_doors_answer_everything_with_the_reason(short_tmp):

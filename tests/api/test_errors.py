@@ -45,26 +45,26 @@ async def door(short_tmp):
 async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
     door.no = said
     async with client.ScrubberClient(door.socket) as service:
-        with pytest.raises(AutoclaveError) as heard:
+        with pytest.raises(AutoclaveError) as caught:
             await service.acquire(["GPU-1"])
-    assert type(heard.value) is kind
-    assert (heard.value.reason, heard.value.message) == (said.reason, said.message)
+    assert type(caught.value) is kind
+    assert (caught.value.reason, caught.value.message) == (said.reason, said.message)
     async with grpc.aio.insecure_channel(f"unix:{door.socket}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raw:
             await scrub_pb2_grpc.ScrubberStub(channel).Acquire(scrub_pb2.AcquireRequest(devices=["GPU-1"]))
     assert raw.value.code() is code
 
 
-async def test_a_reason_that_only_a_newer_service_knows_is_still_a_no(door, monkeypatch):
+async def test_an_unknown_reason_is_still_a_refusal(door, monkeypatch):
     door.no = Refused(Reason.SICK, "cannot hand out GPU-1: the moon is full")
     monkeypatch.delitem(client._REASONS, Reason.SICK.value)
     async with client.ScrubberClient(door.socket) as service:
-        with pytest.raises(Refused) as heard:
+        with pytest.raises(Refused) as caught:
             await service.acquire(["GPU-1"])
-    assert (heard.value.reason, heard.value.message) == (Reason.INTERNAL, door.no.message)
+    assert (caught.value.reason, caught.value.message) == (Reason.INTERNAL, door.no.message)
 
 
-async def test_a_call_that_the_service_cuts_off_because_it_ends_is_told_as_its_end_and_as_no_fault(short_tmp):
+async def test_a_call_cut_off_by_shutdown_is_no_fault(short_tmp):
     class Ending(server.ScrubberServicer):
         async def Acquire(self, _request: Any, context: Any) -> Any:  # noqa: N802, ANN401 - gRPC's own at its end
             await context.abort(CODE.CANCELLED, "CANCELLED")
@@ -75,16 +75,16 @@ async def test_a_call_that_the_service_cuts_off_because_it_ends_is_told_as_its_e
     ending.add_insecure_port(f"unix:{short_tmp}/s.sock")
     await ending.start()
     async with client.ScrubberClient(short_tmp / "s.sock") as service:
-        with pytest.raises(NotReady) as heard:
+        with pytest.raises(NotReady) as caught:
             await service.acquire(["GPU-1"])
-    assert heard.value.reason is Reason.SHUTTING_DOWN
+    assert caught.value.reason is Reason.SHUTTING_DOWN
     await ending.stop(None)
 
 
-async def test_a_fault_of_ours_is_told_as_one_and_keeps_its_text_to_itself(door):
+async def test_an_internal_fault_hides_its_text(door):
     door.no = ValueError("pid 4711 of precious")
     async with client.ScrubberClient(door.socket) as service:
-        with pytest.raises(Refused) as heard:
+        with pytest.raises(Refused) as caught:
             await service.acquire(["GPU-1"])
-    assert heard.value.reason is Reason.INTERNAL
-    assert "4711" not in heard.value.message
+    assert caught.value.reason is Reason.INTERNAL
+    assert "4711" not in caught.value.message

@@ -80,7 +80,7 @@ async def soil(house: House, uuid: str) -> int:
     return house.built.ledger.seq
 
 
-async def test_an_allocate_that_scrubs_is_one_operation_in_both_logs_and_in_the_ledger(house, kubelet) -> None:
+async def test_an_allocate_with_a_scrub_is_one_operation(house, kubelet) -> None:
     uuid = house.uuids[0]
     row = await soil(house, uuid)
     with capture_logs() as lines:
@@ -116,10 +116,10 @@ async def test_each_question_is_one_line_at_its_end(house, monkeypatch) -> None:
             with pytest.raises(AutoclaveError):
                 await scrubber.acquire([one, other], op="beef")
             await scrubber.release([other], op="cafe")
-    told = [
+    logged = [
         (it["request"], it["op"], it["devices"], it["outcome"], it["log_level"]) for it in lines if it["room"] == "api"
     ]
-    assert told == [
+    assert logged == [
         ("acquire", "abcd", [one], "ok", "info"),
         ("start", "ABCDEF0123456789abcdef0123456789", [one], "ok", "info"),
         ("acquire", "beef", [one, other], "refused", "warning"),
@@ -127,7 +127,7 @@ async def test_each_question_is_one_line_at_its_end(house, monkeypatch) -> None:
     ]
 
 
-async def test_the_scrub_after_a_release_bears_the_id_of_the_release(house) -> None:
+async def test_the_scrub_after_a_release_has_its_operation_id(house) -> None:
     uuid = house.uuids[0]
     async with house.scrubber() as scrubber:
         await scrubber.acquire([uuid])
@@ -139,7 +139,7 @@ async def test_the_scrub_after_a_release_bears_the_id_of_the_release(house) -> N
     assert [it["op"] for it in lines if it["event"] == "job ended"] == ["5c5c5c5c"]
 
 
-async def test_what_an_operator_asks_for_is_one_line_a_device_and_one_operation(house) -> None:
+async def test_a_command_logs_one_operation_with_each_device(house) -> None:
     one, other = house.uuids
     row = house.built.ledger.seq
     with capture_logs() as lines:
@@ -183,7 +183,7 @@ async def test_a_return_without_evidence_is_one_operation(house) -> None:
     assert len(ops) == 1
 
 
-async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch) -> None:
+async def test_an_internal_fault_is_one_line_with_its_traceback(house, monkeypatch) -> None:
     monkeypatch.setattr(house.built.service.handover, "acquire", lambda *_, **__: 1 / 0)
     async with house.scrubber() as scrubber:
         with capture_logs() as lines, pytest.raises(Refused) as failed:
@@ -194,7 +194,7 @@ async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch
     assert line["exc_info"]
 
 
-async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
+async def test_a_caller_that_leaves_is_logged_as_such(house) -> None:
     uuid = house.uuids[0]
     async with house.built.service.context.jobs.locks.of([uuid]), house.scrubber() as scrubber:
         with capture_logs() as lines:

@@ -50,7 +50,7 @@ def test_what_cannot_be_measured_says_why(tmp_path, node, why):
     assert f"not measured: {why}" in rows if why else "no mapping: No such device" in rows
 
 
-def test_without_the_module_nothing_is_measured(tmp_path):
+def test_without_the_module_no_measurement_is_made(tmp_path):
     assert nvml_open_files.measure(Host(tmp_path)) == "not measured: no module"
 
 

@@ -28,7 +28,7 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 @pytest.mark.night
-async def test_from_the_end_of_a_tenants_last_process_it_is_cut_into_the_scrub_and_the_rest(stage, monkeypatch) -> None:
+async def test_a_release_is_measured_as_scrub_and_rest(stage, monkeypatch) -> None:
     close, before = stage.containers.close_sandbox, []
 
     async def closed(pod: Pod) -> None:
@@ -53,7 +53,7 @@ async def test_every_pod_of_a_churn_is_counted(stage) -> None:
 @pytest.mark.parametrize(
     ("at", "clean"), [(0.5, False), (1.5, False), (2.5, True), (3.5, False), (4.5, True)]
 )  # fmt: skip
-def test_a_device_was_clean_when_the_last_row_before_is_a_proof(at: float, clean: bool) -> None:  # noqa: FBT001 - a case
+def test_a_device_whose_last_row_is_a_proof_is_clean(at: float, clean: bool) -> None:  # noqa: FBT001 - a case
     kinds = ("scrub-started", "scrub-passed", "granted", "scrub-passed")
     rows = [ChainRow(number, "GPU-0", 0.0, float(number), "", kind, "", "", "") for number, kind in enumerate(kinds, 1)]
     assert release.was_clean(rows, at) is clean
@@ -70,7 +70,7 @@ async def test_the_end_of_a_process_is_seen() -> None:
     await process.wait()
 
 
-def test_a_crowd_has_its_files_open_and_leaves_nobody_behind() -> None:
+def test_a_crowd_of_processes_ends_with_all_its_members() -> None:
     with ExitStack() as stack:
         with processes.crowd(3, 5) as leader:
             members = [int(it.name) for it in Path("/proc").iterdir() if it.name.isdigit() and _in(it, leader)]

@@ -24,7 +24,7 @@ def load(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "---\n{}\n"])
-def test_an_empty_file_sets_nothing(load, text):
+def test_an_empty_configuration_file_sets_no_flag(load, text):
     assert load(text) == {}
 
 
@@ -39,12 +39,12 @@ def test_keys_are_flags_with_dashes_or_underscores(load):
 
 
 @pytest.mark.parametrize("value", ["envvar", "envvar,cdi-cri", "[envvar]"])
-def test_a_flag_that_may_be_given_again_takes_one_value_or_a_list(load, value):
+def test_a_repeatable_flag_takes_one_value_or_a_list(load, value):
     assert list(load(f"strategy: {value}\n")) == ["strategy"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("resource-prefx: a.io\n", ":1:1: resource_prefx: found a key that no flag has"),
         ("config: /x\n", ":1:1: config: found a key that no flag has"),
@@ -64,21 +64,21 @@ def test_a_flag_that_may_be_given_again_takes_one_value_or_a_list(load, value):
         ("run-dir: &a /x\n", "found the anchor"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_its_place(load, text, told):
+def test_what_is_wrong_is_one_line_with_its_place(load, text, reason):
     with pytest.raises(FatalError) as error:
         load(text)
-    assert told in str(error.value)
+    assert reason in str(error.value)
     first, *faults = str(error.value).splitlines()
     assert first.startswith("cannot use the configuration /")
     assert len(faults) == 1
 
 
-def test_everything_that_is_wrong_is_told_at_once(load):
+def test_all_faults_of_the_file_are_reported_at_once(load):
     with pytest.raises(FatalError, match=r"nope: .*\n.*log_level: "):
         load("nope: 1\nlog-level: loud\n")
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_an_unreadable_configuration_file_is_reported(tmp_path):
     context = click.Context(cli.cli, info_name="autoclave")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     verb = cli.cli.get_command(context, "plugin")

@@ -23,7 +23,7 @@ from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, SERVICE, lev
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
-async def test_a_whole_node_is_all_right_until_its_plugin_and_its_kubelet_are_killed(examine):
+async def test_a_node_is_healthy_until_plugin_and_kubelet_are_killed(examine):
     node = stage.Stage(1, memory="1MiB")
     try:
         await node.start()
@@ -43,7 +43,7 @@ async def test_a_whole_node_is_all_right_until_its_plugin_and_its_kubelet_are_ki
         await node.clear_away(keep=False)
 
 
-def test_a_service_that_is_not_there_is_a_finding_and_the_others_are_made_all_the_same(examine, kubelet, short_tmp):
+def test_a_missing_service_is_one_finding_among_the_others(examine, kubelet, short_tmp):
     code, found = examine(kubelet.directory, short_tmp / "nowhere")
     assert code == 1
     assert "cannot reach the scrub service" in only(found, "service", "broken")
@@ -80,7 +80,7 @@ def test_a_link_is_no_run_directory(examine, kubelet, short_tmp):
     only(found, "run-dir", "ok")
 
 
-def test_a_run_directory_that_others_may_enter_is_broken(examine, kubelet, short_tmp):
+def test_a_run_directory_open_to_other_users_is_broken(examine, kubelet, short_tmp):
     (short_tmp / "run").mkdir()
     (short_tmp / "run").chmod(0o710)
     _, found = examine(kubelet.directory, short_tmp / "run")
@@ -118,13 +118,13 @@ def test_what_is_wrong_with_a_service_that_answers_is_found(autoclave, examine, 
     only(found, "service", "ok")
 
 
-def test_without_the_kubelets_directory_that_alone_is_said_of_the_kubelet(examine, short_tmp):
+def test_a_missing_kubelet_directory_is_the_only_kubelet_finding(examine, short_tmp):
     code, found = examine(short_tmp / "none", short_tmp)
     assert (code, set(found)) == (1, {"service", "kubelet-dir", *HERE})
     assert "no such file or directory" in only(found, "kubelet-dir", "broken")
 
 
-def test_a_kubelet_that_left_its_socket_behind_is_broken_and_so_is_none(examine, kubelet, short_tmp):
+def test_a_stale_or_missing_kubelet_socket_is_broken(examine, kubelet, short_tmp):
     kubelet.kubelet.close()
     _, found = examine(kubelet.directory, short_tmp)
     assert "connection refused" in only(found, "kubelet", "broken")
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_not_there_yet_is_a_warning(examine, kubelet, short
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"Data": {"PodDeviceEntries": [{"PodUID": ""}]}}'])
-def test_a_checkpoint_that_is_not_laid_out_as_one_is_broken(examine, kubelet, short_tmp, text):
+def test_an_invalid_checkpoint_is_broken(examine, kubelet, short_tmp, text):
     (kubelet.directory / checkpoint.NAME).write_text(text)
     _, found = examine(kubelet.directory, short_tmp)
     assert "it does not have the format of a checkpoint" in only(found, "checkpoint", "broken")
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_cannot_be_read_is_broken(examine, kubelet, short_tmp)
     assert "Is a directory" in only(found, "checkpoint", "broken")
 
 
-def test_two_pods_on_one_gpu_are_broken_and_two_containers_of_one_pod_are_not(examine, kubelet, short_tmp):
+def test_only_different_pods_on_one_gpu_are_broken(examine, kubelet, short_tmp):
     kubelet.hold(("pod-1", "nvidia.com/gpu", "GPU-1"), ("pod-1", "nvidia.com/gpu", "GPU-1"))
     _, found = examine(kubelet.directory, short_tmp)
     only(found, "double-allocation", "ok")
@@ -180,9 +180,7 @@ def test_a_plugin_that_is_not_there_is_broken(examine, kubelet, short_tmp):
     assert "not a directory" in only(found, "plugin", "broken")
 
 
-def test_a_socket_of_a_resource_that_is_no_longer_offered_is_a_warning_beside_one_that_answers(
-    examine, kubelet, short_tmp
-):
+def test_a_stale_resource_socket_is_a_warning(examine, kubelet, short_tmp):
     kubelet.listen("autoclave/nvidia.com_mig.sock").close()
     (kubelet.directory / "autoclave/lock").touch()  # a plugin has it beside its sockets
     _, found = examine(kubelet.directory, short_tmp)
@@ -203,7 +201,7 @@ def test_the_report_is_a_document_of_a_stable_form(autoclave, kubelet, short_tmp
     assert report == YAML(typ="safe", pure=True).load(autoclave("doctor", *flags, "-o", "yaml").stdout)
 
 
-def test_the_table_has_a_row_for_each_finding_with_its_remedy_and_stderr_the_sum(autoclave, kubelet, short_tmp):
+def test_the_table_lists_findings_and_stderr_counts_them(autoclave, kubelet, short_tmp):
     kubelet.kubelet.close()
     places = ("--kubelet-dir", kubelet.directory, "--run-dir", short_tmp / "none", "--host-root", short_tmp / "host")
     run = autoclave("doctor", *places)
@@ -219,12 +217,12 @@ def test_the_table_has_a_row_for_each_finding_with_its_remedy_and_stderr_the_sum
     assert run.exit_code == 1
 
 
-def test_a_file_in_the_place_of_a_directory_is_wrong_usage(autoclave, short_tmp):
+def test_a_file_instead_of_a_directory_is_wrong_usage(autoclave, short_tmp):
     (short_tmp / "file").touch()
     assert autoclave("doctor", "--kubelet-dir", short_tmp / "file").exit_code == 2
 
 
-def test_who_asks_for_some_findings_is_told_no_others_and_judged_by_them(examine, kubelet, short_tmp):
+def test_only_the_requested_findings_are_shown_and_counted(examine, kubelet, short_tmp):
     nowhere = short_tmp / "nowhere"
     code, found = examine(kubelet.directory, nowhere, only=["kubelet-dir", "rival-plugin"])
     assert (code, levels(found)) == (0, {"kubelet-dir": "ok", "rival-plugin": "ok"})
@@ -265,13 +263,13 @@ def test_a_finding_that_there_is_not_is_wrong_usage(autoclave, flag):
     assert autoclave("doctor", flag, "rival-plugn").exit_code == 2
 
 
-def test_looking_leaves_nothing_behind(examine, kubelet, short_tmp):
+def test_the_doctor_leaves_no_file_behind(examine, kubelet, short_tmp):
     before = sorted(short_tmp.rglob("*"))
     examine(kubelet.directory, short_tmp / "run")
     assert sorted(short_tmp.rglob("*")) == before
 
 
-def test_a_path_that_no_socket_can_have_is_a_finding_too(examine, short_tmp):
+def test_a_path_too_long_for_a_socket_is_a_finding(examine, short_tmp):
     deep = short_tmp / ("x" * 120)
     deep.mkdir()
     code, found = examine(deep, deep)
@@ -291,7 +289,7 @@ async def api(short_tmp, monkeypatch):
     await api.leave()
 
 
-async def test_a_feature_gate_that_is_off_is_a_warning_with_its_name(api, short_tmp):
+async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     def gates() -> dict[str, str]:
         facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev", ask=doctor._status)
         return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}

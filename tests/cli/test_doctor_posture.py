@@ -55,7 +55,7 @@ def host(short_tmp, monkeypatch):
         yield root
 
 
-def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(examine, kubelet, short_tmp, host):
+def test_the_driver_is_checked_while_no_service_answers(examine, kubelet, short_tmp, host):
     _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
     assert set(found) == KUBELET | (NVIDIA - {"privileges", "reset", "ecc"}) | HERE | {"service"}
     assert {name for name, level in levels(found).items() if level != "ok"} == {"service", "run-dir"}
@@ -78,17 +78,15 @@ def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(ex
         ("dev/kmsg", None, ("kernel-log", "warning", "no such file or directory")),
     ],
 )
-def test_each_thing_that_is_wrong_with_the_driver_is_found_in_its_file(
-    examine, kubelet, short_tmp, host, file, text, finding
-):
-    name, level, told = finding
+def test_each_fault_of_the_driver_is_found_in_its_file(examine, kubelet, short_tmp, host, file, text, finding):
+    name, level, message = finding
     if text is None:
         (host / file).unlink()
     else:
         (host / file).parent.mkdir(parents=True, exist_ok=True)
         (host / file).write_text(text)
     _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
-    assert told in only(found, name, level)
+    assert message in only(found, name, level)
 
 
 def test_the_multi_process_service_is_found_while_it_runs(examine, kubelet, short_tmp, host):
@@ -103,7 +101,7 @@ def test_the_multi_process_service_is_found_while_it_runs(examine, kubelet, shor
     only(found, "mps", "ok")
 
 
-def test_what_can_only_be_garbage_is_told_and_stops_nothing(examine, kubelet, short_tmp, host):
+def test_invalid_files_are_reported_and_do_not_stop_the_checks(examine, kubelet, short_tmp, host):
     for file in [path for path in host.rglob("*") if path.is_file()]:
         file.write_bytes(b"\xff\x00\x1b[2J{[:=" * 9)
     (host / "etc/cdi").joinpath(os.fsdecode(b"\xff.json")).write_text("{}")
@@ -128,7 +126,7 @@ def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short
     only(found, "rival-plugin", "ok")
 
 
-def test_who_waits_is_told_of_the_rival_and_goes_on_once_it_has_gone(kubelet, short_tmp):
+def test_waiting_names_the_other_plugin_and_ends_with_it(kubelet, short_tmp):
     rival = kubelet.listen("nvidia-gpu.sock")
     with waiting(kubelet.directory, short_tmp) as process:
         assert "serves at" in process.stdout.readline() + process.stdout.readline()
@@ -137,7 +135,7 @@ def test_who_waits_is_told_of_the_rival_and_goes_on_once_it_has_gone(kubelet, sh
         assert process.returncode == 0
 
 
-def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
+def test_waiting_ends_at_a_signal(kubelet, short_tmp):
     kubelet.listen("nvidia-gpu.sock")
     with waiting(kubelet.directory, short_tmp) as process:
         process.stdout.readline()
@@ -163,7 +161,7 @@ def waiting(kubelet_dir, run_dir, patience="60s"):
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])
-def test_a_socket_that_may_not_be_asked_counts_as_a_rival(examine, kubelet, short_tmp, monkeypatch, error):
+def test_an_unreadable_socket_counts_as_another_plugin(examine, kubelet, short_tmp, monkeypatch, error):
     """SELinux, a mode, a socket of another kind: none of them says that nobody is there."""
     kubelet.listen("nvidia-gpu.sock")
     connect_error = unix_sockets.connect_error
@@ -175,7 +173,7 @@ def test_a_socket_that_may_not_be_asked_counts_as_a_rival(examine, kubelet, shor
     assert (code, "cannot tell whether" in only(found, "rival-plugin", "broken")) == (1, True)
 
 
-def test_a_rival_whose_backlog_is_full_is_one(examine, kubelet, short_tmp):
+def test_a_plugin_with_a_full_backlog_counts(examine, kubelet, short_tmp):
     """It listens and is busy: a connection fails at once, as if nobody were there."""
     path = kubelet.directory / "nvidia-gpu.sock"
     with ExitStack() as open_ones:
@@ -190,15 +188,13 @@ def test_a_rival_whose_backlog_is_full_is_one(examine, kubelet, short_tmp):
         assert (code, "temporarily unavailable" in only(found, "rival-plugin", "broken")) == (1, True)
 
 
-def test_a_gpu_that_the_kubelet_knows_in_slices_of_time_has_a_rival_plugin(examine, kubelet, short_tmp):
+def test_a_time_sliced_gpu_belongs_to_another_plugin(examine, kubelet, short_tmp):
     checkpoint.write(kubelet.directory, [], {"nvidia.com/gpu": ["GPU-1::0", "GPU-1::1"]})
     _, found = examine(kubelet.directory, short_tmp)
     assert "GPU-1::1" in only(found, "rival-plugin", "broken")
 
 
-def test_a_kubelets_directory_that_cannot_be_written_is_a_warning_once_no_plugin_answers(
-    examine, kubelet, short_tmp, monkeypatch
-):
+def test_a_read_only_kubelet_directory_is_a_warning_without_plugin(examine, kubelet, short_tmp, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     _, found = examine(kubelet.directory, short_tmp)
     only(found, "plugin-dir", "ok")
@@ -207,7 +203,7 @@ def test_a_kubelets_directory_that_cannot_be_written_is_a_warning_once_no_plugin
     assert str(kubelet.directory) in only(found, "plugin-dir", "warning")
 
 
-def test_the_root_of_the_host_can_be_told_by_the_environment(autoclave, kubelet, short_tmp, host):
+def test_the_host_root_can_come_from_the_environment(autoclave, kubelet, short_tmp, host):
     run = autoclave("doctor", "-o", "json", "--kubelet-dir", kubelet.directory, "--run-dir", short_tmp,
                     AUTOCLAVE_HOST_ROOT=str(host))  # fmt: skip
     assert "driver" in {it["name"] for it in json.loads(run.stdout)["findings"]}

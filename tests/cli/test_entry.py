@@ -24,7 +24,7 @@ def python(script, **env):
     )
 
 
-def test_help_loads_no_verb_and_nothing_slow():
+def test_help_loads_neither_verbs_nor_slow_modules():
     script = """
 import sys
 from autoclave import cli
@@ -51,7 +51,7 @@ def loaded_by(module):
 
 
 @pytest.mark.parametrize("verb", ASKING)
-def test_a_verb_that_asks_the_service_loads_nothing_that_an_answer_does_not_need(verb):
+def test_a_verb_loads_only_what_its_answer_needs(verb):
     """Each takes as long to load as all the rest."""
     loaded = loaded_by(f"autoclave.cli.verbs.{cli.VERBS[verb][0]}")
     assert "click" in loaded
@@ -59,13 +59,13 @@ def test_a_verb_that_asks_the_service_loads_nothing_that_an_answer_does_not_need
     assert "scrubber.core.model" not in loaded  # what the service decides from; an answer is made of views
 
 
-def test_the_service_loads_no_rich_and_nothing_for_nvidia_before_it_knows_its_node():
+def test_a_service_with_simulated_gpus_loads_no_nvidia_modules():
     loaded = loaded_by("autoclave.cli; autoclave.cli.cli.get_command(None, 'scrubber')")
     assert "pydantic" in loaded
     assert not loaded & {"rich", "pygments", "pynvml", "scrubber.devices.nvidia.backend"}
 
 
-def test_the_zygote_loads_no_policies_and_nothing_for_nvidia_before_it_knows_its_node():
+def test_a_zygote_for_simulated_gpus_loads_no_nvidia_modules():
     loaded = loaded_by("scrubber.workers.zygote")
     assert "scrubber.devices.simulated.gpu" in loaded
     assert not loaded & {"asyncio", "grpc", "pydantic", "pynvml", "scrubber.devices.nvidia.gpu"}
@@ -77,7 +77,7 @@ def test_the_module_is_the_command():
 
 
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, (_, line) in cli.VERBS.items()])
-def test_the_line_of_a_verb_in_the_list_is_the_first_line_of_its_help(name, line):
+def test_the_list_shows_the_first_help_line_of_verbs(name, line):
     command = cli.cli.get_command(click.Context(cli.cli), name)
     assert command is not None
     assert command.name in {name, "command"}
@@ -108,12 +108,12 @@ def test_every_flag_is_also_a_variable_of_its_name(command, option):
     assert ([named] if isinstance(named, str) else named)[0] == expected  # others are what the surroundings call it
 
 
-def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
+def test_a_foreign_environment_variable_is_no_flag(autoclave):
     assert autoclave("policy", "show", "fast", AUTOCLAVE_VERSION="1.2", AUTOCLAVE_HELP="1").output.startswith("# yaml")
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["frob"], "autoclave: cannot run `autoclave`: no such command 'frob'; see `autoclave --help`\n"),
         (["statsu"], "no such command 'statsu'. Did you mean 'status'? see `autoclave --help`\n"),
@@ -140,11 +140,11 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["scrubber", "--backend", "amd"], "'amd' is not one of"),
     ],
 )
-def test_wrong_usage_is_one_line_with_a_remedy_and_exit_code_2(autoclave, args, told):
+def test_wrong_usage_is_one_line_with_exit_code_2(autoclave, args, message):
     run = autoclave(*args)
     assert run.exit_code == 2
     assert run.stdout == ""
-    assert told in run.stderr
+    assert message in run.stderr
     assert run.stderr.startswith("autoclave: cannot run `autoclave")
     assert run.stderr.count("\n") == 1
     assert "--help`" in run.stderr
@@ -161,7 +161,7 @@ def test_a_bad_value_from_a_flag_names_no_variable(autoclave):
 
 
 @pytest.mark.parametrize("args", [[], ["ledger"], ["policy"], ["simulate"]])
-def test_without_a_verb_the_verbs_are_listed_and_the_exit_code_is_2(autoclave, args):
+def test_without_a_verb_the_verbs_are_listed(autoclave, args):
     run = autoclave(*args)
     assert run.exit_code == 2
     assert "Commands:" in run.stderr
@@ -186,17 +186,17 @@ def test_each_kind_of_error_has_its_exit_code(error, code, capsys):
     assert capsys.readouterr().err.startswith("autoclave: cannot")
 
 
-def test_an_interrupt_says_nothing_more_and_exits_with_130(capsys):
+def test_an_interrupt_exits_with_130_without_a_message(capsys):
     assert failure.report(click.Abort()) == 130
     assert capsys.readouterr().err == ""
 
 
-def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(capsys, monkeypatch):
+def test_an_unexpected_error_is_one_line_with_a_hint(capsys, monkeypatch):
     monkeypatch.delenv("AUTOCLAVE_DEBUG", raising=False)
     assert failure.report(KeyError("two\nlines")) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "AUTOCLAVE_DEBUG=1" in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "AUTOCLAVE_DEBUG=1" in message
 
 
 def test_with_debug_an_unexpected_error_shows_its_traceback(capsys, monkeypatch):
@@ -218,7 +218,7 @@ def test_an_unknown_gpu_comes_with_the_verb_that_lists_them(capsys):
 
 
 @pytest.mark.parametrize("verb", [["policy", "schema"], ["--help"]])
-def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
+def test_a_closed_pipe_prints_no_error(verb):
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run(
@@ -228,7 +228,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
     assert run.stderr == ""
 
 
-def test_without_a_service_the_exit_code_is_3_and_says_what_is_missing(autoclave, tmp_path):
+def test_without_a_service_the_exit_code_is_3(autoclave, tmp_path):
     run = autoclave("--service-wait", "0s", "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
     assert "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir" in run.stderr
@@ -242,7 +242,7 @@ def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_pa
     assert (document["client"], document["service"]) == (__version__, None)
 
 
-def test_a_socket_that_nobody_listens_on_is_told_from_one_that_is_missing(autoclave, short_tmp):
+def test_a_dead_socket_differs_from_a_missing_one(autoclave, short_tmp):
     (short_tmp / "admin.sock").touch()
     run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp), AUTOCLAVE_SERVICE_WAIT="0s")
     assert run.exit_code == 3

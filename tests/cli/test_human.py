@@ -21,33 +21,33 @@ def tokyo(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "printed"),
     [
         (0, "0B"), (1, "1B"), (1023, "1023B"), (1024, "1KiB"), (64 * 2**20, "64MiB"), (1536 * 2**20, "1.5GiB"),
         (2**40, "1TiB"), (5000 * 2**40, "5000TiB"),
     ],
 )  # fmt: skip
-def test_a_size_has_the_largest_unit_that_leaves_at_least_one(count, told):
-    assert human.size(count) == told
+def test_a_size_uses_its_largest_whole_unit(count, printed):
+    assert human.size(count) == printed
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "printed"),
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"), (112, "112th")],
 )
-def test_a_place_in_a_queue_is_an_ordinal(number, told):
-    assert human.ordinal(number) == told
+def test_a_place_in_a_queue_is_an_ordinal(number, printed):
+    assert human.ordinal(number) == printed
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "printed"),
     [(-5, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7200, "2h"), (86400, "1d"), (864000, "10d")],
 )
-def test_an_age_has_one_unit_and_is_never_negative(seconds, told):
-    assert human.span(seconds) == told
+def test_an_age_has_one_unit_and_is_never_negative(seconds, printed):
+    assert human.span(seconds) == printed
 
 
-def test_short_work_is_told_exactly_and_long_work_is_not():
+def test_short_durations_are_exact_and_long_ones_rounded():
     assert (human.took(0.123), human.took(59.9), human.took(61)) == ("0.12s", "59.90s", "1m")
 
 
@@ -63,7 +63,7 @@ def test_a_time_without_a_calendar_is_shown(moment):
     assert human.iso(moment)
 
 
-def test_a_time_for_machines_is_utc_wherever_it_is_asked_for():
+def test_a_time_for_machines_is_utc():
     assert human.iso(NOON) == "2026-11-20T12:00:30.250Z"
 
 
@@ -72,7 +72,7 @@ def test_a_time_for_machines_is_utc_wherever_it_is_asked_for():
     "text",
     ["2026-11-20 21:00:30.25", "2026-11-20T12:00:30.250Z", "2026-11-20T13:00:30.25+01:00"],
 )
-def test_a_moment_without_an_offset_is_local_and_with_one_is_exact(text):
+def test_a_time_without_an_offset_is_local(text):
     assert human.since(text) == NOON
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_moment_says_what_would_be_one(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "printed"),
     [
         ("plain ütf-8 ✓ [text]", "plain ütf-8 ✓ [text]"),
         ("a\nb", "a\\nb"),
@@ -97,8 +97,8 @@ def test_what_is_no_moment_says_what_would_be_one(text):
         ("right\u202eleft", "right\\u202eleft"),
     ],
 )
-def test_text_for_a_terminal_keeps_nothing_that_a_terminal_obeys(text, told):
-    assert human.printable(text) == told
+def test_text_for_a_terminal_has_no_control_characters(text, printed):
+    assert human.printable(text) == printed
 
 
 @pytest.mark.parametrize(

@@ -21,29 +21,29 @@ from tests.patience import WITHIN
 LONG = "x" * 501
 
 
-def told(run, code=0):
+def output_of(run, code=0):
     assert run.exit_code == code, run.output
     return run.stdout
 
 
 def test_status_shows_every_gpu_in_order(autoclave, gpu):
-    lines = told(autoclave("status")).splitlines()
+    lines = output_of(autoclave("status")).splitlines()
     assert lines[0].split() == ["GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE"]
     assert [line.split()[0] for line in lines[1:]] == [str(index) for index in range(len(lines) - 1)]
     assert re.fullmatch(rf"{gpu} +GPU-[0-9a-f]{{8}}\S* +clean +\d+[sm] +yes +-", lines[1 + gpu])
 
 
-def test_a_gpu_is_named_by_index_uuid_or_the_beginning_of_its_uuid(autoclave, gpu):
-    (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+def test_a_gpu_is_named_by_index_uuid_or_prefix(autoclave, gpu):
+    (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
     uuid = device["device"]
-    shown = told(autoclave("status", gpu)).split()[7]
+    shown = output_of(autoclave("status", gpu)).split()[7]
     for name in (uuid, shown, shown.lower()):
-        assert json.loads(told(autoclave("status", name, "-o", "json")))["items"][0]["index"] == gpu
+        assert json.loads(output_of(autoclave("status", name, "-o", "json")))["items"][0]["index"] == gpu
 
 
 def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
     run = autoclave("scrub", gpu, "--path", "slow", "-o", "json")
-    (item,) = json.loads(told(run))["items"]
+    (item,) = json.loads(output_of(run))["items"]
     assert (item["clean"], item["index"], item["receipt"]["path"]) == (True, gpu, "slow")
     assert item["receipt"]["covered_bytes"] == 2**20
     assert (item["receipt"]["units_reached"], item["receipt"]["patterns"]) == (8, ["random", "zero"])
@@ -53,58 +53,58 @@ def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
 
 
 def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
-    told(autoclave("simulate", "occupy", gpu, "--secret", "hush"))
+    output_of(autoclave("simulate", "occupy", gpu, "--secret", "hush"))
     service.settled(gpu, "dirty")
     refused = autoclave("scrub", gpu)
     assert refused.exit_code == 1
     assert re.search(rf"^{gpu} +GPU-\S+ +no ", refused.stdout, re.MULTILINE)
     assert f"autoclave: GPU {gpu} is not clean: cannot scrub" in refused.stderr
-    told(autoclave("simulate", "release", gpu))
+    output_of(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
-    texts = [entry["text"] for entry in json.loads(told(autoclave("history", gpu, "-o", "json")))["items"]]
+    texts = [entry["text"] for entry in json.loads(output_of(autoclave("history", gpu, "-o", "json")))["items"]]
     assert any("12 bytes were not zero before" in text for text in texts)
 
 
-def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(autoclave, gpu):
-    told(autoclave("simulate", "bad-compute", gpu, "--unit", "5"))
+def test_the_slow_path_quarantines_a_unit_that_computes_wrongly(autoclave, gpu):
+    output_of(autoclave("simulate", "bad-compute", gpu, "--unit", "5"))
     run = autoclave("scrub", gpu, "--path", "slow")
     assert run.exit_code == 1
-    story = told(autoclave("explain", gpu))
+    story = output_of(autoclave("explain", gpu))
     assert (
         "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most"
         in story
     )
     assert "        quarantined until `autoclave reinstate`; no probation yet" in story
     assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
-    told(autoclave("simulate", "heal", gpu))
-    told(autoclave("reinstate", gpu))
+    output_of(autoclave("simulate", "heal", gpu))
+    output_of(autoclave("reinstate", gpu))
 
 
-def test_heat_is_shown_and_links_take_a_gpu_out_until_they_are_back(autoclave, service, gpu):
+def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu):
     def status() -> dict[str, Any]:
         device: dict[str, Any]
-        (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+        (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
         return device
 
-    told(autoclave("scrub", gpu))
-    told(autoclave("simulate", "sign", gpu, "heat", "--detail", "it is hot"))
+    output_of(autoclave("scrub", gpu))
+    output_of(autoclave("simulate", "sign", gpu, "heat", "--detail", "it is hot"))
     while "heat: it is hot" not in status()["why"]:
         assert status()["healthy"]
     assert (status()["state"], status()["healthy"]) == ("clean", True)
-    told(autoclave("simulate", "sign", gpu, "links", "--detail", "two are down"))
+    output_of(autoclave("simulate", "sign", gpu, "links", "--detail", "two are down"))
     service.settled(gpu, "quarantined")
     assert (status()["quarantine"]["reason"], status()["quarantine"]["detail"]) == ("links", "two are down")
     assert autoclave("reinstate", gpu).exit_code == 1
-    told(autoclave("simulate", "heal", gpu))
-    told(autoclave("reinstate", gpu))
+    output_of(autoclave("simulate", "heal", gpu))
+    output_of(autoclave("reinstate", gpu))
 
 
 def test_scrub_without_waiting_says_that_it_runs(autoclave, gpu):
-    assert " running " in told(autoclave("scrub", gpu, "--no-wait"))
+    assert " running " in output_of(autoclave("scrub", gpu, "--no-wait"))
 
 
-def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
-    (grant,) = json.loads(told(autoclave("acquire", gpu, "-o", "json")))["items"]
+def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gpu):
+    (grant,) = json.loads(output_of(autoclave("acquire", gpu, "-o", "json")))["items"]
     assert grant["receipt"] == service.settled(gpu, "granted").receipt.id
     pid = tenants.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
     service.settled(gpu, "in_use")
@@ -113,44 +113,44 @@ def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
     assert f"{grant['device']}: it is in_use; run `autoclave release` once its owner has ended" in refused.stderr
     assert service.settled(gpu, "in_use").job is None
     tenants.kill(pid)
-    assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
-    again = told(autoclave("release", gpu))
+    assert output_of(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
+    again = output_of(autoclave("release", gpu))
     assert f"GPU {gpu} ({grant['device']}) was not held, so nothing was given back; it is " in again
-    (item,) = json.loads(told(autoclave("release", gpu, "-o", "json")))["items"]
+    (item,) = json.loads(output_of(autoclave("release", gpu, "-o", "json")))["items"]
     assert (item["device"], item["index"], item["released"]) == (grant["device"], gpu, False)
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
 
 
-def test_the_owner_of_a_job_is_shown_checked_and_named_in_the_next_receipt(autoclave, service, gpu):
-    assert " is granted to job 4711: grant " in told(autoclave("acquire", gpu, "--owner", "job 4711"))
-    assert "granted to job 4711" in told(autoclave("status", gpu))
-    assert "job_4711" in told(autoclave("status", gpu, "-o", "wide"))
-    (shown,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
+    assert " is granted to job 4711: grant " in output_of(autoclave("acquire", gpu, "--owner", "job 4711"))
+    assert "granted to job 4711" in output_of(autoclave("status", gpu))
+    assert "job_4711" in output_of(autoclave("status", gpu, "-o", "wide"))
+    (shown,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
     assert (shown["owner"], shown["receipt"]["last_owner"]) == ("job 4711", "")
     for verb in ("explain", "history"):
-        assert "handed out to job 4711 (grant " in told(autoclave(verb, gpu))
+        assert "handed out to job 4711 (grant " in output_of(autoclave(verb, gpu))
     refused = autoclave("release", gpu, AUTOCLAVE_OWNER="job 4712")
     assert refused.exit_code == 4
     assert refused.stderr.endswith("it was not acquired for this owner; `autoclave status` names its owner\n")
     assert service.settled(gpu, "granted").owner == "job 4711"
-    told(autoclave("release", gpu, "--owner", "job 4711"))
+    output_of(autoclave("release", gpu, "--owner", "job 4711"))
     assert service.settled(gpu, "clean").receipt.last_owner == "job 4711"
-    story = told(autoclave("explain", gpu))
+    story = output_of(autoclave("explain", gpu))
     assert "released: it was given back by job 4711" in story
     assert "the last owner was job 4711" in story
 
 
-def test_an_owner_gives_back_all_its_gpus_and_no_others(autoclave, service, gpu, two_more):
+def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, two_more):
     ours, theirs = two_more, gpu
-    told(autoclave("acquire", *ours, "--owner", "job 51"))
-    told(autoclave("acquire", theirs, "--owner", "job 52"))
-    said = told(autoclave("release", "--owner", "job 51")).splitlines()
+    output_of(autoclave("acquire", *ours, "--owner", "job 51"))
+    output_of(autoclave("acquire", theirs, "--owner", "job 52"))
+    said = output_of(autoclave("release", "--owner", "job 51")).splitlines()
     assert [re.sub(r"\(.*\) ", "", line) for line in said] == [f"GPU {it} is given back" for it in ours]
     assert service.settled(theirs, "granted").owner == "job 52"
     again = autoclave("release", "--owner", "job 51")
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr == "autoclave: no GPU was acquired for job 51, so nothing was given back\n"
-    told(autoclave("release", "--owner", "job 52"))
+    output_of(autoclave("release", "--owner", "job 52"))
     assert autoclave("release").exit_code == 2
 
 
@@ -164,35 +164,35 @@ def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu):
 
 
 def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
-    told(autoclave("simulate", "stall-clears", gpu))
-    told(autoclave("scrub", gpu, "--no-wait"))
+    output_of(autoclave("simulate", "stall-clears", gpu))
+    output_of(autoclave("scrub", gpu, "--no-wait"))
     with service.popen("wait", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as wait:
         late = autoclave("wait", gpu, "--timeout", "50ms")
         assert (late.exit_code, late.stdout) == (1, "")
         assert f"autoclave: waited 50ms: GPU {gpu} is not clean; it is scrubbing: " in late.stderr
         assert wait.poll() is None
-        told(autoclave("simulate", "heal", gpu))
+        output_of(autoclave("simulate", "heal", gpu))
         out, err = wait.communicate(timeout=WITHIN)
     assert (wait.returncode, err) == (0, "")
     assert re.fullmatch(rf"GPU {gpu} \(GPU-\S+\) is clean\n", out)
-    assert told(autoclave("wait", gpu, "--timeout", "0s")) == out
+    assert output_of(autoclave("wait", gpu, "--timeout", "0s")) == out
 
 
 def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
-    told(autoclave("acquire", gpu))
-    assert "is healthy" in told(autoclave("wait", gpu, "--for", "healthy"))
+    output_of(autoclave("acquire", gpu))
+    assert "is healthy" in output_of(autoclave("wait", gpu, "--for", "healthy"))
     late = autoclave("wait", gpu, "--timeout", "0s", "-o", "json")
     (item,) = json.loads(late.stdout)["items"]
     assert (late.exit_code, item["index"], item["reached"], item["state"]) == (1, gpu, False, "granted")
-    told(autoclave("release", gpu))
-    told(autoclave("quarantine", gpu, "--reason", "test"))
+    output_of(autoclave("release", gpu))
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
     late = autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s")
     assert late.exit_code == 1
     assert "is not healthy; it is quarantined: operator: test; waits for an operator" in late.stderr
 
 
 def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, service, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
     other = next(
         it.index
         for it in service_call.ask(service.run_dir, lambda admin: admin.status()).devices
@@ -206,7 +206,7 @@ def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, service, 
 
 def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, mortal):
     environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
-    told(autoclave("quarantine", "0", "--reason", "one", **environment))
+    output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
     ours, theirs = pty.openpty()
     with mortal.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
         os.close(theirs)
@@ -215,32 +215,32 @@ def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, mor
         mortal.kill()
         assert screen.readline() == "autoclave: service not reachable, retrying\n"
         mortal.start()
-        told(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("reinstate", "0", **environment))
         out, _ = wait.communicate(timeout=WITHIN)
     assert (wait.returncode, " is clean" in out) == (0, True)
 
 
-def test_a_gpu_that_was_given_away_is_left_alone_by_a_scrub(autoclave, gpu):
-    told(autoclave("acquire", gpu))
+def test_a_scrub_leaves_a_gpu_with_an_owner_alone(autoclave, gpu):
+    output_of(autoclave("acquire", gpu))
     run = autoclave("scrub", gpu)
     assert run.exit_code == 4
     assert f"autoclave: GPU {gpu} is granted and left as it is: cannot scrub" in run.stderr
     assert re.search(rf"^{gpu} +GPU-\S+ +granted ", run.stdout, re.MULTILINE)
-    told(autoclave("release", gpu))
+    output_of(autoclave("release", gpu))
 
 
-def test_of_two_who_acquire_at_once_one_is_refused(autoclave, service, gpu):
+def test_one_of_two_simultaneous_acquires_is_refused(autoclave, service, gpu):
     for _ in range(3):
         both = [service.popen("acquire", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
         said = [(*it.communicate(), it.returncode) for it in both]
         assert sorted(code for *_, code in said) == [0, 1], said
         assert [err.count("it is granted; run `autoclave release`") for _, err, code in said if code] == [1]
         assert service.settled(gpu, "granted").receipt
-        told(autoclave("release", gpu))
+        output_of(autoclave("release", gpu))
 
 
 def test_acquire_takes_all_or_none(autoclave, service, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
     other = gpu + 1  # of the next test
     service.settled(other, "clean")
     for names in ((other, gpu), (other, "GPU-none")):
@@ -249,17 +249,19 @@ def test_acquire_takes_all_or_none(autoclave, service, gpu):
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
-    out = told(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
+    out = output_of(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
     assert re.fullmatch(
         rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for an operator\n", out
     )
-    (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+    (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
     assert (device["state"], device["healthy"]) == ("quarantined", False)
     assert device["quarantine"]["by"] == service_call.asker()
     refused = autoclave("scrub", gpu)
     assert refused.exit_code == 1
     assert "it is quarantined" in refused.stderr
-    assert re.search(rf"^{gpu} +GPU-\S+ +yes ", told(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE)
+    assert re.search(
+        rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE
+    )
     again = autoclave("reinstate", gpu)
     assert again.exit_code == 4
     assert f"autoclave: GPU {gpu} is clean and left as it is: cannot reinstate" in again.stderr
@@ -277,7 +279,7 @@ def pair(service, _unused):
 
 
 def items(run, code=0):
-    return json.loads(told(run, code))["items"]
+    return json.loads(output_of(run, code))["items"]
 
 
 def test_several_gpus_are_taken_out_and_brought_back_at_once(autoclave, pair):
@@ -313,16 +315,16 @@ def test_one_gpu_that_is_refused_hides_no_other(autoclave, pair, monkeypatch):
     assert f"GPU {one} is clean and left as it is" in both.stderr
 
 
-def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "suspect"))
+def test_a_reinstate_skips_the_test_and_is_recorded(autoclave, gpu):
+    output_of(autoclave("quarantine", gpu, "--reason", "suspect"))
     words = ("reinstate", gpu, "--without-scrub")
     for half in (words, (*words, "--i-know"), (*words, "--reason", "the cable"), ("reinstate", gpu, "--i-know")):
         refused = autoclave(*half)
         assert (refused.exit_code, "--i-know" in refused.stderr) == (2, True)
     assert re.search(
-        rf"^{gpu} +GPU-\S+ +yes ", told(autoclave(*words, "--i-know", "--reason", "the cable")), re.MULTILINE
+        rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave(*words, "--i-know", "--reason", "the cable")), re.MULTILINE
     )
-    story = told(autoclave("explain", gpu))
+    story = output_of(autoclave("explain", gpu))
     assert (
         f"reinstated WITHOUT EVIDENCE by {service_call.asker()}: the cable; it is scrubbed as after a tenant" in story
     )
@@ -330,47 +332,47 @@ def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, 
 
 
 def test_a_gpu_that_stays_sick_is_not_reinstated(autoclave, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
-    told(autoclave("simulate", "bad-memory", gpu, "--offset", "100B"))
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
+    output_of(autoclave("simulate", "bad-memory", gpu, "--offset", "100B"))
     run = autoclave("reinstate", gpu)
     assert run.exit_code == 1
     assert f"`autoclave explain {gpu}` shows the history" in run.stderr
-    assert "quarantined" in told(autoclave("status", gpu))
+    assert "quarantined" in output_of(autoclave("status", gpu))
 
 
-def test_explain_tells_it_in_order_and_ends_with_what_to_do(autoclave, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
-    lines = told(autoclave("explain", gpu)).splitlines()
+def test_explain_shows_events_in_order_and_what_to_do(autoclave, gpu):
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
+    lines = output_of(autoclave("explain", gpu)).splitlines()
     text = "\n".join(lines)
     assert lines[0].startswith(f"GPU {gpu}  GPU-")
     assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
     assert lines[-2].startswith("policy  defaults: ")
     assert lines[-1] == "advice  run `autoclave reinstate` when your work on it is done"
-    document = json.loads(told(autoclave("explain", gpu, "-o", "json")))
+    document = json.loads(output_of(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"
 
 
-def test_history_is_limited_from_the_end_and_starts_where_it_is_told(autoclave, gpu):
-    rows = [json.loads(line) for line in told(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
+def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
+    rows = [json.loads(line) for line in output_of(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
     limited = autoclave("history", gpu, "--limit", "2", "-o", "json")
     newest = json.loads(limited.stdout)["items"]
     assert limited.stderr == "autoclave: older events are not shown: only the newest 2; --limit shows more\n"
     assert newest == rows[-2:]
-    assert told(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
-    assert len(told(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
+    assert output_of(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
+    assert len(output_of(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
 
 
 def test_history_shows_kinds_and_warnings(autoclave, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
-    told(autoclave("reinstate", gpu))
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
+    output_of(autoclave("reinstate", gpu))
     kinds = ("--kind", "quarantined", "--kind", "scrub-passed", "-o", "json")
-    rows = json.loads(told(autoclave("history", gpu, *kinds)))["items"]
+    rows = json.loads(output_of(autoclave("history", gpu, *kinds)))["items"]
     assert [row["kind"] for row in rows][-2:] == ["quarantined", "scrub-passed"]
     assert {row["kind"] for row in rows} == {"quarantined", "scrub-passed"}
-    *_, last = told(autoclave("history", gpu, "--warnings")).splitlines()
+    *_, last = output_of(autoclave("history", gpu, "--warnings")).splitlines()
     assert "(operator): test" in last
 
 
@@ -381,17 +383,17 @@ def test_history_follows_each_event_and_outlives_the_service(autoclave, mortal):
     with mortal.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
         assert follow.stdout.readline().split() == ["ROW", "TIME", "GPU", "WHAT"]
         assert "found Simulated GPU" in follow.stdout.readline()
-        told(autoclave("quarantine", "0", "--reason", "one", **environment))
+        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
         assert "(operator): one;" in follow.stdout.readline()
         mortal.kill()
         assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
         mortal.start()
-        told(autoclave("reinstate", "0", **environment))
-        told(autoclave("quarantine", "0", "--reason", "two", **environment))
+        output_of(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("quarantine", "0", "--reason", "two", **environment))
         assert "(operator): two;" in follow.stdout.readline()
-        told(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("reinstate", "0", **environment))
         for _ in range(4):  # so that the next ledger is shorter
-            told(autoclave("scrub", "0", **environment))
+            output_of(autoclave("scrub", "0", **environment))
         mortal.kill()
         for part in (mortal.root / "state").glob("ledger*"):
             part.unlink()
@@ -406,15 +408,15 @@ def test_history_follows_each_event_and_outlives_the_service(autoclave, mortal):
 
 def test_policy_which_names_the_rule(autoclave, gpu):
     assert re.fullmatch(
-        rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", told(autoclave("policy", "which", gpu))
+        rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", output_of(autoclave("policy", "which", gpu))
     )
 
 
 @pytest.mark.usefixtures("service")
 def test_version_names_command_and_service(autoclave, monkeypatch):
-    out = told(autoclave("version"))
+    out = output_of(autoclave("version"))
     assert re.fullmatch(rf"client   {re.escape(__version__)}\nservice  {re.escape(__version__)}, since \S+ \S+\n", out)
-    document = json.loads(told(autoclave("version", "-o", "json")))
+    document = json.loads(output_of(autoclave("version", "-o", "json")))
     assert (document["kind"], document["client"], document["service"]["version"]) == (
         "Version", __version__, __version__,
     )  # fmt: skip
@@ -423,14 +425,14 @@ def test_version_names_command_and_service(autoclave, monkeypatch):
 
 
 def test_the_ledger_is_verified_beside_a_running_service(autoclave, service):
-    assert " is intact: " in told(autoclave("ledger", "verify", "--state-dir", service.root / "state"))
+    assert " is intact: " in output_of(autoclave("ledger", "verify", "--state-dir", service.root / "state"))
 
 
 @pytest.mark.usefixtures("gpu")
 def test_gpu_names_are_completed_from_the_service(autoclave, service):
     line = f"autoclave explain --run-dir {service.run_dir} GPU-"
     run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="4")
-    uuids = [item["device"] for item in json.loads(told(autoclave("status", "-o", "json")))["items"]]
+    uuids = [item["device"] for item in json.loads(output_of(autoclave("status", "-o", "json")))["items"]]
     assert run.stdout.split() == [f"plain,{uuid}" for uuid in uuids]
 
 
@@ -453,7 +455,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
     ],
 )
 @pytest.mark.usefixtures("service")
-def test_a_wrong_question_is_answered_in_one_line_with_exit_code_2(autoclave, args, why):
+def test_a_wrong_argument_is_one_line_with_exit_code_2(autoclave, args, why):
     run = autoclave(*args)
     assert run.exit_code == 2
     assert run.stdout == ""
@@ -463,7 +465,7 @@ def test_a_wrong_question_is_answered_in_one_line_with_exit_code_2(autoclave, ar
 
 
 def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
-    told(autoclave("simulate", "stall-clears", gpu))
+    output_of(autoclave("simulate", "stall-clears", gpu))
     with service.popen("scrub", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as scrub:
         seen = ""
         while "clear" not in seen:
@@ -473,11 +475,11 @@ def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
     assert scrub.returncode == 130
     assert out == ""
     assert err.strip().splitlines() == ["autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it"]
-    assert "fast path: clear" in told(autoclave("status", gpu))
+    assert "fast path: clear" in output_of(autoclave("status", gpu))
     late = autoclave("scrub", gpu, "--timeout", "50ms")
     assert late.exit_code == 1
     assert "took longer than 50ms; the scrub goes on" in late.stderr
-    told(autoclave("simulate", "heal", gpu))
+    output_of(autoclave("simulate", "heal", gpu))
     service.settled(gpu, "clean")
 
 
@@ -505,20 +507,20 @@ def test_a_terminal_gets_a_drawn_table(service, gpu):
 
 
 def test_only_a_terminal_gets_trouble_first_and_totals(autoclave, service, gpu):
-    told(autoclave("quarantine", gpu, "--reason", "test"))
-    total = len(json.loads(told(autoclave("status", "-o", "json")))["items"])
+    output_of(autoclave("quarantine", gpu, "--reason", "test"))
+    total = len(json.loads(output_of(autoclave("status", "-o", "json")))["items"])
     drawn = on_a_terminal(service, "status")[1].splitlines()
     assert "quarantined" in drawn[2]
     assert drawn[-1].startswith(f"{total} GPUs: ")
-    piped = told(autoclave("status")).splitlines()
+    piped = output_of(autoclave("status")).splitlines()
     assert [line.split()[0] for line in piped[1:]] == [str(index) for index in range(total)]
     bare = on_a_terminal(service, "status", "--no-headers", gpu)[1]
     assert "GPUs: " not in bare
     assert "HEALTHY" not in bare
-    told(autoclave("reinstate", gpu))
+    output_of(autoclave("reinstate", gpu))
 
 
-def test_a_scrub_on_a_terminal_has_a_bar_for_each_gpu(service, gpu):
+def test_a_scrub_on_a_terminal_shows_progress_bars(service, gpu):
     code, text = on_a_terminal(service, "scrub", gpu)
     assert code == 0
     assert f"GPU {gpu} clean" in text
@@ -532,13 +534,13 @@ def test_watch_prints_each_change_and_outlives_the_service(autoclave, mortal):
     with mortal.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
         assert watch.stdout.readline().startswith("GPU  UUID")
         assert " clean " in watch.stdout.readline()
-        told(autoclave("quarantine", "0", "--reason", "one", **environment))
+        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
         assert watch.stdout.readline().startswith("GPU  UUID")
         assert "operator: one" in watch.stdout.readline()
         mortal.kill()
         assert watch.stderr.readline() == "autoclave: service not reachable, retrying\n"
         mortal.start()
-        told(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("reinstate", "0", **environment))
         seen = ""
         while " clean " not in seen:
             seen = watch.stdout.readline()
@@ -559,12 +561,12 @@ def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path
 
 
 @pytest.mark.parametrize("backend", ["nvidia", "auto"])
-def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_unasked(autoclave, short_tmp, backend):
+def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short_tmp, backend):
     where = ("--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s", "--host-root", short_tmp / "no")
     run = autoclave("scrubber", "--backend", backend, *where)
     assert run.exit_code == 1  # a driver may be loaded later: systemd tries again
-    told = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
-    assert told in run.stderr
+    output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
+    assert output_of in run.stderr
     assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
 
 

@@ -39,7 +39,7 @@ def test_each_verb_has_a_man_page(pages):
     assert {page.name for page in pages} == {"autoclave.1", *(f"autoclave-{verb}.1" for verb in VERBS)}
 
 
-def test_a_man_page_has_the_flags_the_commands_and_the_exit_codes(pages):
+def test_a_man_page_has_flags_commands_and_exit_codes(pages):
     text = next(page for page in pages if page.name == "autoclave-policy.1").read_text().replace("\\-", "-")
     for words in (
         "\\&autoclave policy check \\&[OPTIONS] FILE...",

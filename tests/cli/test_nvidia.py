@@ -64,7 +64,7 @@ def test_auto_takes_the_gpus_that_the_node_has(autoclave):
 
 
 @pytest.mark.usefixtures("service")
-def test_the_index_of_a_cut_gpu_is_answered_with_the_names_of_its_slices(autoclave):
+def test_the_index_of_a_sliced_gpu_names_its_slices(autoclave):
     said = autoclave("explain", "2")
     assert said.exit_code == 2
     assert re.search(r"it could be any of 2:0 \(MIG-[-0-9a-f]+\), 2:1 \(MIG-[-0-9a-f]+\)$", said.stderr)
@@ -73,7 +73,7 @@ def test_the_index_of_a_cut_gpu_is_answered_with_the_names_of_its_slices(autocla
 OLD = "cannot clear its memory: compute capability 7.0 is older than 7.5, which the kernels need"
 
 
-def test_a_gpu_that_the_kernels_are_too_new_for_is_never_begun_with_and_not_offered(service, autoclave):
+def test_a_gpu_too_old_for_the_kernels_is_not_offered(service, autoclave):
     """Nothing is gained by a reset after which the memory cannot be overwritten."""
     (item,) = json.loads(autoclave("status", "3", "-o", "json").stdout)["items"]
     assert (item["state"], item["healthy"], item["setback"]) == ("unknown", False, OLD)
@@ -101,28 +101,26 @@ async def idle(admin: client.AdminClient) -> None:
 @pytest.mark.parametrize(
     ("code", "lacks"), [(None, NO_CUPY), ("raise ImportError('libcudart.so.99: no such file')", BROKEN)]
 )
-def test_without_a_cupy_that_can_be_loaded_nothing_is_touched_and_everybody_is_told(
-    autoclave, library, short_tmp, code, lacks
-):
+def test_a_broken_cupy_is_reported_and_no_gpu_is_touched(autoclave, library, short_tmp, code, lacks):
     site = short_tmp / "site/cupy"
     site.mkdir(parents=True)
     if code is not None:
         (site / "__init__.py").write_text(code)
     path = os.pathsep.join(filter(None, (str(site.parent), os.environ.get("PYTHONPATH"))))
     bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, {"PYTHONPATH": path})
-    told = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
+    variables = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
     try:
         if not any(CANNOT in line for line in bare.log_lines):
             bare.hear(CANNOT)
         service_call.ask(bare.run_dir, idle)
-        refused = autoclave("scrub", "0", "--path", "slow", **told)
+        refused = autoclave("scrub", "0", "--path", "slow", **variables)
         why = f"cannot scrub {bare.stage.machine.gpu(0).uuid}: cannot clear its memory: {lacks}"
         assert (refused.exit_code, why in refused.stderr) == (1, True)
         steps = ("evict", "reset", "clear")
         assert [text for text in bare.texts("0") if text.startswith(steps) and " passed" in text] == []
         assert not any(call == "nvmlShutdown" for pid, call, _ in bare.stage.machine.calls() if pid == 1)
         places = ("--host-root", bare.stage.root.path, "--kubelet-dir", short_tmp)
-        found = json.loads(autoclave("doctor", "-o", "json", *places, **told).stdout)["findings"]
+        found = json.loads(autoclave("doctor", "-o", "json", *places, **variables).stdout)["findings"]
         (finding,) = (it for it in found if it["name"] == "cupy")
         assert (finding["level"], finding["text"].endswith(f"it hands out no GPU: {lacks}")) == ("broken", True)
     finally:
@@ -137,7 +135,7 @@ def test_the_doctor_tells_which_cupy_the_service_has(service, autoclave):
     assert "compute capability 7.0" in findings["scrub-on-free"]["text"]
 
 
-def test_a_gpu_is_reset_by_the_drivers_tool_while_nobody_has_the_driver_open_us_included(service, autoclave):
+def test_a_reset_by_the_tool_finds_the_driver_closed(service, autoclave):
     assert autoclave("scrub", "1", "--path", "reset").exit_code == 0
     assert any(text.startswith("reset passed") and text.endswith(": by nvidia-smi") for text in service.texts(1))
     assert any(call[:2] == (1, "nvmlShutdown") for call in service.stage.machine.calls())  # 1: the service
@@ -160,7 +158,7 @@ def try_again(autoclave):
 
 
 @pytest.mark.usefixtures("at_rest")
-def test_a_process_that_holds_a_gpu_is_found_and_ended_where_policy_says_so(service, autoclave):
+def test_a_holder_is_ended_where_the_policy_allows_it(service, autoclave):
     with service.hold(0) as holder:
         assert try_again(autoclave).exit_code == 0
         assert holder.wait(WITHIN) == -signal.SIGTERM
@@ -205,19 +203,19 @@ def in_the_middle_of_a_reset(service, autoclave) -> Iterator[subprocess.Popen[st
         yield scrub
 
 
-def test_a_reset_of_slices_is_carried_through_though_their_files_are_away_meanwhile(service, autoclave, tool):
+def test_a_reset_of_slices_works_while_their_files_are_gone(service, autoclave, tool):
     """What shows who has them open goes with them, so that nobody can tell; they must come back all the same."""
-    before, told = slices(service), len(service.texts("2:0"))
+    before, seen_before = slices(service), len(service.texts("2:0"))
     with in_the_middle_of_a_reset(service, autoclave) as scrub:
         time.sleep(1.0)  # several looks for intruders
         tool.unlink()
         assert scrub.wait(WITHIN) == 1  # no CUDA shows it
     assert [text for text in service.texts("2:1") if text.startswith("reset")][-1].startswith("reset passed")
     assert slices(service) == before
-    assert not [text for text in service.texts("2:0")[told:] if "lost" in text]
+    assert not [text for text in service.texts("2:0")[seen_before:] if "lost" in text]
 
 
-def test_slices_that_a_killed_service_left_away_are_brought_back_by_the_next_one(service, autoclave, tool):
+def test_the_next_service_restores_slices_of_a_killed_one(service, autoclave, tool):
     """No job can: a GPU without its slices is no device of anybody's."""
     before = slices(service)
     with in_the_middle_of_a_reset(service, autoclave):
@@ -229,7 +227,7 @@ def test_slices_that_a_killed_service_left_away_are_brought_back_by_the_next_one
     assert not list((service.root / "state/settings").glob("*resetting*"))
 
 
-def test_a_tool_that_outlives_the_worker_is_waited_for_and_its_work_is_finished(service, autoclave, tool):
+def test_a_reset_tool_that_outlives_its_worker_is_awaited(service, autoclave, tool):
     """The step was late, so that its worker was killed; a reset cannot be called back."""
     before = slices(service)
     with in_the_middle_of_a_reset(service, autoclave) as scrub:
@@ -245,12 +243,12 @@ def test_a_tool_that_outlives_the_worker_is_waited_for_and_its_work_is_finished(
 
 
 @pytest.mark.usefixtures("at_rest")
-def test_a_process_that_lost_its_parent_is_nobody_of_ours_though_the_service_is_its_parent_now(service, autoclave):
+def test_an_adopted_orphan_does_not_count_as_our_worker(service, autoclave):
     """The first process of a namespace inherits all orphans."""
     node = service.stage.root.node(service.stage.machine.gpu(0))
     begin = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STAY!r}, sys.argv[1]], stdout=-1)"
-    told = len(service.texts(0))
+    seen_before = len(service.texts(0))
     enter = ["nsenter", "--target", str(service.inner), "--pid", sys.executable, "-c", f"{begin}.stdout.readline()"]
     subprocess.run([*enter, str(node)], check=True)
     assert try_again(autoclave).exit_code == 0
-    assert any("evict passed" in text and "ended" in text for text in service.texts(0)[told:])
+    assert any("evict passed" in text and "ended" in text for text in service.texts(0)[seen_before:])

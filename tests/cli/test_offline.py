@@ -85,7 +85,7 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "told"),
+    ("text", "code", "shown"),
     [
         (b"name: mine\n", 0, "stdin: policy mine is valid, 0 rules\n"),
         (b"name: mine\nrulez: []\n", 2, "stdin:2:1: rulez: found an unknown key"),
@@ -93,15 +93,15 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
         (b"#" * (load.LARGEST + 1), 2, "stdin:1:1: found a larger file"),
     ],
 )
-def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, told):
+def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, shown):
     run = subprocess.run(
         [sys.executable, "-m", "autoclave", "policy", "check", "-"], input=text, capture_output=True, check=False
     )
     assert run.returncode == code
-    assert told in (run.stdout + run.stderr).decode()
+    assert shown in (run.stdout + run.stderr).decode()
 
 
-def test_every_fault_of_every_policy_is_told_with_its_place(autoclave, tmp_path):
+def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
     run = autoclave("policy", "check", bad, "default", tmp_path / "none.yaml")
@@ -116,7 +116,7 @@ def test_a_shipped_policy_is_shown_with_its_comments(autoclave):
     assert autoclave("policy", "show", "strict").stdout == load.read_shipped("strict")
 
 
-def test_a_policy_that_is_not_shipped_comes_with_the_names_that_are(autoclave):
+def test_an_unknown_policy_lists_the_shipped_names(autoclave):
     run = autoclave("policy", "show", "lax")
     assert run.exit_code == 2
     assert "the shipped policies are default, fast, observe, strict" in run.stderr
@@ -171,7 +171,7 @@ def drill(autoclave, gpus, *args):
 
 
 @pytest.mark.parametrize(
-    ("args", "told", "changed"),
+    ("args", "shown", "changed"),
     [
         (["lost", "0"], "GPU 0: the GPU fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
         (["hang", "0"], "GPU 0: driver calls for the GPU hang", {"hang": True}),
@@ -202,8 +202,8 @@ def drill(autoclave, gpus, *args):
         ),
     ],
 )
-def test_a_drill_breaks_one_gpu_and_heal_mends_it(autoclave, gpus, args, told, changed):
-    assert drill(autoclave, gpus, *args).startswith(told)
+def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, args, shown, changed):
+    assert drill(autoclave, gpus, *args).startswith(shown)
     place, other = layout.places(gpus)
     broken = layout.read(place.faults, layout.Faults)
     assert {name: getattr(broken, name) for name in changed} == changed
@@ -233,8 +233,8 @@ def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
 
 
 def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
-    told = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
-    assert told == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
+    shown = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
+    assert shown == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
     cool, hot = (layout.read(place.readings, layout.Measured) for place in layout.places(gpus))
     assert (cool, hot) == (layout.Measured(), layout.Measured(celsius=97.0))
     drill(autoclave, gpus, "heal", "1")
@@ -248,16 +248,16 @@ def test_a_drifted_setting_is_left_behind(autoclave, gpus):
 
 def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):
     uuid = layout.places(gpus)[0].info().uuid
-    told = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
-    pid = int(told.split()[3])
-    assert "of container pod-7 uses the GPU" in told
+    shown = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
+    pid = int(shown.split()[3])
+    assert "of container pod-7 uses the GPU" in shown
     assert tenants.scan(gpus, uuid, b"hush") == 3
     assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
     assert open_check.is_open([str(layout.find(gpus, uuid).memory)]) is False
     assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses the GPU\n"
 
 
-def test_a_zombie_stays_until_it_is_killed_by_its_pid(autoclave, gpus):
+def test_a_leftover_stays_until_it_is_killed(autoclave, gpus):
     pid = int(drill(autoclave, gpus, "zombie", "0").split()[3])
     os.kill(pid, signal.SIGTERM)
     assert Path(f"/proc/{pid}").exists()
@@ -267,7 +267,7 @@ def test_a_zombie_stays_until_it_is_killed_by_its_pid(autoclave, gpus):
 @pytest.mark.parametrize(
     ("gpu", "why"), [("7", "there is 0 (GPU-"), ("GPU-", "it could be any of 0 (GPU-"), ("", "there is 0 (GPU-")]
 )
-def test_a_gpu_that_is_not_there_or_not_one_is_wrong_usage(autoclave, gpus, gpu, why):
+def test_a_missing_or_broken_simulated_gpu_is_wrong_usage(autoclave, gpus, gpu, why):
     run = autoclave("simulate", "heal", gpu, "--simulated-dir", gpus)
     assert run.exit_code == 2
     assert f"cannot find GPU {gpu}: {why}" in run.stderr
@@ -279,7 +279,7 @@ def test_a_drill_that_the_gpu_cannot_do_is_refused(autoclave, gpus):
     assert "cannot break bit 0 at offset 1073741824" in run.stderr
 
 
-def test_who_asks_is_named_with_the_number_that_cannot_be_faked(monkeypatch):
+def test_the_requester_is_named_with_its_real_uid(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert service_call.asker() == "user root (uid 0)"
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999)

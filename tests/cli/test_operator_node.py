@@ -119,23 +119,25 @@ def steps(device: views.DeviceStatus) -> list[str]:
     return [step.step for step in device.receipt.steps]
 
 
-def test_the_usual_programs_of_an_operator_hold_up_no_scrub_only_a_reset(node, images, autoclave):
-    told = {"AUTOCLAVE_RUN_DIR": str(node.run_dir)}
+def test_an_operators_programs_prevent_only_a_reset(node, images, autoclave):
+    variables = {"AUTOCLAVE_RUN_DIR": str(node.run_dir)}
     with ExitStack() as pods:
         for namespace, program in PROGRAMS:
             pods.enter_context(pod(node, namespace, program, images))
         for gpu in range(GPUS):
-            done = autoclave("scrub", str(gpu), "--path", "slow", **told)
+            done = autoclave("scrub", str(gpu), "--path", "slow", **variables)
             assert done.exit_code == 0, done.output
             assert "reset" not in steps(node.settled(gpu, "clean"))
 
-        run = autoclave("doctor", "-o", "json", "--host-root", node.stage.root.path, "--kubelet-dir", node.root, **told)
+        run = autoclave(
+            "doctor", "-o", "json", "--host-root", node.stage.root.path, "--kubelet-dir", node.root, **variables
+        )
         (finding,) = (it for it in json.loads(run.stdout)["findings"] if it["name"] == "reset")
         assert finding["text"].startswith("no reset of GPU 0, 1 is possible: it is open in ")
         assert f"nvidia.com/gpu.deploy.{EXPORTER}=false" in finding["remedy"]
 
         node.stage.machine.gpu(0).set({"memory.used": 300 * 2**20})  # leaked: only a reset frees it
-        refused = autoclave("scrub", "0", **told)
+        refused = autoclave("scrub", "0", **variables)
         assert refused.exit_code == 1
         assert f'"{EXPORTER}" (pid ' in refused.stderr
         assert f"nvidia.com/gpu.deploy.{EXPORTER}=false" in refused.stderr

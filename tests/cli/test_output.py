@@ -31,13 +31,13 @@ CLEAN = views.DeviceStatus(
     why="clean", memory_bytes=64 * 2**20, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="",
     job=None, quarantine=None, policy_rule="defaults", setback="", driver="simulated 1.0 77",
 )  # fmt: skip
-SICKNESS = views.QuarantineStatus(
+QUARANTINE = views.QuarantineStatus(
     "xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0, "slow", "clear failed"
 )
 SICK = replace(
     CLEAN, device="GPU-bbbbbbbb-0000", index=1, state="quarantined", healthy=False, why="quarantined: xid 79",
     receipt=None, numa_node=1, pci_address="0000:3b:00.0", mig=True,
-    quarantine=SICKNESS,
+    quarantine=QUARANTINE,
 )  # fmt: skip
 BUSY = replace(
     CLEAN, device="GPU-cccccccc-0000", index=2, state="scrubbing", why="being scrubbed", receipt=None,
@@ -47,7 +47,7 @@ SERVICE = views.ServiceStatus("0.1.0", "simulated", "default", "/sim", "/state",
 ENTRY = views.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
 
 
-def test_the_status_table_says_the_most_telling_thing_of_each_device():
+def test_the_status_table_has_one_note_for_each_device():
     rows = table.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
@@ -57,7 +57,7 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"state": "in_use", "owner": "pod-7"}, "used by pod-7"),
         ({"state": "in_use", "owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "used by ns/train/a, ns/train/b"),
@@ -72,11 +72,11 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
         ({"job": views.JobStatus("j", "slow", "retry", "", NOW, 9, 9)}, "slow path: between two steps"),
     ],
 )
-def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
-    assert table.note(replace(CLEAN, **change)) == told
+def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
+    assert table.note(replace(CLEAN, **change)) == shown
 
 
-def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
+def test_wide_shows_the_hardware_and_dashes_for_unknown_values():
     lines = table.plain(table.WIDE, table.wide([CLEAN, SICK], NOW)).splitlines()
     assert lines[0].split() == list(table.WIDE)
     assert (
@@ -123,7 +123,7 @@ def test_wide_names_the_owner_in_one_word(change, owner):
     assert row[table.WIDE.index("OWNER")] == owner
 
 
-def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
+def test_a_plain_table_has_no_colours_lines_or_trailing_spaces():
     text = table.plain(table.STATUS, table.status([CLEAN, SICK], NOW))
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
@@ -132,11 +132,11 @@ def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
     )
 
 
-def test_a_plain_table_cuts_nothing_however_long_it_is():
+def test_a_plain_table_truncates_no_cell():
     assert "x" * 500 in table.plain(["A", "B"], [["1", "x" * 500]])
 
 
-def test_a_slice_is_called_by_its_gpu_and_its_number_there():
+def test_a_slice_is_named_by_gpu_and_number():
     assert table.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
 
 
@@ -151,12 +151,12 @@ def test_a_cell_cannot_break_out_of_its_line():
 def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
-    rows = table.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
+    rows = table.status([CLEAN, replace(SICK, quarantine=replace(QUARANTINE, detail="[bold]x[/bold] " * 9))], NOW)
     console.print(terminal.drawn(table.STATUS, rows))
     return paper.getvalue()
 
 
-def test_a_drawn_table_fits_into_80_columns_and_loses_no_word():
+def test_a_drawn_table_keeps_all_words_in_80_columns():
     text = Text.from_ansi(drawn(80)).plain
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("[bold]x[/bold]") == 9
@@ -178,7 +178,7 @@ def table_of(output, gpus):
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
 @pytest.mark.parametrize("gpus", [1, 8, 56, 112])
 @pytest.mark.parametrize("output", ["table", "wide", "history"])
-def test_a_table_loses_no_column_and_no_cell_on_any_terminal(monkeypatch, capsys, output, width, gpus):
+def test_a_table_shows_all_cells_on_any_terminal(monkeypatch, capsys, output, width, gpus):
     monkeypatch.setenv("COLUMNS", str(width))
     headers, rows = table_of(output, gpus)
     terminal.show(headers, rows)
@@ -213,7 +213,7 @@ def as_read(made):
     return json.loads(json.dumps(made))
 
 
-def test_the_status_document_is_a_list_with_the_service_beside_it():
+def test_the_status_document_has_devices_and_service():
     made = as_read(status_view.as_document(views.Status((CLEAN, SICK), SERVICE)))
     assert list(made) == ["apiVersion", "kind", "items", "service"]
     assert (made["apiVersion"], made["kind"]) == ("autoclave/v1", "DeviceStatusList")
@@ -241,7 +241,7 @@ def test_json_and_yaml_say_the_same(capsys):
     assert as_json == as_yaml == made
 
 
-def test_an_event_is_data_in_a_document_and_not_text_that_holds_data():
+def test_an_event_in_a_document_has_fields():
     made = document.entry(ENTRY)
     assert made["body"] == {"why": "gone"}
     explanation = views.Explanation(CLEAN, (ENTRY,), ("do it",), "because")
@@ -252,26 +252,26 @@ def story(device, *advice, entries=(ENTRY,)):
     return list(explain.story(views.Explanation(device, entries, advice, "defaults: there are no rules"), NOW + 60))
 
 
-def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
+def test_an_explanation_has_history_state_and_remedy():
     lines = story(SICK, "look the xid up")
     assert lines[0] == "GPU 1  GPU-bbbbbbbb-0000  Simulated GPU, 64MiB"
     assert lines[2].endswith("    1m ago  released: gone")
-    told = "\n".join(lines[4:])
-    assert told.startswith("now     quarantined since ")
-    assert "xid: xid 79 was reported" in told
-    assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in told
-    assert "not offered to the kubelet: quarantined: xid 79" in told
+    shown = "\n".join(lines[4:])
+    assert shown.startswith("now     quarantined since ")
+    assert "xid: xid 79 was reported" in shown
+    assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in shown
+    assert "not offered to the kubelet: quarantined: xid 79" in shown
     assert lines[-2:] == ["policy  defaults: there are no rules", "advice  look the xid up"]
 
 
-def test_an_explanation_of_a_clean_device_names_its_receipt_and_asks_for_nothing():
-    told = "\n".join(story(CLEAN))
-    assert "proven by receipt 3dac54cd6a98ac39" in told
-    assert "offered to the kubelet: clean" in told
-    assert told.endswith("advice  nothing to do")
+def test_an_explanation_of_a_clean_device_names_its_receipt():
+    shown = "\n".join(story(CLEAN))
+    assert "proven by receipt 3dac54cd6a98ac39" in shown
+    assert "offered to the kubelet: clean" in shown
+    assert shown.endswith("advice  nothing to do")
 
 
-def test_an_explanation_shows_the_figures_of_the_proof():
+def test_an_explanation_shows_the_amounts_of_the_proof():
     lines = [line.strip() for line in story(replace(CLEAN, receipt=DEEP)) if line.startswith(" " * 10)]
     assert lines == [
         "995B of 1000B (99.50%) random and zero written and read back",
@@ -282,7 +282,7 @@ def test_an_explanation_shows_the_figures_of_the_proof():
     ]
 
 
-def test_an_explanation_does_not_tell_what_the_path_did_not_do():
+def test_an_explanation_leaves_out_steps_that_did_not_run():
     lines = [line.strip() for line in story(CLEAN) if line.startswith(" " * 10)]
     assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB were not zero before"]
 
@@ -296,29 +296,29 @@ def test_wide_shows_coverage_units_and_tests_a_word_each():
     assert [bare[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["", "", ""]
 
 
-def test_a_document_carries_the_figures_of_the_proof():
+def test_a_document_has_the_amounts_of_the_proof():
     receipt = as_read(document.fields(replace(CLEAN, receipt=DEEP)))["receipt"]
     assert (receipt["units"], receipt["units_reached"], receipt["residue_at"]) == (132, 132, [4096, 8192])
     assert (receipt["patterns"], receipt["tests"]) == (["random", "zero"], ["address", "arithmetic"])
     assert receipt["uncovered"] == [{"cause": "own context", "bytes": 3}, {"cause": "unexplained", "bytes": 2}]
 
 
-def test_an_explanation_names_the_pod_and_its_uid_by_which_the_history_tells_of_it():
-    told = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
-    assert "        used by ns/train/main\n        its UID is uid-7\n" in told
+def test_an_explanation_names_the_pod_and_its_uid():
+    shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
+    assert "        used by ns/train/main\n        its UID is uid-7\n" in shown
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
         assert "its UID" not in "\n".join(story(device))
 
 
-def test_a_quarantine_without_a_next_try_says_who_ends_it():
-    sticky = replace(SICK, quarantine=replace(SICKNESS, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
+def test_a_quarantine_without_probation_says_how_to_end_it():
+    sticky = replace(SICK, quarantine=replace(QUARANTINE, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
     assert "        quarantined until `autoclave reinstate`; no probation yet" in story(sticky)
 
 
-def test_an_explanation_leaves_out_the_beginning_of_a_step_unless_it_is_the_last_word():
+def test_an_explanation_shows_a_steps_start_only_when_last():
     begun = replace(ENTRY, kind="step-started", text="clear started")
-    told = [line[line.index("ago") + 5 :] for line in story(CLEAN, entries=(begun, ENTRY, begun))[2:4]]
-    assert told == ["released: gone", "clear started"]
+    shown = [line[line.index("ago") + 5 :] for line in story(CLEAN, entries=(begun, ENTRY, begun))[2:4]]
+    assert shown == ["released: gone", "clear started"]
 
 
 async def stream(*messages):
@@ -336,7 +336,7 @@ GRANTED = views.ScrubResult(clean=False, state="granted", why="it is granted", r
 BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 
-async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(capsys):
+async def test_following_prints_each_step_once_on_stderr(capsys):
     messages = (
         progress(CLEAN, queue_place=2), progress(CLEAN, queue_place=1),
         progress(CLEAN, step="evict"), progress(CLEAN, step="clear", done_bytes=1, total_bytes=9),
@@ -344,32 +344,32 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
         progress(CLEAN, result=PASSED), progress(SICK, result=FAILED),
     )  # fmt: skip
     results = await job_progress.follow(stream(*messages), BOTH)
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == [
         "GPU 0: waiting for a slot (job j1)", "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
     ]  # fmt: skip
-    assert told.out == ""
+    assert shown.out == ""
     assert {device: it.result for device, it in results.items()} == {CLEAN.device: PASSED, SICK.device: FAILED}
 
 
-async def test_a_device_whose_result_never_came_is_not_clean(capsys):
+async def test_a_device_without_a_result_is_not_clean(capsys):
     results = await job_progress.follow(stream(progress(CLEAN, result=PASSED)), BOTH)
     assert job_progress.report(results, BOTH, "table") == 1
-    told = capsys.readouterr()
-    assert "1    GPU-bbbbbbbb  no" in told.out
-    assert "GPU 1 is not clean: the service sent no result" in told.err
+    shown = capsys.readouterr()
+    assert "1    GPU-bbbbbbbb  no" in shown.out
+    assert "GPU 1 is not clean: the service sent no result" in shown.err
 
 
-def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsys):
+def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
     assert job_progress.report(results, BOTH, "table") == 1
-    told = capsys.readouterr()
-    assert told.out == (
+    shown = capsys.readouterr()
+    assert shown.out == (
         "GPU  UUID          CLEAN  RESIDUE  COVERAGE  UNITS  TESTS  TIME   RECEIPT\n"
         "0    GPU-aaaaaaaa  yes    1MiB     99.50%    -      -      0.75s  3dac54cd6a98ac39\n"
         "1    GPU-bbbbbbbb  no     -        -         -      -      -      -\n"
     )
-    assert told.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` shows the history\n"
+    assert shown.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` shows the history\n"
 
 
 def test_a_slow_result_shows_units_and_the_number_of_tests():
@@ -402,23 +402,23 @@ def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
         ("dirty", "in-use", False), ("granted", "not-ready", False), ("quarantined", "quarantined", False),
     ],
 )  # fmt: skip
-def test_only_a_gpu_that_is_given_away_or_needs_nothing_is_left_alone(state, reason, alone):
+def test_only_owned_or_clean_gpus_are_left_alone(state, reason, alone):
     assert views.ScrubResult(clean=False, state=state, reason=reason).left_alone is alone
 
 
-def test_a_gpu_left_alone_hides_no_gpu_that_is_not_clean(capsys):
+def test_one_gpu_left_alone_hides_no_failed_gpu(capsys):
     results = {CLEAN.device: progress(CLEAN, result=GRANTED), SICK.device: progress(SICK, result=FAILED)}
     assert job_progress.report(results, BOTH, "table") == 1
-    told = capsys.readouterr().err
-    assert "GPU 0 is granted and left as it is: it is granted\n" in told
-    assert "GPU 1 is not clean" in told
+    shown = capsys.readouterr().err
+    assert "GPU 0 is granted and left as it is: it is granted\n" in shown
+    assert "GPU 1 is not clean" in shown
 
 
 def test_the_worst_gpu_gives_the_exit_code():
     assert [worst(codes) for codes in ([], [0, 4], [4, 1, 0], [1, 2], [3, 2, 1])] == [0, 4, 1, 2, 3]
 
 
-def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):
+def test_a_scrub_without_waiting_is_no_failure(capsys):
     running = views.ScrubResult(clean=False, state="scrubbing", running=True)
     assert job_progress.report({CLEAN.device: progress(CLEAN, result=running)}, BOTH, "table") == 0
     assert "running" in capsys.readouterr().out

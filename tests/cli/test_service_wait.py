@@ -48,7 +48,7 @@ def test_a_verb_waits_for_a_service_that_starts(short_tmp, request, killed):
     assert more == ""
 
 
-def test_a_socket_that_this_user_may_not_open_is_not_waited_for(autoclave, tmp_path, monkeypatch):
+def test_a_forbidden_socket_is_not_waited_for(autoclave, tmp_path, monkeypatch):
     monkeypatch.setattr(unix_sockets, "connect_error", lambda _: PermissionError())  # root may open all
     run = autoclave("--service-wait", LONG, "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
@@ -69,7 +69,7 @@ def test_without_a_service_a_verb_says_once_that_it_waits(autoclave, tmp_path):
     assert run.stderr.count("\n") == 2
 
 
-def test_a_wrong_service_wait_is_one_line_that_names_its_variable(autoclave):
+def test_a_wrong_service_wait_names_its_variable(autoclave):
     run = autoclave("status", AUTOCLAVE_SERVICE_WAIT="5")
     assert run.exit_code == 2
     assert "found '5', expected a duration such as 10s or 5m" in run.stderr

@@ -13,7 +13,7 @@ from autoclave.cli.status_view import Selection
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.core.model import State
-from tests.cli.test_output import BUSY, CLEAN, NOW, SERVICE, SICK, SICKNESS
+from tests.cli.test_output import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
 
 H100 = replace(CLEAN, model="NVIDIA H100 80GB HBM3", resource="nvidia.com/gpu")
 GH200 = replace(H100, index=1, model="NVIDIA GH200 480GB")
@@ -83,7 +83,7 @@ def test_every_state_can_be_named_and_is_counted():
     assert sorted(table.STATES) == sorted(state.value for state in State)
 
 
-def test_trouble_comes_first_and_a_scrub_within_its_budget_is_none():
+def test_failed_gpus_come_first_and_scrubbing_ones_do_not():
     job = BUSY.job
     assert job
     devices = tuple(
@@ -126,8 +126,8 @@ def shown(capsys, devices, **form):
 
 def test_custom_columns_are_fields_of_the_document(capsys):
     columns = document.parse_columns("GPU:.name,WHY:.quarantine.reason,PROOF:receipt.id,SINCE:.since,OK:.healthy")
-    told = shown(capsys, [CLEAN, replace(SICK, slice=2)], output=columns)
-    assert [line.split() for line in told.out.splitlines()] == [
+    printed = shown(capsys, [CLEAN, replace(SICK, slice=2)], output=columns)
+    assert [line.split() for line in printed.out.splitlines()] == [
         ["GPU", "WHY", "PROOF", "SINCE", "OK"],
         ["0", "-", "3dac54cd6a98ac39", "2027-01-15T07:55:00.000Z", "true"],
         ["1:2", "xid", "-", "2027-01-15T07:55:00.000Z", "false"],
@@ -152,13 +152,13 @@ def test_without_headers_a_pipe_gets_rows_only(capsys):
 
 
 def test_if_no_gpu_matches_stdout_is_empty(capsys):
-    told = shown(capsys, [CLEAN], output="table", selection=Selection(unhealthy=True))
-    assert (told.out, told.err) == ("", "autoclave: no GPU matches\n")
+    printed = shown(capsys, [CLEAN], output="table", selection=Selection(unhealthy=True))
+    assert (printed.out, printed.err) == ("", "autoclave: no GPU matches\n")
 
 
 def test_filters_apply_to_documents(capsys):
-    told = shown(capsys, [CLEAN, SICK], output="json", selection=Selection(unhealthy=True))
-    made = json.loads(told.out)
+    printed = shown(capsys, [CLEAN, SICK], output="json", selection=Selection(unhealthy=True))
+    made = json.loads(printed.out)
     assert [item["index"] for item in made["items"]] == [1]
     assert made["service"]["version"] == "0.1.0"
     assert json.loads(shown(capsys, [CLEAN], output="json", selection=Selection(unhealthy=True)).out)["items"] == []
@@ -179,7 +179,7 @@ def screen(width, height, devices, output="table", notes=()):
     return [line.plain for line in terminal.screenful(console, page)]
 
 
-async def test_a_watch_prints_no_table_for_a_place_in_the_queue(capsys, monkeypatch):
+async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):
     assert BUSY.job
     answers = [*(replace(BUSY, job=replace(BUSY.job, queue_place=place)) for place in (12, 11, None)), CLEAN]
 
@@ -190,12 +190,12 @@ async def test_a_watch_prints_no_table_for_a_place_in_the_queue(capsys, monkeypa
         monkeypatch.setattr(admin, "status", status)
         with pytest.raises(IndexError):  # there is no further answer
             await status_view.watch(admin, (), status_view.Form(Selection(), "table", headers=False))
-    told = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["scrubbing", "clean"]
+    printed = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["scrubbing", "clean"]
 
 
 USED = replace(CLEAN, state="in_use", owner="uid-7", pod="namespace/train/main-container")
-LONG = replace(SICK, quarantine=replace(SICKNESS, detail="a long story " * 30))
+LONG = replace(SICK, quarantine=replace(QUARANTINE, detail="a long story " * 30))
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -224,7 +224,7 @@ def test_a_live_view_with_room_shows_whole_notes():
     assert lines[-1] == "2 GPUs: 1 in use, 1 quarantined"
 
 
-def test_a_live_view_shows_whole_notes_of_few_gpus_in_trouble():
+def test_a_live_view_shows_whole_notes_of_failed_gpus():
     """Of many, it cuts the notes: then more of these GPUs have room."""
     few = screen(80, 24, [*([SICK] * 3), *([USED] * 109)])
     assert sum("probation in 45s" in line for line in few) == 3
@@ -236,7 +236,7 @@ def test_a_live_view_shows_whole_notes_of_few_gpus_in_trouble():
     assert "…" in "".join(many)
 
 
-def test_a_live_view_without_room_for_a_gpu_shows_the_totals():
+def test_a_small_live_view_shows_the_totals():
     assert screen(80, 3, [CLEAN, SICK]) == [
         "2 GPUs: 1 clean, 1 quarantined",
         "below the end of the screen: 2 GPUs: 1 clean, 1 quarantined",
@@ -263,8 +263,8 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     assert " ".join(" ".join(lines[-2:]).split()) == said
     assert "for a slot, 12th" in lines[6]  # GPU 3 is clean, and not shown
     bars = [" ".join(line.split()[:3]) for line in lines[:-2]]
-    told = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
-    assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *told]
+    printed = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
+    assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *printed]
 
 
 def test_bars_that_fit_are_all_shown():

@@ -43,7 +43,7 @@ class PatientOnMachine(Patient, OnMachine):
     """The same on the machine that the libraries pretend."""
 
 
-def test_an_xid_takes_a_simulated_gpu_out_though_no_round_is_due(short_tmp) -> None:
+def test_an_xid_quarantines_a_simulated_gpu_between_rounds(short_tmp) -> None:
     service = Patient(short_tmp, 1)
     device = service.settled(0, "clean").device
     began = time.monotonic()
@@ -68,14 +68,14 @@ def machine(library) -> Iterator[tuple[OnMachine, Kmsg]]:
 
 
 @needs_namespace
-def test_an_xid_from_before_the_service_is_seen_and_asks_for_a_reset(machine) -> None:
+def test_an_xid_before_the_start_asks_for_a_reset(machine) -> None:
     service, known = machine[0], "that no scrub has judged, so a reset is due"
     until(lambda: any(known in text for text in service.texts(3)))  # with the first round
     assert not any("quarantined" in text for text in service.texts(3))
 
 
 @needs_namespace
-def test_an_xid_that_the_kernel_logs_takes_a_gpu_out_though_no_round_is_due(machine) -> None:
+def test_an_xid_in_the_kernel_log_quarantines_between_rounds(machine) -> None:
     running, kmsg = machine
     began = time.monotonic()
     kmsg.xid(running.stage.machine.gpu(1).pci, 79, ", GPU has fallen off the bus.")
@@ -84,7 +84,7 @@ def test_an_xid_that_the_kernel_logs_takes_a_gpu_out_though_no_round_is_due(mach
 
 
 @needs_namespace
-def test_an_xid_that_nvml_alone_tells_takes_a_gpu_out_though_no_round_is_due(machine) -> None:
+def test_an_xid_from_nvml_alone_quarantines_between_rounds(machine) -> None:
     running, _ = machine
     began = time.monotonic()
     running.stage.machine.gpu(2).event(pynvml.nvmlEventTypeXidCriticalError, 95)

@@ -61,7 +61,7 @@ def test_a_code_is_explained(offline, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "document"),
     [
         (999, "NVIDIA's catalogue of 2025-09-30 does not know it: under each preset the policy's `unknown` decides"),
         (94, "an application error: counted under each preset; the policy's `codes` may say otherwise"),
@@ -69,23 +69,23 @@ def test_a_code_is_explained(offline, tmp_path):
         (171, "catalog: no action is published, so the policy's `unknown` decides"),
     ],
 )
-def test_what_is_not_plain_is_noted(offline, code, told):
-    assert f" {told}\n" in offline(code).stdout
+def test_what_is_not_plain_is_noted(offline, code, document):
+    assert f" {document}\n" in offline(code).stdout
 
 
-def test_a_code_that_nobody_knows_is_said_to_be_one(offline):
+def test_an_unknown_code_is_reported_as_unknown(offline):
     run = offline(999)
     assert run.stdout.startswith("xid 999  unknown\n")
     assert said(run)["under rule defaults"] == "quarantine"
 
 
 def test_a_named_policy_is_asked_rule_by_rule(offline, mine):
-    told = said(offline(63, "--policy", mine))
-    assert told["under rule defaults"] == "quarantine"
-    assert told["under rule slices"] == "quarantine"
-    assert told["policy"] == f"mine, as named: {mine}"
-    told = said(offline(999, "--policy", mine))
-    assert (told["under rule defaults"], told["under rule slices"]) == (
+    document = said(offline(63, "--policy", mine))
+    assert document["under rule defaults"] == "quarantine"
+    assert document["under rule slices"] == "quarantine"
+    assert document["policy"] == f"mine, as named: {mine}"
+    document = said(offline(999, "--policy", mine))
+    assert (document["under rule defaults"], document["under rule slices"]) == (
         "quarantine",
         "count, and quarantine at 5 within 10m",
     )
@@ -122,7 +122,7 @@ def test_a_document_holds_everything(offline, mine):
     assert YAML(typ="safe", pure=True).load(offline(63, "--policy", mine, "-o", "yaml").stdout) == document
 
 
-def test_a_document_about_a_code_that_nobody_knows_has_the_same_fields(offline):
+def test_a_document_about_an_unknown_code_has_all_fields(offline):
     unknown, known = (json.loads(offline(code, "-o", "json").stdout) for code in (999, 63))
     assert set(unknown) == set(known)
     assert (unknown["known"], unknown["mnemonic"], unknown["action"]) == (False, "", "")
@@ -173,18 +173,18 @@ def running(short_tmp, mine):
     service.stop()
 
 
-def test_the_policy_in_force_is_read_where_the_running_service_has_read_it(autoclave, running, mine, monkeypatch):
+def test_the_policy_comes_from_the_running_service(autoclave, running, mine, monkeypatch):
     """Whatever it calls itself: a copy of a shipped one keeps its name. The service may see other files than we do."""
     asked = ("xid", 79, "--run-dir", running.run_dir)
-    told = said(autoclave(*asked))
-    assert told["policy"] == f"mine, in force here, read from {mine}"
-    assert told["under rule defaults"] == said(autoclave("xid", 79, "--policy", mine))["under rule defaults"]
+    document = said(autoclave(*asked))
+    assert document["policy"] == f"mine, in force here, read from {mine}"
+    assert document["under rule defaults"] == said(autoclave("xid", 79, "--policy", mine))["under rule defaults"]
     other = load.load(str(mine)).model_copy(update={"name": "yours"})
     with monkeypatch.context() as here:
         here.setattr(load, "load", lambda _source: other)
-        told = said(autoclave(*asked))
-    assert told["policy"] == f"mine, in force here; {mine} is yours as seen from here: see --policy"
-    assert not [name for name in told if name.startswith("under rule")]
+        document = said(autoclave(*asked))
+    assert document["policy"] == f"mine, in force here; {mine} is yours as seen from here: see --policy"
+    assert not [name for name in document if name.startswith("under rule")]
     mine.unlink()
     assert "cannot be read now: see --policy" in said(autoclave(*asked))["policy"]
 
@@ -204,22 +204,22 @@ asyncio.run(hold())
 """
 
 
-def test_a_service_that_is_out_of_order_keeps_nobody_from_looking_up_what_a_code_means(autoclave, short_tmp):
+def test_a_failing_service_does_not_prevent_an_xid_lookup(autoclave, short_tmp):
     command = [sys.executable, "-c", CLOSED, str(short_tmp)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         assert service.stdout.readline() == "\n"
-        told = said(autoclave("xid", 79, "--run-dir", short_tmp))
+        document = said(autoclave("xid", 79, "--run-dir", short_tmp))
         service.communicate("")
-    assert told["under rule defaults"] == "quarantine"
+    assert document["under rule defaults"] == "quarantine"
     why = "cannot grant anything: the disk is full"
-    assert told["policy"] == f"default, the shipped default, as the service in {short_tmp} does not answer: {why}"
+    assert document["policy"] == f"default, the shipped default, as the service in {short_tmp} does not answer: {why}"
 
 
-def test_a_service_that_is_silent_keeps_nobody_waiting_for_what_a_code_means(autoclave, short_tmp, monkeypatch):
+def test_a_silent_service_does_not_delay_an_xid_lookup(autoclave, short_tmp, monkeypatch):
     monkeypatch.setattr("autoclave.cli.verbs.xid.PATIENCE", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_tmp / "admin.sock"))
         silent.listen()
-        told = said(autoclave("xid", 79, "--run-dir", short_tmp))
-    assert told["policy"].endswith("does not answer: the scrub service did not answer in time")
+        document = said(autoclave("xid", 79, "--run-dir", short_tmp))
+    assert document["policy"].endswith("does not answer: the scrub service did not answer in time")

@@ -20,7 +20,7 @@ from tests.patience import WITHIN
 
 GPU = "nvidia.com/gpu"
 JOURNALS = "/journals"
-MOST_TOLD = 20  # containers
+MOST_SHOWN = 20  # containers
 FAULTS = {"DIRTY", "WIPED", "NOGPU"}
 
 
@@ -177,8 +177,8 @@ class Cluster:
     def story(self) -> str:
         """What the pods of this test wrote."""
         names = sorted(file.name.rsplit(".", 1) for file in self.journals.iterdir())
-        told = [f"{pod} {name}: {' '.join(self.words(pod, name))}" for pod, name in names]
-        return "\n".join(told[-MOST_TOLD:])
+        shown = [f"{pod} {name}: {' '.join(self.words(pod, name))}" for pod, name in names]
+        return "\n".join(shown[-MOST_SHOWN:])
 
     def faults(self) -> list[str]:
         """Containers that found the bytes of another pod, lost their own, or got no GPU."""

@@ -133,8 +133,8 @@ async def test_the_doctor_names_the_feature_gates_that_are_off(claims, gate):  #
         *command, "--only", "feature-gates", env={**os.environ, "KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    told, _ = await doctor.communicate()
-    found = [it["text"] for it in json.loads(told)["findings"] if it["level"] == "warning"]
+    output, _ = await doctor.communicate()
+    found = [it["text"] for it in json.loads(output)["findings"] if it["level"] == "warning"]
     off = [name for name in slices.GATES.values() if not gate(name)]
     assert [name for name in off if not any(name in text for text in found)] == []
     assert len(found) == len(off)
@@ -161,7 +161,7 @@ async def test_no_claim_gets_a_sick_gpu(claims, autoclave, gate):
 
 
 @pytest.mark.gate("ResourceHealthStatus")
-async def test_the_status_of_a_pod_shows_that_the_gpu_of_its_claim_is_sick(claims, autoclave):
+async def test_the_status_of_a_pod_shows_its_claims_sick_gpu(claims, autoclave):
     cluster = claims.cluster
     await claims.hold("holder", 1)
     [gpu] = cluster.gpus("holder")

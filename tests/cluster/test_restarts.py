@@ -54,7 +54,7 @@ async def test_a_container_restarts_on_its_gpus(cluster):
     await cluster.hold("second", gpus=4)
 
 
-async def test_a_container_that_starts_without_the_plugin_finds_its_own_bytes(cluster, autoclave, node):
+async def test_a_container_started_without_the_plugin_keeps_its_bytes(cluster, autoclave, node):
     """Between a restart of the kubelet and the registration, containers start without PreStartContainer."""
     await cluster.create("holder", container(gpus=2), restartPolicy="Always")
     await cluster.said("holder", "HOLDING")
@@ -74,7 +74,7 @@ async def test_a_container_that_starts_without_the_plugin_finds_its_own_bytes(cl
     await cluster.hold("last", gpus=2)
 
 
-async def test_a_pod_deleted_while_kubelet_and_plugin_are_away_leaves_nothing(cluster, autoclave, node):
+async def test_a_pod_deleted_without_kubelet_and_plugin_leaves_nothing(cluster, autoclave, node):
     """The kubelet's checkpoint names a pod that no longer exists, while its container, which ignores SIGTERM, runs."""
     await cluster.hold("first", "-stubborn", gpus=4)
     autoclave.plugin.end(SIGKILL)

@@ -44,11 +44,11 @@ def test_what_stands_at_a_place_is_what_was_written_there(kind, words, base):
     assert bytes(Pattern(kind, *words).byte(base * 16 + place) for place in range(48)) == held
 
 
-def test_streams_of_one_key_differ_by_purpose_and_streams_of_two_keys_differ():
+def test_streams_differ_by_key_and_purpose():
     assert len({patterns.keyed(key, label) for key in (KEY, KEY[::-1]) for label in ("clear", "retention")}) == 4
 
 
-def test_nothing_is_written_without_a_key():
+def test_without_a_key_no_byte_is_written():
     with pytest.raises(ValueError, match="its key is missing"):
         patterns.named("random", b"")
 
@@ -66,7 +66,7 @@ def test_all_memory_is_taken_in_ever_smaller_pieces(gpu):
     assert gpu.used == SIZE
 
 
-def test_a_driver_that_fails_midway_is_no_end_of_the_memory(gpu):
+def test_a_driver_failure_is_not_the_end_of_memory(gpu):
     gpu.faults.fails_after = 1
     with pytest.raises(CudaError, match="cannot take memory"):
         taken(gpu)
@@ -81,7 +81,7 @@ def test_what_was_there_is_counted_and_placed_and_gone(gpu):
     assert not gpu.cells.any()
 
 
-def test_only_the_first_places_of_a_full_memory_are_told(monkeypatch):
+def test_only_the_first_places_of_residue_are_reported(monkeypatch):
     monkeypatch.setattr(memory, "RUNGS", (PAGE,))
     cleared = clearing.clear(taken(HostGpu(np.ones(12 * PAGE, np.uint8))), KEY, ("zero",), nothing)
     assert cleared.residue_bytes == 12 * PAGE
@@ -98,14 +98,14 @@ def test_a_bit_that_is_stuck_is_found_wherever_it_is(gpu, passes):
     assert found.got == found.expected | 0x10
 
 
-def test_a_bit_that_flips_between_the_passes_is_found_by_the_verify(gpu):
+def test_the_verify_finds_a_bit_that_flips_between_passes(gpu):
     held = taken(gpu)
     clearing.clear(held, KEY, PASSES, nothing)
     gpu.cells[3 * PAGE + 9] ^= 0x04
     assert clearing.verify(held, nothing) == Findings(SIZE, mismatch=Mismatch(3 * PAGE + 9, 0, 4, 1))
 
 
-def test_a_device_that_writes_nothing_is_found_by_the_random_pattern_alone(gpu):
+def test_the_random_pattern_finds_a_device_that_writes_nothing(gpu):
     gpu.faults.lazy = True
     assert clearing.clear(taken(gpu), KEY, ("zero",), nothing).mismatch is None
     assert clearing.clear(taken(HostGpu(gpu.cells)), KEY, ("zero",), nothing).mismatch is None
@@ -120,7 +120,7 @@ def _lazy() -> memory.GpuMemory:
     return taken(gpu)
 
 
-def test_every_pass_goes_over_all_of_the_memory_in_the_same_order(gpu):
+def test_every_pass_covers_all_memory_in_the_same_order(gpu):
     seen: list[str] = []
     gpu.faults.before = lambda kernel, _number: seen.append(kernel)
     held = taken(gpu)
@@ -189,7 +189,7 @@ class Reader(HostCard):
 
 
 @given(first=st.integers(0, 2**64 - 1), begin=st.integers(0, 9), size=st.integers(32, 40))
-def test_a_sample_reads_one_stretch_in_so_many_at_places_that_the_key_chooses(first, begin, size):
+def test_a_sample_reads_places_chosen_by_the_key(first, begin, size):
     card = Reader(HostGpu(np.zeros(0, np.uint8)))
     held = memory.GpuMemory(card)
     stretch = memory.STRETCH // 2
@@ -212,7 +212,7 @@ def _stretches(span: Span) -> list[tuple[int, int]]:
     return [(low, high - low) for low, high in pairwise(cuts) if low >= span.start]
 
 
-def test_what_is_turned_round_downwards_begins_at_the_top_of_the_whole(gpu, monkeypatch):
+def test_a_downward_inversion_begins_at_the_top(gpu, monkeypatch):
     held = taken(gpu)
     order: list[tuple[Sweep, int]] = []
     gpu.cells[PAGE + 3], gpu.cells[6 * PAGE + 5] = 7, 9
@@ -229,10 +229,10 @@ def test_what_is_turned_round_downwards_begins_at_the_top_of_the_whole(gpu, monk
 
 
 def test_progress_goes_up_to_the_end_and_no_further(gpu):
-    told: list[tuple[int, int]] = []
-    clearing.clear(taken(gpu), KEY, PASSES, lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert told[-1] == (4 * SIZE, 4 * SIZE)
+    reported: list[tuple[int, int]] = []
+    clearing.clear(taken(gpu), KEY, PASSES, lambda done, total: reported.append((done, total)))
+    assert reported == sorted(reported)
+    assert reported[-1] == (4 * SIZE, 4 * SIZE)
 
 
 def test_two_jobs_write_two_patterns():

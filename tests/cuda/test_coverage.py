@@ -25,7 +25,7 @@ def account(before: int = 0, context: int = CONTEXT, taken: int = COVERED, hidde
     return Account(replace(IDLE, used=before), *(Free(free, total) for free in seen))
 
 
-def test_the_rest_is_told_by_cause_and_adds_up():
+def test_uncovered_memory_is_listed_by_cause_and_adds_up():
     causes = uncovered(account(before=2**20), COVERED, idle=2**18)
     assert causes == (
         Uncovered("in use by the driver itself on an idle device", 2**18),
@@ -36,29 +36,29 @@ def test_the_rest_is_told_by_cause_and_adds_up():
     assert sum(it.bytes for it in causes) == IDLE.allocatable - COVERED
 
 
-def test_what_the_driver_needs_for_its_books_is_told_as_that():
+def test_memory_for_the_drivers_tables_is_reported_as_such():
     causes = uncovered(account(taken=COVERED + 2**20), COVERED, idle=0)
     assert causes[-1] == Uncovered("the driver's own bookkeeping for the memory that the scrub took", 2**20)
 
 
-def test_only_the_context_and_what_the_driver_itself_needs_are_ours():
+def test_only_context_and_driver_tables_are_ours():
     causes = uncovered(account(before=2**20, taken=COVERED + 2**20), COVERED, idle=2**18)
     assert [it.cause in OURS for it in causes] == [True, False, True, False, True]
 
 
-def test_no_more_is_the_drivers_own_than_is_in_use_at_all():
+def test_the_drivers_share_never_exceeds_the_memory_in_use():
     assert uncovered(account(before=2**20), COVERED, idle=2**26)[0].bytes == 2**20
 
 
 @given(st.integers(0, 2**24), st.integers(0, 2**26), st.integers(-(2**20), 2**28), st.integers(-SLACK, SLACK))
-def test_all_that_was_not_covered_is_told_and_nothing_twice(before, idle, context, books):
-    told = uncovered(account(before, context, COVERED + books), COVERED, idle)
-    assert sum(it.bytes for it in told) == IDLE.allocatable - COVERED
-    assert all(it.bytes > 0 for it in told)
+def test_uncovered_memory_is_reported_exactly_once(before, idle, context, books):
+    shown = uncovered(account(before, context, COVERED + books), COVERED, idle)
+    assert sum(it.bytes for it in shown) == IDLE.allocatable - COVERED
+    assert all(it.bytes > 0 for it in shown)
 
 
 @pytest.mark.parametrize("hidden", [GIB - 2**26, -(2**30)])
-def test_another_total_of_cuda_is_no_disturbance_and_all_is_accounted_for(hidden):
+def test_a_different_total_of_cuda_is_no_disturbance(hidden):
     seen = account(taken=COVERED - GIB, hidden=hidden)
     assert disturbance(seen, COVERED - GIB) is None
     assert seen.allocatable == IDLE.allocatable + max(0, -hidden)
@@ -71,11 +71,11 @@ def test_a_quiet_device_is_not_disturbed():
 
 @pytest.mark.parametrize("when", ["opened", "after"])
 @pytest.mark.parametrize("change", [1, -1, GIB])
-def test_a_driver_that_keeps_more_or_less_for_itself_meanwhile_is_told_to_the_byte(when, change):
+def test_a_change_of_the_drivers_memory_is_reported_exactly(when, change):
     quiet = account()
     seen = getattr(quiet, when)
-    told = disturbance(replace(quiet, **{when: replace(seen, total=seen.total + change)}), COVERED)
-    assert told == "the memory that the driver keeps for itself changed meanwhile"
+    shown = disturbance(replace(quiet, **{when: replace(seen, total=seen.total + change)}), COVERED)
+    assert shown == "the memory that the driver keeps for itself changed meanwhile"
 
 
 BIG = int(IDLE.total / 1000)  # more than SLACK: the driver's maps of so much memory
@@ -90,18 +90,18 @@ BIG = int(IDLE.total / 1000)  # more than SLACK: the driver's maps of so much me
         (BIG, lambda size: account(taken=COVERED - size), "were given back"),
     ],
 )
-def test_how_much_is_believed_to_be_ours_and_how_much_may_go(most, seen, why):
+def test_our_share_of_memory_has_an_upper_limit(most, seen, why):
     assert disturbance(seen(most), COVERED) is None
-    told = disturbance(seen(most + 1), COVERED)
-    assert told is not None
-    assert f"{most + 1} bytes" in told
-    assert why in told
+    shown = disturbance(seen(most + 1), COVERED)
+    assert shown is not None
+    assert f"{most + 1} bytes" in shown
+    assert why in shown
 
 
 def test_a_context_of_the_reported_size_is_no_disturbance():
     assert disturbance(account(context=612 * 2**20), COVERED) is None
 
 
-def test_a_small_device_gets_the_same_room_for_the_drivers_maps():
+def test_small_devices_allow_the_same_driver_tables():
     books = (Free(free, 16 * GIB) for free in (10 * GIB - CONTEXT, 9 * GIB - CONTEXT - SLACK))
     assert disturbance(Account(Books(16 * GIB, 6 * GIB, 0), *books), GIB) is None

@@ -67,7 +67,7 @@ class Elf:
         entries = struct.iter_unpack("<IBBHQQ", self.section(".symtab"))
         return [self._text(start + name) for name, *_ in entries]
 
-    def told(self, attribute: int) -> Mapping[str, int]:
+    def answers(self, attribute: int) -> Mapping[str, int]:
         """What the assembler says of each kernel."""
         symbols = self.symbols()
         return {symbols[symbol]: value for kind, symbol, value in self._attributes() if kind == attribute}
@@ -106,11 +106,11 @@ def test_the_manifest_is_of_the_source_as_it_is():
     assert MANIFEST["options"] == list(compile_kernels.OPTIONS)
 
 
-def test_every_image_is_there_as_the_manifest_says_and_no_other():
+def test_the_images_match_the_manifest():
     made = {path.name for path in FOLDER.iterdir()} - {*MANIFEST["sources"], compile_kernels.MANIFEST}
     assert made == set(MANIFEST["images"]) == {*CUBINS, PORTABLE}
-    for name, told in MANIFEST["images"].items():
-        assert told == {
+    for name, answers in MANIFEST["images"].items():
+        assert answers == {
             "architecture": "compute_75" if name == PORTABLE else name.removeprefix("scrub.").removesuffix(".cubin"),
             "sha256": digest(FOLDER / name),
             "size": (FOLDER / name).stat().st_size,
@@ -135,7 +135,7 @@ def test_every_kernel_is_in_every_image(cubin):
     assert {name.removeprefix(".text.") for name in cubin.headers if name.startswith(".text.")} == KERNELS
 
 
-def test_the_portable_form_is_for_the_oldest_architecture_and_holds_every_kernel():
+def test_the_portable_code_has_every_kernel():
     text = (FOLDER / PORTABLE).read_text()
     assert re.findall(r"^\.target (\S+)$", text, re.MULTILINE) == ["sm_75"]
     assert set(re.findall(r"\.entry (\w+)\(", text)) == KERNELS
@@ -143,12 +143,12 @@ def test_the_portable_form_is_for_the_oldest_architecture_and_holds_every_kernel
 
 def test_no_kernel_keeps_anything_in_local_memory(cubin):
     """Neither spilled registers nor a stack: local memory would be more memory that no scrub reaches."""
-    assert cubin.told(FRAME) == dict.fromkeys(KERNELS, 0)
-    assert cubin.told(LEAST_STACK) == dict.fromkeys(KERNELS, 0)
+    assert cubin.answers(FRAME) == dict.fromkeys(KERNELS, 0)
+    assert cubin.answers(LEAST_STACK) == dict.fromkeys(KERNELS, 0)
 
 
-def test_registers_are_few_where_many_threads_must_run_and_nearly_all_where_all_must_be_reached(cubin):
-    registers = cubin.told(REGISTERS)
+def test_register_counts_fit_the_purpose_of_each_kernel(cubin):
+    registers = cubin.answers(REGISTERS)
     assert [name for name in KERNELS - IN_REGISTERS if registers[name] > 64] == []  # 65536 of them / 1024 threads
     assert [name for name in IN_REGISTERS if registers[name] < 249] == []  # given out by eight: 256 a thread
 
@@ -160,7 +160,7 @@ def test_kernels_for_shared_memory_take_none_of_it_for_themselves(cubin):
 
 
 @needs_nvcc
-def test_another_compiler_has_nothing_to_say_and_spills_nothing(tmp_path):
+def test_another_compiler_warns_of_nothing_and_spills_nothing(tmp_path):
     command = ["nvcc", "-cubin", "-arch=sm_90", "-std=c++17", "-Werror", "all-warnings", "-Xptxas", "-v,-Werror"]
     command += ["-Xcompiler", "-Wall,-Wextra", "-o", str(tmp_path / "scrub.cubin"), str(FOLDER / "scrub.cu")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
@@ -169,7 +169,7 @@ def test_another_compiler_has_nothing_to_say_and_spills_nothing(tmp_path):
 
 
 @needs_nvrtc
-def test_what_is_shipped_is_what_the_source_gives_to_the_byte(tmp_path):
+def test_the_shipped_images_match_their_source(tmp_path):
     """Compiled at another time, in another place, by a process of its own."""
     shutil.copytree(FOLDER, tmp_path / "b", ignore=shutil.ignore_patterns("*.cubin", "*.ptx", "*.json"))
     lines = "from pathlib import Path; from deploy import compile_kernels; compile_kernels.main(Path())"
@@ -213,7 +213,7 @@ def test_without_the_compiler_it_says_how_to_get_it(tmp_path):
         ((75, 0), "scrub.ptx"),
     ],
 )
-def test_a_device_gets_the_code_nearest_below_it_or_the_portable_form(capability, name):
+def test_a_device_gets_its_nearest_older_code(capability, name):
     assert image_for(capability) == FOLDER / name
     assert image_for(capability).is_file()
 
@@ -229,7 +229,7 @@ versions = st.tuples(st.integers(8, 15), st.integers(0, 9))
 
 
 @given(capability=versions, present=st.sets(versions))
-def test_code_is_never_of_another_major_version_nor_of_a_higher_minor_one(capability, present):
+def test_code_has_the_devices_major_and_no_higher_minor(capability, present):
     fitting = [version for version in present if version[0] == capability[0] and version[1] <= capability[1]]
     names = [images.PORTABLE, *(binary(*version) for version in present)]
     assert chosen(capability, names) == (binary(*max(fitting)) if fitting else PORTABLE)

@@ -77,7 +77,7 @@ def differences(pattern: Pattern, memory: Words) -> tuple[int, int, int]:
 
 
 @given(pattern=patterns(base=words), vectors=sizes, shape=shapes)
-def test_write_is_the_model_byte_for_byte_and_keeps_inside_its_bounds(gpu, pattern, vectors, shape):
+def test_write_matches_the_model_inside_its_bounds(gpu, pattern, vectors, shape):
     whole, memory = guarded(vectors)
     gpu.write(memory, pattern, shape)
     assert (memory == model(pattern, vectors)).all()
@@ -94,7 +94,7 @@ def test_the_model_is_the_pattern_that_is_written_down():
 
 
 @given(pattern=patterns(), vectors=sizes, shape=shapes)
-def test_check_finds_nothing_in_intact_memory(gpu, pattern, vectors, shape):
+def test_check_finds_no_error_in_intact_memory(gpu, pattern, vectors, shape):
     assert gpu.check(model(pattern, vectors), pattern, shape) == (0, NOTHING, vectors)
 
 
@@ -159,7 +159,7 @@ def test_invert_reports_flips_and_does_not_carry_them_on(gpu, pattern, vectors, 
 
 
 @given(vectors=sizes)
-def test_one_thread_inverts_memory_in_the_order_it_is_told(gpu, vectors):
+def test_one_thread_inverts_memory_in_the_given_order(gpu, vectors):
     memory, alone = np.zeros((vectors, 2), np.uint64), Shape(grid=1, block=1)
     gpu.invert(memory, Pattern(CONSTANT), alone, descending=False)
     assert gpu.order(memory) == list(range(vectors))
@@ -185,7 +185,7 @@ def test_an_unknown_kind_is_refused(gpu, kernel):
     assert not memory.any()
 
 
-def visits(units):
+def reached(units):
     return [unit.visits for unit in units]
 
 
@@ -198,7 +198,7 @@ def compared(units):
 
 
 @given(size=st.integers(1, 400), block=st.integers(1, 70), grid=st.integers(1, 5))
-def test_every_word_of_shared_memory_that_was_looked_at_is_counted(gpu, size, block, grid):
+def test_every_checked_word_of_shared_memory_is_counted(gpu, size, block, grid):
     """Those of all blocks of a unit: by ``scratch`` the keyed ones and the zeros, by ``listen`` once, never planted."""
     shape = Shape(grid=grid, block=block, shared_bytes=size * 4, units=2)
     blocks = [(grid + 1) // 2, grid // 2]
@@ -213,13 +213,13 @@ def test_every_register_that_was_looked_at_is_counted(gpu):
     assert compared(gpu.on_chip("listen_registers", CANARY, HOLDING)) == [2 * 240 * 256, 240 * 256]
 
 
-def test_scratch_visits_every_unit_and_finds_sound_memory_sound(gpu):
+def test_scratch_reaches_every_unit_and_finds_no_error(gpu):
     units = gpu.on_chip("scratch", 42, SCRATCH)
-    assert (visits(units), wrongs(units)) == ([2, 2, 1], [0, 0, 0])
+    assert (reached(units), wrongs(units)) == ([2, 2, 1], [0, 0, 0])
 
 
 @given(size=st.integers(1, 400), block=st.integers(1, 70), key=words)
-def test_a_planted_canary_is_heard_until_scratch_has_run(gpu, size, block, key):
+def test_a_planted_value_is_found_until_scratch_ran(gpu, size, block, key):
     shape = Shape(grid=2, block=block, shared_bytes=size * 4, units=2)
     gpu.on_chip("plant", CANARY, shape)
     assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]
@@ -241,13 +241,13 @@ def test_scratch_counts_a_word_that_changed_by_itself(gpu, place, flip, block, m
 
 @pytest.mark.parametrize("kernel", ["scratch", "plant", "listen"])
 @pytest.mark.parametrize("size", [0, 1, 1022])
-def test_no_unit_counts_as_visited_whose_memory_was_not_reached_whole(gpu, kernel, size):
+def test_a_partly_reached_unit_does_not_count(gpu, kernel, size):
     with pytest.raises(TrapError):
         gpu.on_chip(kernel, 1, replace(SCRATCH, shared_bytes=size))
 
 
 @pytest.mark.parametrize("kernel", ["scratch", "registers", "exact"])
-def test_a_unit_that_the_caller_has_no_room_for_is_refused(gpu, kernel):
+def test_a_unit_beyond_the_callers_table_is_refused(gpu, kernel):
     shape = Shape(grid=1025, block=256, shared_bytes=4, units=1025)
     more = (0,) if kernel == "exact" else ()
     with pytest.raises(TrapError):
@@ -256,7 +256,7 @@ def test_a_unit_that_the_caller_has_no_room_for_is_refused(gpu, kernel):
 
 def test_registers_that_keep_their_values_are_sound(gpu):
     units = gpu.on_chip("registers", 42, HOLDING)
-    assert (visits(units), wrongs(units)) == ([2, 1], [0, 0])
+    assert (reached(units), wrongs(units)) == ([2, 1], [0, 0])
     assert wrongs(gpu.on_chip("plant_registers", CANARY, HOLDING)) == [0, 0]
 
 
@@ -276,13 +276,13 @@ def test_a_block_that_does_not_take_all_registers_is_refused(gpu, kernel, block)
 
 def test_canaries_left_in_registers_are_added_up(gpu):
     units = gpu.on_chip("listen_registers", CANARY, replace(HOLDING, leftovers=3))
-    assert (visits(units), wrongs(units)) == ([2, 1], [3 * 256 * 2, 3 * 256])
+    assert (reached(units), wrongs(units)) == ([2, 1], [3 * 256 * 2, 3 * 256])
 
 
 @given(seed=words, rounds=st.integers(1, 5))
-def test_every_unit_computes_the_same_and_never_nothing(gpu, seed, rounds):
+def test_every_unit_computes_the_same_nonzero_result(gpu, seed, rounds):
     units = gpu.on_chip("exact", seed, COMPUTING, rounds)
-    assert (visits(units), wrongs(units)) == ([2, 2], [0, 0])
+    assert (reached(units), wrongs(units)) == ([2, 2], [0, 0])
     assert units[0].digest == units[1].digest != 0
 
 
@@ -318,7 +318,7 @@ def test_the_last_result_of_each_kind_counts_too(gpu, kind):
 
 
 @pytest.mark.parametrize(("block", "rounds"), [(48, 1), (64, 0)])
-def test_no_unit_counts_as_computing_that_computed_nothing(gpu, block, rounds):
+def test_a_unit_without_a_result_did_not_compute(gpu, block, rounds):
     """Tensor cores take whole warps, and no round is no computation."""
     with pytest.raises(TrapError):
         gpu.on_chip("exact", 7, replace(COMPUTING, block=block), rounds)

@@ -130,16 +130,16 @@ def test_one_span_of_many_that_was_left_out_is_found(bench):
         held.check(ZERO, unheard)
 
 
-@pytest.mark.parametrize("told", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
+@pytest.mark.parametrize("reason", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
 @pytest.mark.parametrize("kind", ["check", "invert"])
-def test_an_answer_that_contradicts_itself_is_none(bench, kind, told):
+def test_an_answer_that_contradicts_itself_is_none(bench, kind, reason):
     held = memory.take(bench.card)
-    setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*told, vectors))
+    setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
     with pytest.raises(CudaError, match="contradicts itself"):
         COMPARISONS[kind](held)
 
 
-def test_results_that_nobody_has_written_contradict_themselves():
+def test_unwritten_results_contradict_themselves():
     with pytest.raises(CudaError, match="contradicts itself"):
         Found.decoded(0, 0, 0)
 
@@ -155,7 +155,7 @@ def test_results_that_did_not_come_back_are_none(real, monkeypatch):
 
 
 @pytest.mark.parametrize("program", KernelProgram)
-def test_a_program_that_never_ran_or_not_with_all_blocks_is_no_answer(real, monkeypatch, program):
+def test_a_program_with_missing_blocks_is_no_answer(real, monkeypatch, program):
     run, grids = real.gpu.program, iter((0, 3, 5))
     for ran in (0, 3, 5):
         monkeypatch.setattr(real.gpu, "program", lambda name, number, _blocks: run(name, number, next(grids)))
@@ -163,7 +163,7 @@ def test_a_program_that_never_ran_or_not_with_all_blocks_is_no_answer(real, monk
             real.card.everywhere(program, 1)
 
 
-def test_programs_that_never_ran_have_overwritten_nothing(real, monkeypatch):
+def test_programs_that_never_ran_count_as_no_overwrite(real, monkeypatch):
     monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
     with pytest.raises(CudaError, match="0 of 4 blocks"):
         clearing.scratch(real.card, KEY)
@@ -178,7 +178,7 @@ def test_a_unit_that_was_not_overwritten_whole_is_no_answer(real, program, fault
 
 
 @pytest.mark.parametrize("size", [4, 1024, 110 * 1024, 226 * 1024])
-def test_less_shared_memory_than_a_block_can_have_is_not_a_whole_unit(real, monkeypatch, size):
+def test_a_unit_needs_all_shared_memory_of_a_block(real, monkeypatch, size):
     """However the launch came to be so small: what the unit has is asked of the device."""
     opened = real.cupy.cuda.runtime.device()
     run = opened.program
@@ -188,7 +188,7 @@ def test_less_shared_memory_than_a_block_can_have_is_not_a_whole_unit(real, monk
 
 
 @pytest.mark.parametrize("program", KernelProgram)
-def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch, program):
+def test_a_block_takes_all_its_shared_memory(real, monkeypatch, program):
     launched: list[tuple[str, int]] = []
     monkeypatch.setattr(
         real.cupy.RawKernel,
@@ -200,7 +200,7 @@ def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch
     assert launched == [(program.value, 227 * 1024)]
 
 
-def test_a_unit_that_nobody_was_on_is_not_reached(real):
+def test_a_unit_without_a_block_is_not_reached(real):
     """Its blocks have run elsewhere."""
     real.gpu.faults.unreached = always(2)
     assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
@@ -210,14 +210,14 @@ ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgr
 
 
 @ON_CHIP
-def test_a_unit_that_one_of_two_programs_was_not_on_is_not_reached(real, program):
+def test_a_unit_missed_by_one_program_is_not_reached(real, program):
     """Its registers, or its shared memory, are as they were."""
     real.gpu.faults.unreached = lambda name, _run: frozenset({2} if name == program.value else ())
     assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
 
 
 @ON_CHIP
-def test_a_unit_whose_registers_or_shared_memory_do_not_hold_is_faulty(real, program):
+def test_a_unit_with_bad_registers_or_memory_is_faulty(real, program):
     real.gpu.faults.leaky = lambda name, _run: frozenset({1} if name == program.value else ())
     assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
 
@@ -233,7 +233,7 @@ def test_a_unit_has_twenty_launches_to_be_reached_in(real, program, missed, reac
 
 
 @ON_CHIP
-def test_a_unit_that_did_not_hold_in_one_launch_is_faulty_whatever_later_ones_say(real, program):
+def test_one_failed_launch_makes_a_unit_faulty(real, program):
     """There were later ones because another unit was missed."""
     first = real.gpu.runs[program.value] + 1
     real.gpu.faults.unreached = lambda name, run: frozenset({3} if (name, run) == (program.value, first) else ())
@@ -241,14 +241,14 @@ def test_a_unit_that_did_not_hold_in_one_launch_is_faulty_whatever_later_ones_sa
     assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
 
 
-def test_a_unit_that_computes_two_things_from_the_same_is_wrong_whatever_comes_last(real):
+def test_a_unit_with_two_different_results_is_wrong(real):
     first = real.gpu.runs["exact"] + 1
     real.gpu.faults.unreached = lambda _name, run: frozenset({3} if run == first else ())
     real.gpu.faults.deviating = lambda _name, run: frozenset({0} if run == first else ())
     assert [unit.number for unit in real.card.everywhere(KernelProgram.EXACT, 7) if unit.wrong] == [0]
 
 
-def test_a_computation_that_ends_in_nothing_was_none(bench, monkeypatch):
+def test_a_result_of_zero_is_no_computation(bench, monkeypatch):
     monkeypatch.setattr(bench.gpu, "_exact", lambda _unit, _number: (0, 0))
     held = memory.take(bench.card)
     with pytest.raises(CudaError, match=r"cannot test GPU-.*: multiprocessors \[0, 1, 2, 3\] .* computed nothing"):
@@ -274,14 +274,14 @@ def test_no_event_is_made_once_the_memory_is_taken(real, monkeypatch):
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_no_kernel_is_launched_for_the_first_time_once_the_memory_is_taken(real, work):
+def test_every_kernel_runs_once_before_memory_is_taken(real, work):
     held = memory.take(real.card)
     assert real.card.allocate(PAGE) is None
     WORK[work](held)
 
 
 @pytest.mark.parametrize("rungs", [1, 2])
-def test_parts_of_a_long_row_of_spans_are_told_in_their_order(real, monkeypatch, rungs):
+def test_many_spans_are_reported_in_order(real, monkeypatch, rungs):
     monkeypatch.setattr(device, "_MOST_SPANS", 3)
     monkeypatch.setattr(memory, "RUNGS", (rungs * PAGE, PAGE))
     held = memory.take(real.card)
@@ -331,7 +331,7 @@ def test_no_kernel_is_loaded_that_no_scrub_runs(machine, monkeypatch):
     assert named == {"write", "check", "invert", "scratch", "registers", "exact"}
 
 
-def test_what_a_driver_calls_the_own_of_the_scratch_is_overwritten_all_the_same(machine, monkeypatch):
+def test_memory_that_the_driver_reserves_is_overwritten_too(machine, monkeypatch):
     """Newer architectures keep 1024 bytes a block beside what a block can have; no driver of ours may take it off."""
     launch, taken = Device.program, set[int]()
 
@@ -358,7 +358,7 @@ def test_of_several_devices_none_is_opened(machine, shown):
 
 
 @pytest.mark.parametrize("status", [2, 34, 35, 36, 46, 200, 209, 218, 221, 222, 223, 301, 304, 802, 803, 804, 805, 809])
-def test_what_can_only_be_the_node_is_no_fault_of_the_device(machine, status):
+def test_a_fault_of_the_node_is_no_device_fault(machine, status):
     machine.change(UUID, refuses=status)
     with in_this_process(machine), pytest.raises(CardBusyError, match=f"cannot open {UUID}: CUDA says"):
         ready()
@@ -367,6 +367,6 @@ def test_what_can_only_be_the_node_is_no_fault_of_the_device(machine, status):
 @pytest.mark.parametrize("status", [1, 3, 100, 101, 214, 220, 700, 719, 801, 810, 999])
 def test_what_may_be_the_device_is_its_own(machine, status):
     machine.change(UUID, refuses=status)
-    with in_this_process(machine), pytest.raises(CudaError) as told:
+    with in_this_process(machine), pytest.raises(CudaError) as reason:
         ready()
-    assert type(told.value) is CudaError
+    assert type(reason.value) is CudaError

@@ -31,7 +31,7 @@ class Bench:
         self.time = 0.0
         self.rests: list[float] = []
         self.kernels: list[str] = []
-        self.told: list[tuple[int, int]] = []
+        self.progress: list[tuple[int, int]] = []
         self.a_pass = a_pass
         self.gpu.faults.before = self.launched
 
@@ -47,7 +47,7 @@ class Bench:
     def test(self, seconds: float = 60.0) -> measurements.Tested:
         held = memory.take(self.card)
         clock = Clock(lambda: self.time, self.rest)
-        return selftest.run(held, KEY, seconds, lambda *told: self.told.append(told), clock)
+        return selftest.run(held, KEY, seconds, lambda *progress: self.progress.append(progress), clock)
 
 
 class Watched(HostCard):
@@ -72,7 +72,7 @@ def test_a_good_device_passes_all_tests_and_is_zero_afterwards(bench):
     assert (tested.tests, tested.skipped, tested.mismatch, tested.deviating) == (ALL, (), None, ())
     assert tested.units == bench.gpu.units
     assert not bench.gpu.cells.any()
-    assert bench.told[-1][0] == bench.told[-1][1]
+    assert bench.progress[-1][0] == bench.progress[-1][1]
 
 
 def held(pattern: Pattern) -> list[tuple[Sweep, Pattern]]:
@@ -105,7 +105,7 @@ def test_the_memory_is_tested_as_the_manual_says(bench):
     ]
 
 
-def test_a_place_that_answers_at_anothers_address_is_found_by_the_addresses(bench):
+def test_the_address_test_finds_aliased_memory(bench):
     """No byte that is the same everywhere could tell."""
     bench.gpu.faults.aliases[2] = PAGE + 2
     whole = memory.take(HostCard(bench.gpu))
@@ -124,7 +124,7 @@ def test_the_arithmetic_is_done_before_and_after_the_memory(bench):
 
 
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
-def test_a_stuck_bit_is_found_and_ends_it_but_for_the_zeros(bench, bits):
+def test_a_stuck_bit_ends_the_test_and_leaves_zeros(bench, bits):
     bench.gpu.faults.stuck[PAGE + 5] = bits
     tested = bench.test()
     assert tested.mismatch is not None
@@ -142,13 +142,13 @@ def test_cells_that_forget_are_found_by_the_pause_alone(bench):
 
 
 @pytest.mark.parametrize(("box", "pause"), [(60.0, 10.0), (12.0, 2.0)])
-def test_the_pause_is_a_part_of_the_time_and_not_long(bench, box, pause):
+def test_the_retention_pause_is_a_share_of_the_time(bench, box, pause):
     bench.test(box)
     assert bench.rests == [pause]
 
 
 @pytest.mark.parametrize("a_pass", [1.0, 2.0, 3.0])
-def test_what_there_is_no_time_for_is_said_and_the_time_is_kept(monkeypatch, a_pass):
+def test_tests_without_time_are_reported_as_skipped(monkeypatch, a_pass):
     bench = Bench(monkeypatch, a_pass)
     tested = bench.test(30.0)
     assert tested.skipped
@@ -181,7 +181,7 @@ def test_a_multiprocessor_that_was_not_reached_was_not_tested(bench):
         ((Unit(0, 0, 7), Unit(1, 0, 7), Unit(0, 0, 7), Unit(1, 0, 9)), (1,)),  # nor did this one, later
     ],
 )
-def test_who_disagrees_with_most_is_wrong(runs, named):
+def test_the_unit_that_differs_from_most_is_wrong(runs, named):
     assert selftest.deviating(runs) == named
 
 

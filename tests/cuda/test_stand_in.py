@@ -34,9 +34,9 @@ def functions() -> dict[str, int]:
 
 @pytest.mark.parametrize(("name", "arguments"), functions().items())
 def test_the_real_runtime_has_it_with_the_same_arguments(name, arguments):
-    told = subprocess.run([sys.executable, "-c", ASK, name], stdout=subprocess.PIPE, text=True, check=True).stdout
-    signature = re.match(rf"{name}\((.*?)\)", told)
-    assert signature is not None, told
+    output = subprocess.run([sys.executable, "-c", ASK, name], stdout=subprocess.PIPE, text=True, check=True).stdout
+    signature = re.match(rf"{name}\((.*?)\)", output)
+    assert signature is not None, output
     assert len([it for it in signature[1].split(",") if it.strip()]) == arguments
 
 
@@ -44,7 +44,7 @@ def test_the_real_runtime_has_it_with_the_same_arguments(name, arguments):
 def test_it_is_loaded_without_a_home_and_without_a_thread(home):
     count = "import os; print(len(os.listdir('/proc/self/task')))"
     program = f"from scrubber.cuda import warmth; warmth.warm(); {count}"
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "HOME": home}, stdout=subprocess.PIPE, text=True, check=True
     )
-    assert told.stdout == "1\n"
+    assert output.stdout == "1\n"

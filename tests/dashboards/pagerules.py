@@ -56,7 +56,7 @@ def says_what_it_is(page: Page) -> list[str]:
     problems, seen = [], set()
     for panel in shipped.panels(page):
         defaults = panel["fieldConfig"]["defaults"]
-        told = {
+        shown = {
             "title": panel["title"] and panel["title"] not in seen,
             "description": len(panel["description"]) > len("What it draws"),
             "unit": defaults.get("unit"),
@@ -64,7 +64,7 @@ def says_what_it_is(page: Page) -> list[str]:
             "words for nothing": defaults.get("noValue"),
             "words for an empty cell": panel["type"] != "table" or panel["fieldConfig"]["overrides"][:1] == EMPTY_CELL,
         }
-        problems += [f"{panel['title']} lacks {what}" for what, there in told.items() if not there]
+        problems += [f"{panel['title']} lacks {what}" for what, there in shown.items() if not there]
         seen.add(panel["title"])
     return problems
 

@@ -86,11 +86,11 @@ def parts(expr: promql.Expr) -> Iterator[promql.Expr]:
 
 
 def _into(found: list[promql.Expr]) -> Callable[[promql.Expr], bool]:
-    def visit(part: promql.Expr) -> bool:
+    def descend(part: promql.Expr) -> bool:
         found.append(part)
         return True
 
-    return visit
+    return descend
 
 
 def selectors(expr: promql.Expr) -> Iterator[promql.VectorSelector]:

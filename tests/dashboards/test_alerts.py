@@ -77,17 +77,19 @@ def test_an_alert_has_its_command_also_for_kubectl(alert):
 def test_a_page_has_both_forms_of_its_commands(name):
     description = runbooks.descriptions()[name]
     assert PAGES[name] == runbooks.with_commands(description, PAGES[name]), "run `make docs`"
-    told = " ".join(f"{description} {PAGES[name].partition('## What to do')[2]}".split())
-    assert [command for command in COMMAND.findall(told) if f"| `kubectl autoclave NODE {command}` |" not in told] == []
-    assert "kubectl get pods -A -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE" in told
+    described = " ".join(f"{description} {PAGES[name].partition('## What to do')[2]}".split())
+    assert [
+        command for command in COMMAND.findall(described) if f"| `kubectl autoclave NODE {command}` |" not in described
+    ] == []
+    assert "kubectl get pods -A -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE" in described
 
 
 @each_alert
 def test_an_alert_about_a_condition_survives_a_restart(alert):
     """Alerts over a window survive a restart anyway, and metrics of Prometheus itself do not depend on ours."""
-    told_by_us = "autoclave_" in alert["expr"]
+    from_autoclave = "autoclave_" in alert["expr"]
     counted = re.search(r"increase|rate", alert["expr"]) is not None
-    assert alert.get("keep_firing_for") == ("5m" if told_by_us and not counted else None)
+    assert alert.get("keep_firing_for") == ("5m" if from_autoclave and not counted else None)
 
 
 @each_alert
@@ -136,14 +138,14 @@ def test_the_unit_tests_are_read_correctly():
 
 
 def test_commands_in_pages_and_alerts_exist():
-    told = manual.text()
+    described = manual.text()
     texts = [*PAGES.items(), *((rule["alert"], rule["annotations"]["description"]) for rule in ALERTS)]
     problems = []
     for name, text in texts:
         for command in COMMAND.findall(text):
             words = re.sub(r"\{\{.*?\}\}", "X", command).split()
             verb = " ".join(words[:2] if words[0] in {"ledger", "policy"} else words[:1])
-            part = told.partition(f"Usage: autoclave {verb} ")[2].partition("```")[0]
+            part = described.partition(f"Usage: autoclave {verb} ")[2].partition("```")[0]
             flags = [word for word in words if word.startswith("-")]
             problems += [(name, command)] if not part or any(flag not in part for flag in flags) else []
     assert problems == []

@@ -48,7 +48,7 @@ MAYBE = {
     "AutoclaveMonitorFailing": "each observation counts that a driver call or a full disk delays",
 }
 # An alert about a single event fires for an hour, also after the restarts of this day.
-TOLD_FOR_AN_HOUR = {
+SHOWN_FOR_AN_HOUR = {
     "AutoclaveGpuFatalXid", "AutoclaveResidueFound", "AutoclaveUnauthorisedUse", "AutoclaveUnprovenGrants",
     "AutoclaveManualReinstate",
 }  # fmt: skip
@@ -129,9 +129,9 @@ def what_the_day_sets_off_fires_and_nothing_else(seen: Seen) -> list[str]:
     return problems + [f"{alert} fired" for alert in sorted(fired - SET_OFF - MAYBE.keys())]
 
 
-def what_happened_once_is_told_for_an_hour(seen: Seen) -> list[str]:
+def a_single_event_is_shown_for_an_hour(seen: Seen) -> list[str]:
     firing = {it["metric"]["alertname"] for it in seen.at_the_end('ALERTS{alertstate="firing"}')}
-    return sorted(TOLD_FOR_AN_HOUR - firing)
+    return sorted(SHOWN_FOR_AN_HOUR - firing)
 
 
 def every_metric_was_seen(seen: Seen) -> list[str]:
@@ -157,22 +157,22 @@ def who_looks_finds_which_gpu_is_out_and_why(seen: Seen) -> list[str]:
         for it in answer:
             key = it["metric"]["gpu"], it["metric"]["reason"]
             rows[" ".join(key)] = (*rows.get(" ".join(key), ()), float(it["value"][1]))
-    told = {name: (0 < since < seen.now - seen.began, tried, again) for name, (since, tried, again) in rows.items()}
+    by_check = {name: (0 < since < seen.now - seen.began, tried, again) for name, (since, tried, again) in rows.items()}
     expected = {"0 lost": outages.DUE, "1 memory-fault": outages.NEVER, "2 reboot-required": outages.DUE}
-    good = {name: again for name, (_, _, again) in told.items()} == expected
-    good &= all(since for since, _, _ in told.values()) and told["1 memory-fault"][1] == 0
-    return [] if good else [f"{told}"]
+    good = {name: again for name, (_, _, again) in by_check.items()} == expected
+    good &= all(since for since, _, _ in by_check.values()) and by_check["1 memory-fault"][1] == 0
+    return [] if good else [f"{by_check}"]
 
 
 def first_rows_show_what_the_evening_left(seen: Seen) -> list[str]:
     """Three GPUs are in quarantine, and one is free. Only a GPU that is clean shows a proof."""
     problems = []
-    for page, figures in FIRST_ROWS.items():
+    for page, panels in FIRST_ROWS.items():
         row = [panel["title"] for panel in shipped.first_row(shipped.pages()[page])]
         shown = {title: sorted(float(it["value"][1]) for it in seen.panel(page, title)[0]) for title in row}
-        problems += [f"{page} has no {title}" for title in figures.keys() - set(row)]
+        problems += [f"{page} has no {title}" for title in panels.keys() - set(row)]
         problems += [
-            f"{page}, {title}: {shown[title]}" for title in row if shown[title] != figures.get(title, shown[title])
+            f"{page}, {title}: {shown[title]}" for title in row if shown[title] != panels.get(title, shown[title])
         ]
     return problems
 
@@ -186,20 +186,20 @@ def every_gpu_was_in_one_group_all_day_and_every_group_was_seen(seen: Seen) -> l
     return problems + ([] if sums == {str(GPUS)} else [f"{sums} GPUs"])
 
 
-def a_figure_leads_to_its_proof(seen: Seen) -> list[str]:
+def a_metric_leads_to_its_receipt(seen: Seen) -> list[str]:
     series = f"{table.TIME_TO_CLEAN.name}_bucket"
     found = seen.ask("query_exemplars", query=series, start=seen.began, end=seen.now)
-    told = {it["labels"]["receipt"] for one in found for it in one["exemplars"]}
+    by_check = {it["labels"]["receipt"] for one in found for it in one["exemplars"]}
     lines = str(list(audit.export(seen.node.stage.ledger)))
-    return [] if told and any(receipt in lines for receipt in told) else [f"{told}"]
+    return [] if by_check and any(receipt in lines for receipt in by_check) else [f"{by_check}"]
 
 
 CHECKS: tuple[Callable[[Seen], list[str]], ...] = (
     every_panel_shows_something_or_has_a_reason, every_rule_can_be_evaluated,
-    what_the_day_sets_off_fires_and_nothing_else, what_happened_once_is_told_for_an_hour, every_metric_was_seen,
+    what_the_day_sets_off_fires_and_nothing_else, a_single_event_is_shown_for_an_hour, every_metric_was_seen,
     what_is_counted_is_what_happened, first_rows_show_what_the_evening_left,
     every_gpu_was_in_one_group_all_day_and_every_group_was_seen, who_looks_finds_which_gpu_is_out_and_why,
-    a_figure_leads_to_its_proof,
+    a_metric_leads_to_its_receipt,
 )  # fmt: skip
 
 
@@ -207,33 +207,33 @@ CHECKS: tuple[Callable[[Seen], list[str]], ...] = (
 async def a_bad_day() -> AsyncIterator[Seen]:
     """Play the whole day. At its end three GPUs are in quarantine."""
     port = free_ports()
-    heard: list[str] = []
+    events: list[str] = []
     async with AsyncExitStack() as ends:
         node, prometheus = TrialNode(port), Prometheus(port + 2, EVERY)
         ends.push_async_callback(node.clear_away)
         ends.push_async_callback(prometheus.clear_away)
 
-        async def until_told(acts) -> None:
+        async def until_reported(acts) -> None:
             missing = {alert for act in acts for alert in act.alerts}
             async with asyncio.timeout(WITHIN):
                 while missing := missing - await asyncio.to_thread(prometheus.firing):
-                    heard[-1:] = [f"{heard[-1].partition('; not told')[0]}; not told: {missing}"]
+                    events[-1:] = [f"{events[-1].partition('; not by_check')[0]}; not told: {missing}"]
                     await asyncio.sleep(EVERY / 5)  # Prometheus offers no way to wait for it
 
         try:
             await node.start_node()
             began = time.time()
             await prometheus.start(node)
-            await day.play(node, day.DAY, until_told, heard.append)
-            async with day.running(node, day.EVENING, until_told, heard.append):
+            await day.play(node, day.DAY, until_reported, events.append)
+            async with day.running(node, day.EVENING, until_reported, events.append):
                 yield Seen(prometheus, node, began)
         except TimeoutError as error:
-            pytest.fail(f"stuck at: {heard[-1:]} {error}", pytrace=False)
+            pytest.fail(f"stuck at: {events[-1:]} {error}", pytrace=False)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")
 @pytest.mark.timeout(300)
 async def test_pages_and_alerts_show_a_bad_day():
     async with a_bad_day() as seen:
-        told = {check.__name__: await asyncio.to_thread(check, seen) for check in CHECKS}
-    assert {name: faults for name, faults in told.items() if faults} == {}
+        by_check = {check.__name__: await asyncio.to_thread(check, seen) for check in CHECKS}
+    assert {name: faults for name, faults in by_check.items() if faults} == {}

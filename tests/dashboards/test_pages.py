@@ -163,7 +163,7 @@ def test_every_panel_query_is_complete():
 
 
 # What people with colour blindness see (Machado, Oliveira, Fernandes 2009), in linear light.
-SIGHTS = {
+COLOUR_VISIONS = {
     "all": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "no green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
@@ -178,11 +178,11 @@ def through(matrix, colour):
     return [sum(part * value for part, value in zip(row, colour, strict=True)) for row in matrix]
 
 
-def seen(colour, sight):
+def seen(colour, vision):
     """A colour as a person with this colour vision sees it, in CIE Lab: equal distances look equally different."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    felt = [min(max(part, 0), 1) for part in through(SIGHTS[sight], linear)]
+    felt = [min(max(part, 0), 1) for part in through(COLOUR_VISIONS[vision], linear)]
     x, y, z = (
         (part / white) ** (1 / 3) if part / white > 0.008856 else 7.787 * part / white + 16 / 116
         for part, white in zip(through(TO_XYZ, felt), WHITE, strict=True)
@@ -190,15 +190,15 @@ def seen(colour, sight):
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def difference(one, other, sight):
-    return sum((a - b) ** 2 for a, b in zip(seen(one, sight), seen(other, sight), strict=True)) ** 0.5
+def difference(one, other, vision):
+    return sum((a - b) ** 2 for a, b in zip(seen(one, vision), seen(other, vision), strict=True)) ** 0.5
 
 
-@pytest.mark.parametrize("sight", SIGHTS)
-def test_states_differ_for_every_colour_vision(sight):
+@pytest.mark.parametrize("vision", COLOUR_VISIONS)
+def test_states_differ_for_every_colour_vision(vision):
     colours = list(style.STATES.values())
     pairs = [(a, b) for place, a in enumerate(colours) for b in colours[place + 1 :]]
-    assert [(a, b, difference(a, b, sight)) for a, b in pairs if difference(a, b, sight) < TELLABLE] == []
+    assert [(a, b, difference(a, b, vision)) for a, b in pairs if difference(a, b, vision) < TELLABLE] == []
 
 
 def test_plain_red_and_green_would_not_do():

@@ -243,13 +243,13 @@ def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     kinds = {
         (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
     }
-    figures = [it for it in queries if kinds.get((it.page, it.panel)) == "stat"]
-    zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
+    stats = [it for it in queries if kinds.get((it.page, it.panel)) == "stat"]
+    zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in stats]
     assert len(zeros) > 30
     promtool.run_unit_tests(tmp_path, {"zeros": unit_test("1m", one_of_each("1x200 stale"), zeros)})
 
 
-def test_a_test_that_nobody_can_run_yet_has_no_time(tmp_path):
+def test_a_probation_without_a_holder_has_no_time(tmp_path):
     """The next test of GPU 0 is in a minute, that of GPU 1 is due, GPU 2 waits for an operator, GPU 3 is tested now."""
     series = ALIVE | {
         f'autoclave_quarantined{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}", reason="x"}}': "1x60" for gpu in range(4)
@@ -273,9 +273,9 @@ def test_a_test_that_nobody_can_run_yet_has_no_time(tmp_path):
 def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
-    told = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}
-    for figure in ("Nodes silent", "Nodes not ready"):
-        answers(tmp_path, told[figure], alive | dead, {"{}": 1})
+    expressions = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}
+    for title in ("Nodes silent", "Nodes not ready"):
+        answers(tmp_path, expressions[title], alive | dead, {"{}": 1})
 
 
 def test_versions_are_shown_also_during_an_update(tmp_path):

@@ -85,8 +85,8 @@ def test_the_observe_policy_has_the_name_that_alerts_expect():
 
 
 def test_a_fatal_xid_requires_a_reset_or_more():
-    told = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
-    (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', told))
+    expression = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
+    (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', expression))
     mild = (Action.NONE, Action.IGNORE, Action.RESTART_APP)
     assert [code for code in codes.split("|") if xids.required_action(int(code)) in mild] == []
 

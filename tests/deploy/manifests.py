@@ -221,10 +221,10 @@ def container(case: Case, name: str) -> dict[str, Any]:
 
 def words(one: dict[str, Any], places: Mapping[str, object]) -> list[str]:
     """What a container runs, with directories of a test in the places of the node's."""
-    told: list[str] = one["args"]
+    command_args: list[str] = one["args"]
     for there, place in places.items():
-        told = [word.replace(f"={there}", f"={place}") for word in told]
-    return told
+        command_args = [word.replace(f"={there}", f"={place}") for word in command_args]
+    return command_args
 
 
 def flags(one: dict[str, Any]) -> dict[str, str]:

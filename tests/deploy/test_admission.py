@@ -67,12 +67,12 @@ def test_nor_where_they_are_named_by_a_link(path):
 
 
 @pytest.mark.parametrize("path", ["/run/cdi", "/var/run/cdi", "/var/cdi", "/var/cdi/static/a"])
-def test_who_mounts_where_this_node_has_its_specifications_is_told_of(path):
+def test_a_mount_of_the_cdi_directories_is_reported(path):
     assert len(refusals(guard("kubelet", "places that are links"), **pod(path))) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/var", "/var/lib/autoclave2", "/run/autoclaved", "/run", "/srv/run/autoclave"])
-def test_what_only_looks_like_ours_is_no_business_of_ours(path):
+def test_similar_paths_are_not_reported(path):
     assert refusals(guard("own"), **pod(path)) == []
 
 
@@ -90,16 +90,16 @@ def test_a_pod_without_volumes_is_let_in():
         "/var/run/cdi", "/run",
     ],
 )  # fmt: skip
-def test_who_mounts_the_kubelet_s_plugin_directories_or_one_above_is_told_of(path):
+def test_a_mount_of_kubelet_plugin_directories_is_reported(path):
     assert len(refusals(guard("kubelet"), **pod(path))) == 1
 
 
 @pytest.mark.parametrize("path", ["/var/lib/kubelet/pods", "/var/lib/kubelet2", "/etc/ssl", "/dev", "/var/log/pods"])
-def test_other_directories_of_the_node_are_not_told_of(path):
+def test_other_directories_of_the_node_are_not_reported(path):
     assert refusals(guard("kubelet"), **pod(path)) == []
 
 
-def test_ours_are_denied_the_kubelet_s_told_of_and_our_namespace_is_let_through():
+def test_our_directories_are_denied_except_to_our_namespace():
     for which, actions in (("own", ["Deny"]), ("kubelet", ["Warn", "Audit"])):
         binding = manifests.of("default", "ValidatingAdmissionPolicyBinding", f"-{which}-directories")
         assert binding["spec"] == {"policyName": guard(which)["metadata"]["name"], "validationActions": actions}
@@ -135,7 +135,7 @@ def changed(part, node=NODE, **fields):
     return node | {part: node[part] | fields}
 
 
-def told(new, node="a", old=NODE):
+def warnings(new, node="a", old=NODE):
     extra = {"authentication.kubernetes.io/node-name": [node]} if node else {"other": ["a"]}
     request = {"userInfo": {"username": "system:serviceaccount:autoclave:autoclave-plugin", "extra": extra}}
     policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
@@ -161,16 +161,16 @@ def told(new, node="a", old=NODE):
     ],
 )
 def test_a_plugin_tells_of_its_own_node_and_taints_it(new, old):
-    assert told(new, old=old) == []
+    assert warnings(new, old=old) == []
 
 
 def test_on_whichever_node_it_is():
-    assert told(changed("metadata", name="b"), "b", changed("metadata", name="b")) == []
+    assert warnings(changed("metadata", name="b"), "b", changed("metadata", name="b")) == []
 
 
 @pytest.mark.parametrize("node", ["b", ""])
 def test_and_of_no_other(node):
-    assert len(told(NODE, node)) == 1
+    assert len(warnings(NODE, node)) == 1
 
 
 FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
@@ -188,18 +188,18 @@ FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("part", "fields"), FORBIDDEN)
-def test_and_nothing_else(part, fields):
-    assert len(told(changed(part, **fields))) == 1
+def test_a_driver_may_change_no_other_object(part, fields):
+    assert len(warnings(changed(part, **fields))) == 1
 
 
 @pytest.mark.parametrize(("part", "fields"), [it for it in FORBIDDEN if list(it[1].values()) not in ([[]], [[READY]])])
 def test_nor_what_was_not_there_before(part, fields):
     more = changed(part, BARE, **fields)
-    assert len(told(more, old=BARE)) == 1
-    assert len(told(BARE, old=more)) == 1
+    assert len(warnings(more, old=BARE)) == 1
+    assert len(warnings(BARE, old=more)) == 1
 
 
-def test_others_are_no_business_of_that_policy():
+def test_other_users_are_outside_the_policy():
     policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
     (condition,) = policy["spec"]["matchConditions"]
     kubelet = {"request": {"userInfo": {"username": "system:node:a"}}}

@@ -64,7 +64,7 @@ def test_a_base_is_made_only_with_root_and_debootstrap(stand_in):
         ("buildah", "push an/image:1 docker-archive:ARCHIVE:an/image:1"),
     ],
 )
-def test_an_archive_for_a_node_without_a_registry_is_written_anew(tmp_path, monkeypatch, name, wanted):
+def test_an_image_archive_is_always_rewritten(tmp_path, monkeypatch, name, wanted):
     """The program writes its arguments into the archive that it is asked for. Buildah does not replace an archive."""
     archive, program = tmp_path / "image.tar", tmp_path / "bin" / name
     archive.write_text("of the last build")
@@ -126,7 +126,7 @@ class TestBuilt:
         assert run.returncode == 0, run.stdout + run.stderr
         assert all(check["held"] for check in json.loads(run.stdout)["checks"])
 
-    def test_nothing_of_this_machine_stays_in_the_image(self, built):
+    def test_no_trace_of_the_build_machine_is_in_the_image(self, built):
         builder, base, tag = built
         searched = ["bin", "etc", "home", "opt", "root", "run", "srv", "tmp", "usr", "var"]
         command = ["grep", "-rlF", PLANTED, *(f"/{name}" for name in searched)]
@@ -141,7 +141,7 @@ class TestBuilt:
         assert "grpcio" in {component["name"] for component in bill["components"]}
         assert builder.run(tag, ["python3", "-m", "pip", "--version"]).returncode != 0
 
-    def test_a_start_compiles_nothing(self, built):
+    def test_a_start_compiles_no_python(self, built):
         """The running image is read-only: what the base did not compile would be compiled at each start."""
         builder, _, tag = built
         uncompiled = (

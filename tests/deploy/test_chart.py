@@ -67,7 +67,7 @@ def test_what_the_api_does_not_know_is_seen():
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_no_two_objects_have_one_name_and_every_selector_finds_its_pods(case):
+def test_object_names_are_unique_and_selectors_match(case):
     docs = manifests.objects(case)
     assert len({generate.key(doc) for doc in docs}) == len(docs)
     labels = [doc["spec"]["template"]["metadata"]["labels"] for doc in docs if doc["kind"] == "DaemonSet"]
@@ -79,7 +79,7 @@ def test_no_two_objects_have_one_name_and_every_selector_finds_its_pods(case):
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_every_mount_has_its_volume_and_no_volume_is_there_for_nothing(case):
+def test_mounts_and_volumes_match(case):
     for _, pod in manifests.pods(case):
         volumes = [volume["name"] for volume in pod["volumes"]]
         lists = [one["volumeMounts"] for one in (*pod.get("initContainers", ()), *pod["containers"])]
@@ -89,10 +89,10 @@ def test_every_mount_has_its_volume_and_no_volume_is_there_for_nothing(case):
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_the_linter_of_helm_has_nothing_to_say(case):
-    told = helm_python.lint(generate.CHART, MATRIX[case], strict=True, namespace="autoclave")
-    assert told["errors"] == []
-    assert {it["error"] for it in told["messages"]} <= {"icon is recommended"}
+def test_the_linter_of_helm_finds_no_fault(case):
+    lint_output = helm_python.lint(generate.CHART, MATRIX[case], strict=True, namespace="autoclave")
+    assert lint_output["errors"] == []
+    assert {it["error"] for it in lint_output["messages"]} <= {"icon is recommended"}
 
 
 def test_selectors_do_not_change_with_what_things_are_called():
@@ -123,7 +123,7 @@ def leaves(tree, schema, place=""):
             yield path
 
 
-def test_every_value_is_in_the_schema_and_in_the_table_and_no_others_are():
+def test_values_schema_and_table_match():
     known = set(leaves(VALUES, SCHEMA))
     assert known == {name for name, _, _ in generate.values()}
 
@@ -133,7 +133,7 @@ def test_findings_of_the_schema_are_those_that_there_are():
         assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
 
 
-def test_what_is_made_is_as_committed_and_nothing_else_is_left():
+def test_the_generated_files_are_committed_and_no_others():
     made = generate.everything()
     stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
     left = [path for folder in (generate.KUSTOMIZE, generate.CHART / "files") for path in folder.rglob("*.*")]
@@ -152,7 +152,7 @@ def test_every_flag_is_one_that_the_program_has(case):
         assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
-def test_the_scrubber_writes_the_specification_by_which_a_trial_names_its_gpus():
+def test_a_trial_gets_a_cdi_specification_from_the_scrubber():
     """Nodes without GPUs have no other CDI specification that names any."""
     cases = {"default": "cdi-cri", "simulated": "cdi-cri", "registry": "cdi-cri,volume-mounts"}
     assert {case: manifests.flags(manifests.container(case, "plugin"))["--strategy"] for case in cases} == cases
@@ -165,7 +165,7 @@ def test_the_scrubber_writes_the_specification_by_which_a_trial_names_its_gpus()
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_gpus_by_them(case):
+def test_cdi_directories_are_mounted_for_cdi_strategies_only(case):
     """On the node they may be elsewhere; the doctor sees them where he looks."""
     side = "dra" if case in manifests.DRA else "plugin"
     by_cdi = side == "dra" or "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
@@ -200,7 +200,7 @@ def test_a_new_plugin_waits_on_standby_beside_the_old_one():
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_only_who_talks_to_the_api_server_has_a_token(case):
+def test_only_pods_that_use_the_api_have_a_token(case):
     talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "taint"} else ""
     for called, pod, one in manifests.containers(case):
         assert pod["automountServiceAccountToken"] is False
@@ -233,7 +233,7 @@ def test_reports_take_four_rights_and_the_taint_one_more():
 
 
 @pytest.mark.parametrize("case", ["default", "reports"])
-def test_nothing_but_figures_goes_through_the_network(case):
+def test_only_metrics_go_through_the_network(case):
     for side in ("scrubber", "plugin"):
         spec = manifests.of(case, "NetworkPolicy", side)["spec"]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -242,7 +242,7 @@ def test_nothing_but_figures_goes_through_the_network(case):
         assert ports == ([443, 6443] if (case, side) == ("reports", "plugin") else [])
 
 
-def test_figures_and_probes_are_at_the_address_of_the_pod_alone():
+def test_metrics_and_probes_listen_on_the_pods_address():
     """Of whichever family: the program knows one of version 6 without brackets, too."""
     for side, port in (("scrubber", 9475), ("plugin", 9476)):
         one = manifests.container("default", side)
@@ -290,7 +290,7 @@ def test_a_dashboard_arrives_to_the_byte():
     assert all(doc["metadata"]["labels"]["grafana_dashboard"] == "1" for doc in found)
 
 
-def test_a_policy_is_mounted_as_a_directory_so_that_a_change_arrives():
+def test_a_policy_directory_is_mounted_so_that_changes_arrive():
     for case, name, file in (
         ("policy", "autoclave-policy", "policy.yaml"),
         ("policy of others", "theirs", "site.yaml"),
@@ -305,7 +305,7 @@ def test_a_policy_is_mounted_as_a_directory_so_that_a_change_arrives():
     assert manifests.of("policy", "ConfigMap", "-policy")["data"] == {"policy.yaml": manifests.POLICY}
 
 
-def test_a_node_with_another_plugin_starts_neither_ours_nor_a_second_one():
+def test_another_device_plugin_prevents_the_start_of_ours():
     """The doctor comes first; with it switched off it is not there."""
     for side, findings in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
                            ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin", "cdi"])):  # fmt: skip
@@ -315,7 +315,7 @@ def test_a_node_with_another_plugin_starts_neither_ours_nor_a_second_one():
     assert all("initContainers" not in pod for _, pod in manifests.pods("bare"))
 
 
-def test_every_image_is_the_chart_s_own_and_a_digest_wins():
+def test_a_digest_takes_precedence_in_every_image():
     for case, build in (("default", "-cuda13"), ("simulated", "")):
         ours = f"ghcr.io/autoclave-gpu/autoclave:{scrubber.__version__}{build}"
         assert {one["image"] for _, _, one in manifests.containers(case)} == {ours}

@@ -55,7 +55,7 @@ def test_the_driver_runs_where_the_plugin_runs():
         assert ours["containers"][0][field] == plugin["containers"][0][field]
 
 
-def test_the_driver_mounts_no_more_of_the_node_than_it_needs():
+def test_the_driver_mounts_only_what_it_needs():
     """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it."""
     pod = dict(manifests.pods("dra"))["dra"]
     places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
@@ -73,7 +73,7 @@ IN_FRONT = "dra in front"
 VENDOR = "/var/lib/kubelet/plugins_gated"
 
 
-def test_in_front_of_another_driver_it_reaches_that_driver_and_no_other():
+def test_the_gate_reaches_only_the_driver_behind_it():
     """It changes nothing of the other driver: neither sockets nor CDI specifications."""
     pod = dict(manifests.pods(IN_FRONT))["dra"]
     places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
@@ -93,7 +93,7 @@ def test_in_front_of_another_driver_it_reaches_that_driver_and_no_other():
     assert [arg for arg in args if "--cdi-dir" in arg] == ["--cdi-dir=/host/etc/cdi", "--cdi-dir=/host/run/cdi"]
 
 
-def test_in_front_of_another_driver_it_writes_nothing():
+def test_the_gate_mounts_the_vendors_directory_read_only():
     """Neither slices nor a class, which belong to the other driver."""
     kinds = {(doc["kind"], doc["metadata"]["name"]) for doc in manifests.objects(IN_FRONT)}
     assert [it for it in kinds if it[0] == "DeviceClass" or "own-slice" in it[1]] == []
@@ -103,7 +103,7 @@ def test_in_front_of_another_driver_it_writes_nothing():
     ]
 
 
-def test_in_front_of_another_driver_it_may_write_receipts_for_that_driver_only():
+def test_the_gate_may_write_receipts_for_its_driver_only():
     values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
     [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
     assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
@@ -143,12 +143,12 @@ def test_two_drivers_serve_beside_each_other_during_an_update(case):
     assert str(its.service_socket.parent) in {mount["mountPath"] for mount in one["volumeMounts"]}
 
 
-def test_a_stop_may_take_as_long_as_a_call_of_the_kubelet():
+def test_a_stop_may_take_as_long_as_a_call():
     pod = dict(manifests.pods("dra"))["dra"]
     assert pod["terminationGracePeriodSeconds"] > driver.CALL_WITHIN
 
 
-def test_the_longest_name_that_the_chart_takes_fits_into_the_sockets():
+def test_the_longest_driver_name_fits_into_socket_paths():
     values = {
         "dra": {"enabled": True, "driverName": "a" * 63},
         "kubelet": {"pluginsDir": "/" + "p" * 24, "registryDir": "/" + "r" * 24},
@@ -178,7 +178,7 @@ def test_the_rights_are_those_of_the_page():
     assert subject == {"kind": "ServiceAccount", "name": "autoclave-dra", "namespace": "autoclave"}
 
 
-def test_the_class_is_the_one_of_the_page_and_takes_an_extended_resource():
+def test_the_device_class_is_the_documented_one():
     [listed] = [doc for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for doc in manifests.documents(text)
                 if doc["kind"] == "DeviceClass"]  # fmt: skip
     made = manifests.of("dra", "DeviceClass")
@@ -193,7 +193,7 @@ def test_the_class_is_the_one_of_the_page_and_takes_an_extended_resource():
     assert [doc for doc in manifests.objects("dra without extras") if doc["kind"] == "DeviceClass"] == []
 
 
-def test_the_driver_talks_to_the_api_server_and_shows_its_metrics():
+def test_the_driver_uses_the_api_and_shows_metrics():
     spec = manifests.of("dra", "NetworkPolicy", "-dra")["spec"]
     assert spec["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
     assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443]
@@ -206,7 +206,7 @@ def test_the_driver_talks_to_the_api_server_and_shows_its_metrics():
     assert jobs == {"autoclave-scrubber", "autoclave-dra"}
 
 
-def told(found=SLICE, node="a", operation="UPDATE", extra=None):
+def answer(found=SLICE, node="a", operation="UPDATE", extra=None):
     """The refusals of the policy for the slice that the driver of a node writes."""
     user = {"username": "system:serviceaccount:autoclave:autoclave-dra", "extra": {NODE_NAME: [node]}}
     if extra is not None:
@@ -225,14 +225,14 @@ def changed(**fields):
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 def test_a_driver_writes_the_slice_of_its_own_node_only(operation):
-    assert told(operation=operation) == []
-    of_others = told(node="b", operation=operation)
+    assert answer(operation=operation) == []
+    of_others = answer(node="b", operation=operation)
     assert of_others == ["autoclave's DRA driver writes slices of its own node only"]
 
 
 @pytest.mark.parametrize("extra", [{}, {"other": ["a"]}, {NODE_NAME: []}])
 def test_a_token_without_a_node_writes_no_slice(extra):
-    assert told(extra=extra) == ["autoclave's DRA driver writes slices of its own node only"]
+    assert answer(extra=extra) == ["autoclave's DRA driver writes slices of its own node only"]
 
 
 @pytest.mark.parametrize(
@@ -245,12 +245,12 @@ def test_a_token_without_a_node_writes_no_slice(extra):
 )
 def test_a_driver_displaces_no_slice_of_another(found):
     """Of another driver, or of another node: by the name of its slice, or by its pool."""
-    assert len(told(found)) == 1
+    assert len(answer(found)) == 1
 
 
 def test_a_slice_for_all_nodes_is_refused():
     spec = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
-    assert "autoclave's DRA driver writes slices of its own node only" in told(SLICE | {"spec": spec})
+    assert "autoclave's DRA driver writes slices of its own node only" in answer(SLICE | {"spec": spec})
 
 
 def test_the_slice_policy_concerns_the_driver_alone_and_denies():
@@ -286,7 +286,7 @@ def test_a_pod_with_a_claim_needs_a_grace_period(grace):
         ("dra in front", "deviceclass.resource.kubernetes.io/gpu.nvidia.com"),
     ],
 )
-def test_so_does_a_pod_that_gets_its_claim_by_a_resource(case, resource):
+def test_a_pod_with_a_claim_by_resource_is_refused_too(case, resource):
     policy = manifests.of(case, "ValidatingAdmissionPolicy", "-grace-period")
     asks = [{"name": "a", "resources": {"limits": {resource: "1"}}}]
     rest = {"containers": [{"name": "b"}], "terminationGracePeriodSeconds": 0}
@@ -295,7 +295,7 @@ def test_so_does_a_pod_that_gets_its_claim_by_a_resource(case, resource):
         assert refusals(policy, object={"spec": spec | {"terminationGracePeriodSeconds": 1}}) == []
 
 
-def test_notes_and_the_pod_of_helm_test_know_that_there_is_no_plugin():
+def test_notes_and_helm_test_expect_no_plugin():
     notes = generate.chart().render({"dra": {"enabled": True}}, name="x", namespace="gpus")[
         "autoclave/templates/NOTES.txt"
     ]

@@ -166,14 +166,14 @@ def test_of_two_releases_on_a_node_one_is_chosen(shell):
         assert shell.asked()[-1][:3] == ["exec", "--namespace=trial", "scrubber-t"]
 
 
-def test_a_pod_that_is_being_deleted_gives_way_to_its_successor(shell):
+def test_the_successor_of_a_deleted_pod_is_asked(shell):
     ending = replace(PLAIN, name="scrubber-old", deleted="2026-11-22T03:00:00Z")
     shell.has(ending, PLAIN)
     assert shell.run("gpu-1", "status") == (0, "", "")
     assert shell.asked()[-1] == [*EXEC, "status"]
 
 
-def test_a_pod_that_is_not_ready_is_asked_all_the_same(shell):
+def test_a_pod_that_is_not_ready_is_asked(shell):
     """The service is not ready when its ledger cannot be written: that is when a person asks."""
     shell.has(replace(PLAIN, ready="false"))
     assert shell.run("gpu-1", "doctor") == (
@@ -207,7 +207,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize(("pods", "words", "code", "problem"), PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_is_named_and_nothing_runs(shell, pods, words, code, problem):
+def test_a_problem_is_named_and_no_command_runs(shell, pods, words, code, problem):
     shell.has(*(pods or CLUSTER))
     found, out, said = shell.run(*words)
     assert (found, out) == (code, "")

@@ -23,7 +23,7 @@ def rendered(values):
 
 
 @pytest.mark.parametrize("name", generate.OVERLAYS)
-def test_an_overlay_is_the_chart_with_its_values_and_the_namespace(name):
+def test_an_overlay_equals_the_chart_with_its_values(name):
     made = by_key(manifests.composed(OVERLAYS / name))
     space = made.pop(("Namespace", "", "autoclave"))
     assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}

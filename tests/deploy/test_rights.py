@@ -74,7 +74,7 @@ def look(pid, spared=()):
     return run.stdout.split("\n")[:-1]
 
 
-def test_with_its_four_capabilities_the_scrubber_sees_and_ends_what_others_run(tenant):
+def test_four_capabilities_let_the_scrubber_end_foreign_processes(tenant):
     given = manifests.container("default", "scrubber")["securityContext"]["capabilities"]["add"]
     assert set(given) == NEEDED | {"KILL"}
     assert look(tenant) == ["['gpu']"]
@@ -145,7 +145,7 @@ async def ready(program):
     return (await get((await program.hear("showing metrics"))["address"], "/readyz"))[0] == 200
 
 
-async def test_the_pods_of_the_chart_hand_out_a_device_with_the_rights_that_they_have(short_tmp):
+async def test_the_pods_of_the_chart_have_enough_rights(short_tmp):
     async with AsyncExitStack() as alive:
         node = Node(short_tmp, alive)
         kubelet = await alive.enter_async_context(Kubelet(short_tmp / "kubelet"))
@@ -215,7 +215,7 @@ def rival(kubelet):
         yield
 
 
-async def test_beside_another_plugin_ours_does_not_start(short_tmp):
+async def test_beside_another_plugin_the_plugin_does_not_start(short_tmp):
     async with AsyncExitStack() as alive:
         node = Node(short_tmp, alive, doctor={"wait": "1s"})
         with rival(short_tmp / "kubelet"):

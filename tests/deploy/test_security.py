@@ -17,7 +17,7 @@ def tables(heading):
         yield cells[2:]
 
 
-def told(rows):
+def reasons(rows):
     """Level and name of each rule, and who breaks it."""
     for level, rule, who, why in rows:
         assert why.strip(" |")
@@ -34,8 +34,8 @@ def broken(case):
     return found
 
 
-def test_the_rules_that_each_container_breaks_are_told_with_their_reason():
-    default, privileged = (dict(told(rows)) for rows in tables("Pod Security"))
+def test_the_page_explains_each_broken_security_rule():
+    default, privileged = (dict(reasons(rows)) for rows in tables("Pod Security"))
     assert default == broken("default")
     replaced = {("baseline", "capabilities"), ("baseline", "AppArmor"), ("baseline", "SELinux")}
     replaced |= {("restricted", "add no capabilities")}
@@ -46,7 +46,7 @@ def test_with_simulated_gpus_the_scrubber_breaks_the_same_rules():
     assert broken("simulated") == broken("default")
 
 
-def test_each_capability_is_told_with_its_reason():
+def test_the_page_explains_each_capability():
     (rows,) = tables("Capabilities")
     assert [row[0].strip("| `") for row in rows] == sorted(row[0].strip("| `") for row in rows)
     given = manifests.container("default", "scrubber")["securityContext"]["capabilities"]
@@ -54,7 +54,7 @@ def test_each_capability_is_told_with_its_reason():
     assert all(len(row) == 3 for row in rows)
 
 
-def test_each_directory_of_the_node_is_told_with_its_reason():
+def test_the_page_explains_each_directory_of_the_node():
     (rows,) = tables("Mounts")
     assert {(pod.strip("| "), volume, path, way) for pod, volume, path, way, _ in rows} == {
         (name, volume["name"], volume["hostPath"]["path"], "no" if mount.get("readOnly") else "yes")
@@ -66,7 +66,7 @@ def test_each_directory_of_the_node_is_told_with_its_reason():
     }
 
 
-def test_what_is_read_only_is_so_below_as_well_unless_it_follows_the_node():
+def test_read_only_mounts_are_recursive_unless_they_follow_the_node():
     """A mount below a directory stays writable otherwise; the API takes one of the two only."""
     for case in manifests.MATRIX:
         for _, pod, one in manifests.containers(case):
@@ -78,7 +78,7 @@ def test_what_is_read_only_is_so_below_as_well_unless_it_follows_the_node():
                 assert follows == (mount["mountPath"] in {"/host/dev", "/host/run"})
 
 
-def test_the_plugin_and_the_doctors_have_no_right_but_to_be_root():
+def test_plugin_and_doctor_have_only_the_right_of_root():
     for case in manifests.MATRIX:
         for name, _, one in manifests.containers(case):
             if name != "scrubber":
@@ -93,7 +93,7 @@ def test_the_plugin_and_the_doctors_have_no_right_but_to_be_root():
                 }
 
 
-def test_only_the_scrubber_is_in_the_pid_namespace_of_the_host_and_nobody_in_its_network():
+def test_only_the_scrubber_shares_a_host_namespace():
     for case in manifests.MATRIX:
         for component, pod in manifests.pods(case):
             assert pod.get("hostPID", False) == (component == "scrubber")
@@ -108,7 +108,7 @@ def test_only_the_scrubber_is_given_gpus():
             assert visible == ["all" if name == "scrubber" and not simulated else "void"]
 
 
-def test_with_simulated_gpus_some_mounts_are_left_and_one_is_added():
+def test_simulated_gpus_need_fewer_mounts_and_one_more():
     (rows,) = tables("Mounts")
     pod = dict(manifests.pods("simulated"))["scrubber"]
     places = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}

@@ -69,10 +69,10 @@ class Slurmd:
 
     def run(self, script: str, job: int, gpus: object = "", **more: str) -> subprocess.CompletedProcess[str]:
         with self.begun(script, job, gpus, **more) as process:
-            _, told = process.communicate()
-        return subprocess.CompletedProcess(script, process.returncode, stderr=told)
+            _, output = process.communicate()
+        return subprocess.CompletedProcess(script, process.returncode, stderr=output)
 
-    def told(self) -> list[str]:
+    def output(self) -> list[str]:
         """What scontrol was called with."""
         return self.drained.read_text().splitlines() if self.drained.exists() else []
 
@@ -125,7 +125,7 @@ def ended(run, code):
     return run.stderr
 
 
-def test_a_job_gets_clean_gpus_keeps_them_between_its_steps_and_leaves_nothing(service, slurmd, gpu):
+def test_a_job_gets_clean_gpus_and_leaves_none_dirty(service, slurmd, gpu):
     ended(slurmd.run("prolog.sh", 42, gpu), 0)
     assert service.settled(gpu, "granted").receipt
     first = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
@@ -138,44 +138,44 @@ def test_a_job_gets_clean_gpus_keeps_them_between_its_steps_and_leaves_nothing(s
     assert service.settled(gpu, "clean").receipt
     assert not lives(left)
     assert memory(service, gpu).strip(b"\0") == b""
-    assert slurmd.told() == []
+    assert slurmd.output() == []
     assert list(slurmd.state.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_clean_yet_is_waited_for_beyond_the_budget_of_a_hook(service, slurmd, gpu):
+def test_a_prolog_waits_for_a_gpu_being_scrubbed(service, slurmd, gpu):
     drills.stall_clears(service.simulated_dir, uuid(service, gpu))
     with slurmd.begun("epilog.sh", 44, gpu) as last, ExitStack() as later:
         service.settled(gpu, "scrubbing")
         run = later.enter_context(slurmd.begun("prolog.sh", 45, gpu))
-        heard = run.stderr.readline()
-        while not heard.startswith(f"GPU {gpu}: clear"):
-            assert heard, "the prolog has ended"
-            heard = run.stderr.readline()
+        stderr_line = run.stderr.readline()
+        while not stderr_line.startswith(f"GPU {gpu}: clear"):
+            assert stderr_line, "the prolog has ended"
+            stderr_line = run.stderr.readline()
         drills.heal(service.simulated_dir, uuid(service, gpu))
         assert (run.wait(), last.wait()) == (0, 0)
     assert service.settled(gpu, "granted").receipt
 
 
-def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service, slurmd, gpu):
+def test_a_gpu_not_proven_clean_drains_the_node(service, slurmd, gpu):
     service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(gpu), "smells", "somebody"))
     for script in ("prolog.sh", "epilog.sh"):
         slurmd.drained.unlink(missing_ok=True)
         ended(slurmd.run(script, 45, gpu), 1)
         reason = f"reason=autoclave: job 45: GPU {gpu} is quarantined: not proven clean"
-        assert slurmd.told() == ["update", "nodename=node7.example", "state=drain", reason]
+        assert slurmd.output() == ["update", "nodename=node7.example", "state=drain", reason]
 
 
-def test_an_epilog_whose_gpu_was_given_back_already_drains_no_node(service, slurmd, gpu):
+def test_an_epilog_after_the_release_drains_no_node(service, slurmd, gpu):
     ended(slurmd.run("prolog.sh", 52, gpu), 0)
     assert service.popen("release", gpu, stdout=subprocess.DEVNULL).wait() == 0
     assert "was not held" in ended(slurmd.run("epilog.sh", 52, gpu), 0)
-    assert slurmd.told() == []
+    assert slurmd.output() == []
 
 
-def test_a_node_that_slurm_does_not_name_is_called_by_the_first_part_of_its_own_name(slurmd):
+def test_a_node_without_a_slurm_name_uses_its_hostname(slurmd):
     slurmd.program(slurmd.drained.parent / "programs" / "uname", "echo node8.example.org")
     ended(slurmd.run("prolog.sh", 45, "nonsense", SLURMD_NODENAME=""), 2)
-    assert slurmd.told()[1] == "nodename=node8"
+    assert slurmd.output()[1] == "nodename=node8"
 
 
 async def begin_scrub(admin, gpu):
@@ -189,7 +189,7 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     )  # on a slow machine, the script may give up before it has asked
     ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
     reason = f"reason=autoclave: job 46: GPU {gpu} is scrubbing: not proven clean within 2 s"
-    assert slurmd.told()[-1] == reason
+    assert slurmd.output()[-1] == reason
 
 
 def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
@@ -198,10 +198,10 @@ def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
     pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
     service.settled(gpu, "in_use")
     ended(slurmd.run("prolog.sh", 48, gpu), 4)
-    assert slurmd.told()[-1] == f"reason=autoclave: job 48: GPU {gpu} belongs to job 47: left alone"
+    assert slurmd.output()[-1] == f"reason=autoclave: job 48: GPU {gpu} belongs to job 47: left alone"
     slurmd.drained.unlink()
     ended(slurmd.run("epilog.sh", 48, gpu), 0)
-    assert slurmd.told() == []
+    assert slurmd.output() == []
     assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
     assert SECRET in memory(service, gpu)
@@ -209,13 +209,13 @@ def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
     ended(slurmd.run("epilog.sh", 47, gpu), 0)
 
 
-def test_the_reason_names_the_gpus_in_the_way_and_no_others(service, slurmd, gpu, unused):
+def test_the_reason_names_only_the_gpus_in_the_way(service, slurmd, gpu, unused):
     sick, clean = next(unused), next(unused)
     service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(sick), "smells", "somebody"))
     ended(slurmd.run("prolog.sh", 52, gpu), 0)
     ended(slurmd.run("prolog.sh", 53, f"{gpu},{sick},{clean}"), 1)
     found = f"GPU {gpu} belongs to job 52, GPU {sick} is quarantined"
-    assert slurmd.told()[-1] == f"reason=autoclave: job 53: {found}: not proven clean"
+    assert slurmd.output()[-1] == f"reason=autoclave: job 53: {found}: not proven clean"
     assert service.settled(clean, "clean").receipt
     ended(slurmd.run("epilog.sh", 52, gpu), 0)
 
@@ -228,36 +228,36 @@ def test_the_epilog_releases_what_a_killed_prolog_acquired(service, slurmd, gpu)
     assert service.settled(gpu, "clean").receipt.last_owner == "54"
 
 
-def test_the_health_check_drains_a_node_that_cannot_prove_gpus_clean(tmp_path, slurmd):
+def test_the_health_check_drains_a_node_without_proofs(tmp_path, slurmd):
     slurmd.answer.write_text("NodeName=node7.example State=IDLE")
     ended(slurmd.run("health.sh", 0), 0)
-    assert slurmd.told() == []
+    assert slurmd.output() == []
     (tmp_path / "cut").mkdir()
     cut = Slurmd(tmp_path / "cut", None)
     cut.answer.write_text("NodeName=node7.example State=IDLE")
     ended(cut.run("health.sh", 0), 1)
-    assert cut.told()[-2:] == ["state=drain", "reason=autoclave: doctor: service, run-dir broken, exit code 1"]
+    assert cut.output()[-2:] == ["state=drain", "reason=autoclave: doctor: service, run-dir broken, exit code 1"]
     cut.drained.unlink()
     cut.answer.write_text("NodeName=node7.example State=IDLE+DRAIN Reason=a new fan")
     ended(cut.run("health.sh", 0), 0)
-    assert cut.told() == []
+    assert cut.output() == []
 
 
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
-def test_where_nothing_can_be_known_the_node_is_drained(tmp_path, slurmd, script):
+def test_an_unanswered_check_drains_the_node(tmp_path, slurmd, script):
     (tmp_path / "cut").mkdir()
     cut = Slurmd(tmp_path / "cut", None)
     cut.environment["AUTOCLAVE_SERVICE_WAIT"] = "0s"
     ended(cut.run(script, 49, 0), 3)
     reason = "reason=autoclave: job 49: GPUs 0: not proven clean: the scrub service does not answer"
-    assert cut.told()[-1] == reason
+    assert cut.output()[-1] == reason
     ended(slurmd.run(script, 49, 99), 2)
-    assert slurmd.told()[-1] == "reason=autoclave: job 49: GPUs 99: unknown to the scrub service, or named wrongly"
+    assert slurmd.output()[-1] == "reason=autoclave: job 49: GPUs 99: unknown to the scrub service, or named wrongly"
     ended(slurmd.run(script, 49, "0,x"), 2)
     assert "is no list of them" in slurmd.run(script, 49, "0,x", AUTOCLAVE_SLURM_DRAIN="no").stderr
 
 
-def test_a_job_without_gpus_asks_nobody(tmp_path):
+def test_a_job_without_gpus_asks_no_service(tmp_path):
     slurmd = Slurmd(tmp_path, None)
     for script in ("prolog.sh", "epilog.sh"):
         assert ended(slurmd.run(script, 50), 0) == ""
@@ -267,7 +267,7 @@ def test_a_job_without_gpus_asks_nobody(tmp_path):
 def test_a_shared_gpu_is_refused(tmp_path):
     slurmd = Slurmd(tmp_path, None)
     ended(slurmd.run("prolog.sh", 51, 0, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50"), 2)
-    assert slurmd.told()[-1] == "reason=autoclave: job 51 shares a GPU, and what is shared cannot be proven clean"
+    assert slurmd.output()[-1] == "reason=autoclave: job 51 shares a GPU, and what is shared cannot be proven clean"
 
 
 def gpus(driver, **words):
@@ -328,7 +328,7 @@ def test_a_number_that_could_be_two_gpus_is_refused(driver, minors, numbering, f
     assert gpus(driver(*minors), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_NUMBERING=numbering) == found
 
 
-def test_numbers_are_refused_where_there_are_slices_and_where_the_driver_has_no_such_gpu(driver):
+def test_numbers_of_slices_or_missing_gpus_are_refused(driver):
     place = driver(0, 1)
     assert gpus(place, SLURM_JOB_GPUS="2") is None
     (place / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)

@@ -29,7 +29,7 @@ def capabilities():
     return read()["CapabilityBoundingSet"].split()
 
 
-def test_systemd_finds_nothing_wrong_with_it(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / UNIT.name
@@ -65,7 +65,7 @@ def test_a_driver_that_is_not_loaded_yet_is_tried_again(short_tmp):
     assert run.returncode != 0
 
 
-def test_every_right_it_keeps_has_its_reason_in_the_unit_and_on_the_page():
+def test_every_right_of_the_unit_has_its_reason():
     text = UNIT.read_text()
     for name in capabilities():
         assert name.removeprefix("CAP_") in text.split("CapabilityBoundingSet=")[0]
@@ -74,7 +74,7 @@ def test_every_right_it_keeps_has_its_reason_in_the_unit_and_on_the_page():
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="takes root, and setpriv")
 @pytest.mark.parametrize("without", [None, "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"])
-def test_its_rights_are_enough_to_see_who_has_a_gpu_open_and_no_more(tmp_path, without):
+def test_the_rights_of_the_unit_suffice_to_find_holders(tmp_path, without):
     gpu = tmp_path / "gpu"
     gpu.touch()
     user = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", "echo there; exec sleep 60"]

@@ -89,9 +89,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 WRONG |= {
-    f"{what} of the {side}": ({side: values}, told if told.startswith("invalid") else f"/{side}/{told}")
+    f"{what} of the {side}": ({side: values}, message if message.startswith("invalid") else f"/{side}/{message}")
     for side in ("scrubber", "plugin")
-    for what, values, told in (
+    for what, values, message in (
         ("a label that selects", {"podLabels": {"app.kubernetes.io/component": "a"}}, "invalid propertyName 'app"),
         ("a label that is none", {"podLabels": {"team": "a b"}}, "podLabels/team.*does not match"),
         (
@@ -120,9 +120,9 @@ WRONG |= {
         ),
     )
 } | {
-    f"{what} of the {side}": ({side: values}, f"{side}.{told}")
+    f"{what} of the {side}": ({side: values}, f"{side}.{message}")
     for side in ("scrubber", "plugin")
-    for what, values, told in (
+    for what, values, message in (
         ("two variables of one name", {"extraEnv": [{"name": "A", "value": "1"}] * 2}, "extraEnv: two have one name"),
         (
             "two volumes of one name",
@@ -215,11 +215,11 @@ WRONG |= {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_values_are_told_where_they_are_and_nothing_is_rendered(case):
-    values, told = WRONG[case]
+def test_wrong_values_are_reported_and_not_rendered(case):
+    values, message = WRONG[case]
     with pytest.raises(helm_python.HelmError) as raised:
         generate.render(values)
-    assert re.search(told, str(raised.value), re.DOTALL), str(raised.value)
+    assert re.search(message, str(raised.value), re.DOTALL), str(raised.value)
 
 
 def test_a_policy_has_the_words_that_the_chart_knows():

@@ -63,7 +63,7 @@ def of_others(**changes):
     return replace(stands(driver=ABSENT, options=ABSENT, **changes), answer=status)
 
 
-def told(facts, name):
+def finding_of(facts, name):
     """What is said under a name, as level and text; whatever is not well comes with a remedy."""
     found = [it for it in roster.judge(facts) if it.name == name]
     assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
@@ -72,5 +72,5 @@ def told(facts, name):
 
 def only(facts, name):
     """The one finding under a name, with its text."""
-    [found] = told(facts, name)
+    [found] = finding_of(facts, name)
     return found

@@ -43,7 +43,7 @@ def write(root, name, text=""):
         (f"[nvidia-container-cli]\n{ENVIRONMENT} = false\n", True, False),  # not where the toolkit looks
     ],
 )
-def test_what_the_configuration_does_not_say_is_as_the_toolkits_defaults_are(tmp_path, text, by_environment, by_mounts):
+def test_missing_settings_have_the_toolkits_defaults(tmp_path, text, by_environment, by_mounts):
     write(tmp_path, CONFIG, text)
     [found] = container_toolkit.toolkit(tmp_path).configs
     assert (found.by_environment, found.by_mounts, found.fault) == (by_environment, by_mounts, None)
@@ -56,7 +56,7 @@ def test_a_configuration_that_cannot_be_understood_is_a_fault(tmp_path, text):
     assert found.fault is not None
 
 
-def test_a_directory_in_the_place_of_the_configuration_is_a_fault(tmp_path):
+def test_a_directory_instead_of_the_configuration_is_a_fault(tmp_path):
     (tmp_path / CONFIG).mkdir(parents=True)
     [found] = container_toolkit.toolkit(tmp_path).configs
     assert found.fault is not None
@@ -75,7 +75,7 @@ def test_a_toolkit_without_a_configuration_is_seen_by_its_programs(tmp_path, pro
     assert container_toolkit.toolkit(tmp_path) == Toolkit(True)
 
 
-def test_specifications_are_read_from_each_directory_in_either_form_and_nothing_else_is(tmp_path):
+def test_specifications_are_read_as_yaml_and_json_only(tmp_path):
     assert container_toolkit.cdi(tmp_path) == ()
     write(tmp_path, "etc/cdi/nvidia.json", json.dumps(SPEC))
     write(tmp_path, "var/run/cdi/nvidia.yaml", YAML)
@@ -87,7 +87,7 @@ def test_specifications_are_read_from_each_directory_in_either_form_and_nothing_
     ]
 
 
-def test_a_var_run_that_is_a_link_is_not_followed_out_of_the_root(tmp_path):
+def test_a_linked_var_run_stays_inside_the_host_root(tmp_path):
     write(tmp_path, "elsewhere/cdi/other.yaml", YAML)
     write(tmp_path, "host/run/cdi/nvidia.yaml", YAML)
     (tmp_path / "host/var").mkdir()
@@ -117,7 +117,7 @@ def test_a_specification_without_devices_names_none(tmp_path):
     assert (found.kind, found.names, found.fault) == ("a.b/c", frozenset(), None)
 
 
-def test_a_file_in_the_place_of_the_directory_is_a_fault(tmp_path):
+def test_a_file_instead_of_the_directory_is_a_fault(tmp_path):
     write(tmp_path, "etc/cdi")
     [found] = container_toolkit.cdi(tmp_path)
     assert found.fault is not None

@@ -53,8 +53,8 @@ def test_a_gpu_left_unknown_or_dirty_becomes_a_warning(facts, state):
 def test_a_gpu_that_could_not_be_scrubbed_is_a_warning_at_once(facts, state):
     """Each try begins its time in that state anew, so that no clock would ever show that it has been out for hours."""
     said = f"GPU 3 (GPU-1) is {state} and not offered: used by x"
-    told = of_device(facts, 1.0, state=state, healthy=False, receipt=None, setback="used by x")
-    assert told == [(Level.WARNING, said)]
+    results = of_device(facts, 1.0, state=state, healthy=False, receipt=None, setback="used by x")
+    assert results == [(Level.WARNING, said)]
 
 
 @pytest.mark.parametrize("state", ["clean", "granted", "in_use"])
@@ -77,8 +77,8 @@ def test_a_proof_of_too_little_memory_is_a_warning(facts):
 
 
 def test_a_setting_that_a_gpu_does_not_support_is_a_warning(facts):
-    told = of_device(facts, receipt=replace(RECEIPT, unsupported=("a lock is not supported by this GPU",)))
-    assert told == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
+    results = of_device(facts, receipt=replace(RECEIPT, unsupported=("a lock is not supported by this GPU",)))
+    assert results == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
 
 
 def test_a_quarantine_with_an_unknown_reason_is_a_warning(facts):
@@ -106,16 +106,16 @@ def test_a_report_without_findings_is_broken():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "results"),
     [
         (NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time"), "did not answer in time"),
         (Refused(Reason.INTERNAL, "the scrub service failed: x; y"), "the scrub service failed: x; y"),
     ],
 )
-def test_a_service_that_answers_with_an_error_is_broken(facts, error, told):
+def test_a_service_that_answers_with_an_error_is_broken(facts, error, results):
     found = roster.judge(replace(facts, answer=error))
     [broken] = [it for it in found if it.level is not Level.OK]
-    assert (broken.name, told in broken.text) == ("service", True)
+    assert (broken.name, results in broken.text) == ("service", True)
     assert not {it.name for it in found} & {
         "scrubber-socket",
         "ledger",

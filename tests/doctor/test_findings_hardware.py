@@ -18,10 +18,10 @@ from tests.doctor.nodes import (
     OPTIONS,
     POSTURE,
     STATUS,
+    finding_of,
     of_others,
     only,
     stands,
-    told,
 )
 
 HIDDEN = Unreachable("cannot reach the scrub service at /d; start it")
@@ -129,7 +129,7 @@ def test_host_memory_given_out_without_zeroing_is_broken(value, level):
 
 
 def test_unknown_driver_options_are_broken():
-    assert [level for level, _ in told(stands(options={}), "scrub-on-free")] == [Level.BROKEN] * 3
+    assert [level for level, _ in finding_of(stands(options={}), "scrub-on-free")] == [Level.BROKEN] * 3
     for fault in (DENIED, ABSENT):
         assert only(stands(options=fault), "scrub-on-free")[0] is Level.BROKEN
 
@@ -156,7 +156,7 @@ def test_a_running_multi_process_service_is_broken(found, level):
 
 
 def test_mps_is_not_judged_from_another_pid_namespace():
-    assert told(stands(sees_all=False), "mps") == []
+    assert finding_of(stands(sees_all=False), "mps") == []
     assert only(stands(sees_all=False, service=DENIED), "pid-namespace")[0] is Level.BROKEN
 
 
@@ -218,7 +218,7 @@ def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
 def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wanted):
     """Also where nothing else tells of a driver: its init container sees no part of one."""
     facts = stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("nobody"))
-    found = told(replace(facts, cdi_kind=kind), "cdi")
+    found = finding_of(replace(facts, cdi_kind=kind), "cdi")
     assert [level for level, _ in found] == [level for level, _ in wanted]
     assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))
 
@@ -247,7 +247,7 @@ def with_gpu(openers=(), **changes):
         (with_gpu(model="NVIDIA A40-8Q"), "no reset of GPU 3 is possible: it is a vGPU"),
     ],
 )
-def test_what_stands_in_the_way_of_a_reset_is_said_ahead(facts, words):
+def test_obstacles_of_a_reset_are_reported_ahead(facts, words):
     found = only(facts, "reset")
     assert (found[0], words in found[1]) == (Level.WARNING, True)
 
@@ -283,6 +283,6 @@ def test_memory_without_ecc_is_broken(ecc, level):
     [("", False), ("6.9.12", False), ("6.10", True), ("6.15.8-arch1", True), ("6.15.9", False), ("6.16.0-rc1", False)],
 )
 @pytest.mark.parametrize("facts", [stands, of_others])
-def test_amds_driver_is_reported_only_with_a_kernel_that_does_not_clear(facts, kernel, warned):
+def test_amds_driver_matters_only_with_a_kernel_without_clearing(facts, kernel, warned):
     found = [it.level for it in roster.judge(facts(amdgpu=kernel)) if it.name == "amdgpu"]
     assert found == [Level.WARNING] * warned

@@ -8,7 +8,7 @@ from autoclave.doctor import base
 from autoclave.doctor.base import Capability, Level
 from autoclave.doctor.findings import hardware, node
 from scrubber.ground.errors import Unreachable
-from tests.doctor.nodes import ABSENT, DENIED, FACTS, NOW, STATUS, of_others, only, stands, told
+from tests.doctor.nodes import ABSENT, DENIED, FACTS, NOW, STATUS, finding_of, of_others, only, stands
 
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")
 OURS = "nvidia.com/gpu"
@@ -44,7 +44,7 @@ def test_each_missing_privilege_is_reported(lacks, level):
 
 
 def test_privileges_that_cannot_be_read_are_not_guessed():
-    assert told(stands(service=DENIED), "privileges") == []
+    assert finding_of(stands(service=DENIED), "privileges") == []
     assert only(stands(service=DENIED), "pid-namespace")[0] is Level.BROKEN
 
 
@@ -94,7 +94,7 @@ def test_little_room_for_the_ledger_is_reported_early(free_bytes, free_files, le
 
 def test_unreadable_disk_space_at_a_known_ledger_is_a_warning():
     assert only(stands(room=ABSENT), "disk")[0] is Level.WARNING
-    assert told(replace(stands(room=None), answer=SILENT), "disk") == []
+    assert finding_of(replace(stands(room=None), answer=SILENT), "disk") == []
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_an_unreadable_kernel_log_is_a_warning_on_nvidia_nodes():
     assert only(FACTS, "kernel-log")[0] is Level.OK
     text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen: no such file or directory"
     assert only(stands(kernel_log=ABSENT), "kernel-log") == (Level.WARNING, text)
-    assert told(of_others(kernel_log=ABSENT), "kernel-log") == []
+    assert finding_of(of_others(kernel_log=ABSENT), "kernel-log") == []
 
 
-def test_without_a_service_every_gpu_may_be_ours():
+def test_without_a_service_every_gpu_counts():
     registered = {OURS: {"GPU-2"}, "nvidia.com/gpu.shared": {"GPU-2"}, "a.b/c": {"0"}, "a.b/d": {"0"}}
     facts = replace(stands(registered=registered), answer=SILENT)
     level, text = only(facts, "rival-plugin")
@@ -160,7 +160,7 @@ def test_without_a_service_every_gpu_may_be_ours():
 
 def test_without_the_kubelets_directory_its_contents_are_not_judged():
     facts = replace(FACTS, kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
-    assert (told(facts, "plugin-dir"), told(facts, "rival-plugin")) == ([], [])
+    assert (finding_of(facts, "plugin-dir"), finding_of(facts, "rival-plugin")) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_each_resource_has_its_devices(tmp_path):
     }
 
 
-def test_what_go_writes_for_nothing_is_nothing(tmp_path):
+def test_an_empty_list_of_go_is_empty(tmp_path):
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": null}}')
     assert kubelet_devices.devices(tmp_path) == {}
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": {"a.b/c": null}}}')
@@ -26,7 +26,7 @@ def test_what_go_writes_for_nothing_is_nothing(tmp_path):
     "text", ["", "{}", "[]", '{"Data": {"RegisteredDevices": [1]}}', '{"Data": {"RegisteredDevices": {"a": [1]}}}',
              '{"Data": {"RegisteredDevices": {"a": 1}}}', '{"Data": {"RegisteredDevices": {"a": [[]]}}}'],
 )  # fmt: skip
-def test_what_is_no_checkpoint_tells_nothing(tmp_path, text):
+def test_an_invalid_checkpoint_names_no_devices(tmp_path, text):
     (tmp_path / checkpoint.NAME).write_text(text)
     assert isinstance(kubelet_devices.devices(tmp_path), CheckFault)
 

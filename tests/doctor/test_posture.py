@@ -24,7 +24,7 @@ def write(root, files):
         (root / name).write_text(text)
 
 
-def test_the_version_of_the_driver_is_told_by_the_kernel_or_else_by_the_driver(tmp_path):
+def test_the_driver_version_comes_from_kernel_or_driver(tmp_path):
     found = posture.driver(tmp_path)
     assert isinstance(found, CheckFault)
     assert found.absent
@@ -34,7 +34,7 @@ def test_the_version_of_the_driver_is_told_by_the_kernel_or_else_by_the_driver(t
     assert posture.driver(tmp_path) == "580.150.01"
 
 
-def test_a_driver_that_tells_no_version_is_there_and_not_understood(tmp_path):
+def test_a_driver_without_a_version_is_loaded_but_unknown(tmp_path):
     write(tmp_path, {"proc/driver/nvidia/version": "hello\n"})
     found = posture.driver(tmp_path)
     assert isinstance(found, CheckFault)
@@ -56,7 +56,7 @@ def test_the_versions_of_the_library_are_those_of_its_files(tmp_path):
     assert posture.libraries(tmp_path) == ("570.9", "580.142")
 
 
-def test_the_options_of_the_driver_are_read_as_it_writes_them(tmp_path):
+def test_the_options_of_the_driver_are_read(tmp_path):
     found = posture.options(tmp_path)
     assert isinstance(found, CheckFault)
     write(tmp_path, {"proc/driver/nvidia/params": PARAMS})
@@ -73,7 +73,7 @@ def gpu(address, functions, vendor="0x10de"):
     return {f"{place}/vendor": f"{vendor}\n", f"{place}/sriov_numvfs": f"{functions}\n"}
 
 
-def test_virtual_functions_of_a_gpu_and_the_module_for_guests_are_signs_of_guests(tmp_path):
+def test_virtual_functions_and_vgpu_module_mean_guests(tmp_path):
     write(tmp_path, {**gpu("0000:3b:00.0", 0), **gpu("0000:5e:00.0", 8, vendor="0x8086")})
     write(tmp_path, {"sys/bus/pci/devices/0000:00:00.0/vendor": "0x10de\n"})
     assert posture.shared_with_guests(tmp_path) == ()
@@ -85,7 +85,7 @@ def test_virtual_functions_of_a_gpu_and_the_module_for_guests_are_signs_of_guest
     )
 
 
-def test_without_a_list_of_devices_nobody_can_say_that_there_are_no_guests(tmp_path):
+def test_without_a_list_of_devices_guests_are_unknown(tmp_path):
     assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
     write(tmp_path, gpu("0000:3b:00.0", "many"))
     assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
@@ -104,7 +104,7 @@ def test_persistenced_is_there_when_its_socket_is(short_tmp):
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "expected"),
     [
         (["cgroup.controllers", "kubepods.slice/cgroup.procs"], "version 2"),
         (["memory/tasks", "systemd/tasks"], "version 1"),
@@ -112,12 +112,12 @@ def test_persistenced_is_there_when_its_socket_is(short_tmp):
         (["unified/cgroup.controllers"], "version 2, below unified"),
     ],
 )
-def test_the_version_of_control_groups_shows_in_their_files(tmp_path, files, told):
+def test_the_version_of_control_groups_shows_in_their_files(tmp_path, files, expected):
     write(tmp_path, {f"sys/fs/cgroup/{name}": "" for name in files})
-    assert posture.cgroups(tmp_path) == told
+    assert posture.cgroups(tmp_path) == expected
 
 
-def test_without_control_groups_no_version_is_told(tmp_path):
+def test_without_control_groups_the_version_is_unknown(tmp_path):
     assert isinstance(posture.cgroups(tmp_path), CheckFault)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     assert isinstance(posture.cgroups(tmp_path), CheckFault)
@@ -132,7 +132,7 @@ def test_this_machine_has_control_groups_and_room():
     assert room.free_files is None or 0 <= room.free_files <= found.f_files
 
 
-def test_a_filesystem_that_does_not_count_files_has_no_number_of_them():
+def test_a_filesystem_without_inodes_has_no_count():
     # The kernel counts no files of processes.
     assert os.statvfs("/proc").f_files == 0
     room = posture.room(Path("/proc"))
@@ -140,7 +140,7 @@ def test_a_filesystem_that_does_not_count_files_has_no_number_of_them():
     assert room.free_files is None
 
 
-def test_room_in_a_place_that_is_not_there_is_not_told(tmp_path):
+def test_free_space_of_a_missing_place_is_unknown(tmp_path):
     found = posture.room(tmp_path / "none")
     assert isinstance(found, CheckFault)
     assert found.absent
@@ -155,7 +155,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_file_that_is_too_large_to_be_true_is_not_believed(tmp_path, monkeypatch):
+def test_a_file_of_absurd_size_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(safe_read, "LARGEST", 4)
     write(tmp_path, {"four": "1234", "five": "12345"})
     assert safe_read.text(tmp_path / "four") == "1234"

@@ -54,7 +54,7 @@ def view(tmp_path, *pids):
 
 
 @pytest.mark.parametrize("name", sorted(process_facts.MPS))
-def test_the_multi_process_service_is_known_by_its_program_even_when_that_was_removed(tmp_path, name):
+def test_mps_is_known_by_its_program_even_when_removed(tmp_path, name):
     program = tmp_path / name
     shutil.copy("/bin/cat", program)
     with running(str(program)) as process:
@@ -65,7 +65,7 @@ def test_the_multi_process_service_is_known_by_its_program_even_when_that_was_re
     assert process_facts.mps(proc) == ()
 
 
-def test_a_process_that_only_bears_the_name_is_not_the_multi_process_service(tmp_path):
+def test_a_process_with_the_name_is_not_mps(tmp_path):
     program = tmp_path / "nvidia-cuda-mps-server-exporter"
     shutil.copy("/bin/cat", program)
     with running(str(program)) as process:
@@ -82,7 +82,7 @@ def test_a_process_whose_program_is_hidden_may_be_anything(tmp_path):
     assert process_facts.mps(proc) == ("process 8",)
 
 
-def test_without_proc_nothing_is_proven(tmp_path):
+def test_without_proc_no_fact_is_proven(tmp_path):
     assert isinstance(process_facts.mps(tmp_path / "none"), CheckFault)
     assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
 
@@ -94,7 +94,7 @@ def test_the_pid_namespace_of_the_node_is_known_by_its_number(monkeypatch):
     assert process_facts.sees_all(PROC) is False
 
 
-def test_the_process_behind_a_socket_is_told_with_what_it_may_do(short_tmp, monkeypatch):
+def test_the_server_of_a_socket_is_found_with_its_rights(short_tmp, monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     with running(sys.executable, "-c", SERVE, str(short_tmp / "a.sock")) as process:
         found = process_facts.server(short_tmp / "a.sock", PROC)
@@ -120,7 +120,7 @@ def test_a_privilege_that_was_given_up_is_missing(short_tmp):
 
 
 @pytest.mark.skipif(not UNSHARES, reason="may not make a namespace")
-def test_a_server_in_a_pid_namespace_of_its_own_does_not_see_all(short_tmp, monkeypatch):
+def test_a_server_in_another_pid_namespace_misses_processes(short_tmp, monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", SERVE, str(short_tmp / "a.sock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -142,18 +142,18 @@ def test_a_server_outside_the_own_pid_namespace_is_hidden(short_tmp):
         listening.bind(str(short_tmp / "a.sock"))
         listening.listen()
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", look, str(short_tmp / "a.sock"), "/proc"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "its process is not visible in this PID namespace" in told
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "its process is not visible in this PID namespace" in output
 
 
-def test_a_socket_that_nobody_serves_is_a_fault(short_tmp):
+def test_a_socket_without_a_server_is_a_fault(short_tmp):
     found = process_facts.server(short_tmp / "none.sock", PROC)
     assert isinstance(found, CheckFault)
     assert found.absent
     assert isinstance(process_facts.server(short_tmp / ("x" * 200), PROC), CheckFault)
 
 
-def test_a_process_of_which_nothing_is_told_is_a_fault(short_tmp):
+def test_a_process_without_any_facts_is_a_fault(short_tmp):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(short_tmp / "a.sock"))
         listening.listen()

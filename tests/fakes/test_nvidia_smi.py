@@ -25,23 +25,23 @@ def smi(gpu, *arguments):
     return ended.returncode, ended.stdout
 
 
-def test_nvidia_smi_resets_a_gpu_that_nobody_uses(nvml):
+def test_nvidia_smi_resets_an_unused_gpu(nvml):
     gpu = nvml.gpu(2)
     gpu.set({"ecc.total.1.0": 4, "ecc.total.1.1": 9, "power.limit": 300000, "memory.used": 2**30, "reset_required": 1})
     gpu.set({"ecc.pending": 0, "clock.app.0": 500, "clock.locked.gpu": "1 2", "remap.pending": 1})
-    code, told = smi(gpu)
-    assert (code, told.splitlines()[-1]) == (0, "All done.")
-    assert "was successfully reset" in told
+    code, output = smi(gpu)
+    assert (code, output.splitlines()[-1]) == (0, "All done.")
+    assert "was successfully reset" in output
     keys = ("ecc.total.1.0", "ecc.total.1.1", "power.limit", "memory.used", "reset_required", "ecc.current")
     assert [gpu[key] for key in keys] == ["0", "9", "700000", str(4 * MIB), "0", "0"]
     assert [gpu[key] for key in ("clock.app.0", "clock.locked.gpu", "remap.pending")] == ["1980", "none", "0"]
 
 
-def test_a_session_that_is_open_is_in_the_way_of_a_reset_and_the_log_shows_the_order(session):
-    code, told = smi(session.gpu(0))
+def test_an_open_session_prevents_a_reset(session):
+    code, output = smi(session.gpu(0))
     assert code == 255
-    assert "could not be reset: In use by another client\n" in told
-    assert "device is currently being used by one or more other processes" in told
+    assert "could not be reset: In use by another client\n" in output
+    assert "device is currently being used by one or more other processes" in output
     pynvml.nvmlShutdown()
     assert smi(session.gpu(0))[0] == 0
     calls = [call for _, call, _ in session.calls()]
@@ -51,7 +51,7 @@ def test_a_session_that_is_open_is_in_the_way_of_a_reset_and_the_log_shows_the_o
     ]
 
 
-def test_an_open_device_file_or_a_listed_process_is_in_the_way_of_a_reset(nvml, stage):
+def test_an_open_device_or_listed_process_prevents_a_reset(nvml, stage):
     with stage.root.node(nvml.gpu(0)).open():
         assert smi(nvml.gpu(0))[0] == 255
         assert smi(nvml.gpu(1))[0] == 0
@@ -81,10 +81,10 @@ def test_a_client_that_was_killed_is_none(nvml, stage):
         ("fails-and-lost", 255, "GPU is lost"),
     ],
 )
-def test_nvidia_smi_refuses_as_it_was_told_to(nvml, order, code, fragment):
+def test_nvidia_smi_refuses_as_configured(nvml, order, code, fragment):
     nvml.set({"smi.reset": order})
-    ended, told = smi(nvml.gpu(0))
-    assert (ended, fragment in told) == (code, True)
+    ended, output = smi(nvml.gpu(0))
+    assert (ended, fragment in output) == (code, True)
     assert nvml.gpu(0).get("lost") == ("1" if order == "fails-and-lost" else None)
 
 
@@ -103,11 +103,11 @@ def test_a_reset_takes_the_slices_away(nvml):
     assert code_of(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, first(), 0) == pynvml.NVML_ERROR_NOT_FOUND
 
 
-def test_nvidia_smi_switches_persistence_and_knows_no_stranger(nvml):
+def test_nvidia_smi_switches_persistence_and_refuses_unknown_gpus(nvml):
     assert smi(nvml.gpu(0), "-pm", "0")[0] == 0
     assert nvml.gpu(0)["persistence_mode"] == "0"
-    stranger = subprocess.run(["nvidia-smi", "-r", "-i", "GPU-none"], check=False, capture_output=True)
-    assert stranger.returncode == 6
+    unknown = subprocess.run(["nvidia-smi", "-r", "-i", "GPU-none"], check=False, capture_output=True)
+    assert unknown.returncode == 6
     nvml.unload()
     assert subprocess.run(["nvidia-smi"], check=False, capture_output=True).returncode == 9
 
@@ -115,7 +115,7 @@ def test_nvidia_smi_switches_persistence_and_knows_no_stranger(nvml):
 # --- the host's files ---
 
 
-def test_the_host_shows_devices_their_places_and_the_capabilities_of_slices(nvml, stage):
+def test_the_host_has_device_files_addresses_and_capabilities(nvml, stage):
     gpu = nvml.gpu(5)
     gpu.cut([Slice("7g.141gb")])
     assert (stage.root.path / "proc/driver/nvidia/version").read_text().split()[9] == "580.95.05"
@@ -145,7 +145,7 @@ def test_capabilities_come_and_go_with_what_the_library_makes(nvml, stage):
     assert not whole.parent.exists()
 
 
-def test_the_tool_may_go_on_after_it_has_taken_the_slices_away(nvml):
+def test_the_tool_may_stop_after_it_removed_the_slices(nvml):
     nvml.gpu(0).cut([Slice("7g.141gb")])
     with nvml.hanging("nvidia-smi") as file:
         tool = subprocess.Popen(["nvidia-smi", "-r", "-i", nvml.gpu(0).uuid], stdout=subprocess.PIPE)

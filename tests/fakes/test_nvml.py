@@ -23,7 +23,7 @@ pytestmark = pytest.mark.night
 
 
 @pytest.mark.usefixtures("nvml")
-def test_nothing_is_told_before_a_session_and_after_it():
+def test_calls_fail_before_and_after_a_session():
     assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
     pynvml.nvmlInit()
     assert pynvml.nvmlDeviceGetCount() == 8
@@ -32,7 +32,7 @@ def test_nothing_is_told_before_a_session_and_after_it():
     assert code_of(pynvml.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
 
 
-def test_whoever_opens_twice_closes_twice_and_keeps_its_handles(session):
+def test_sessions_are_counted_and_keep_their_handles(session):
     handle = first()
     pynvml.nvmlInit()
     assert pynvml.nvmlDeviceGetName(handle) == "NVIDIA H200"
@@ -43,14 +43,14 @@ def test_whoever_opens_twice_closes_twice_and_keeps_its_handles(session):
 
 
 @pytest.mark.usefixtures("session")
-def test_a_handle_is_worth_nothing_in_the_next_session():
+def test_a_handle_is_invalid_in_the_next_session():
     old = first()
     pynvml.nvmlShutdown()
     pynvml.nvmlInit()
     assert code_of(pynvml.nvmlDeviceGetUUID, old) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_without_a_driver_nothing_opens_and_an_open_session_still_closes(nvml):
+def test_without_a_driver_a_session_only_closes(nvml):
     pynvml.nvmlInit()
     nvml.unload()
     assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
@@ -77,7 +77,7 @@ def test_a_child_process_finds_the_library_by_its_name(stage):
 # --- what is told ---
 
 
-def test_who_a_gpu_is(session):
+def test_a_gpu_has_name_uuid_and_address(session):
     gpu = session.gpu(3)
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     pci = pynvml.nvmlDeviceGetPciInfo(handle)
@@ -95,7 +95,7 @@ def test_the_driver_says_its_versions(session):
 
 
 @pytest.mark.usefixtures("session")
-def test_nobody_is_found_under_a_name_that_is_nobodys():
+def test_an_unknown_name_finds_no_gpu():
     assert code_of(pynvml.nvmlDeviceGetHandleByUUID, "GPU-none") == pynvml.NVML_ERROR_NOT_FOUND
     assert code_of(pynvml.nvmlDeviceGetHandleByPciBusId, "0000:ff:00.0") == pynvml.NVML_ERROR_NOT_FOUND
     assert code_of(pynvml.nvmlDeviceGetHandleByIndex, 8) == pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -188,7 +188,7 @@ def test_what_the_state_does_not_say_is_not_supported(session):
 # --- events ---
 
 
-def test_only_what_comes_after_the_registration_is_told(session):
+def test_only_events_after_the_registration_are_reported(session):
     session.gpu(0).event(pynvml.nvmlEventTypeXidCriticalError, 13)
     events = pynvml.nvmlEventSetCreate()
     pynvml.nvmlDeviceRegisterEvents(first(), pynvml.nvmlEventTypeXidCriticalError, events)
@@ -197,10 +197,10 @@ def test_only_what_comes_after_the_registration_is_told(session):
     session.gpu(1).event(pynvml.nvmlEventTypeXidCriticalError, 48)
     waiting = threading.Thread(target=session.gpu(0).event, args=(pynvml.nvmlEventTypeXidCriticalError, 79))
     waiting.start()
-    told = pynvml.nvmlEventSetWait(events, 5000)
+    answer = pynvml.nvmlEventSetWait(events, 5000)
     waiting.join()
-    assert (told.eventType, told.eventData) == (pynvml.nvmlEventTypeXidCriticalError, 79)
-    assert pynvml.nvmlDeviceGetUUID(told.device) == session.gpu(0).uuid
+    assert (answer.eventType, answer.eventData) == (pynvml.nvmlEventTypeXidCriticalError, 79)
+    assert pynvml.nvmlDeviceGetUUID(answer.device) == session.gpu(0).uuid
     pynvml.nvmlEventSetFree(events)
     assert code_of(pynvml.nvmlEventSetWait, events, 0) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 

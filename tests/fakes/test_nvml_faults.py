@@ -24,7 +24,7 @@ def test_the_sweep_knows_every_function_of_the_library(stage):
     assert functions - {"nvmlErrorString"} == CALLS.keys()
 
 
-def test_every_function_answers_when_nothing_is_wrong(session):
+def test_every_function_answers_on_a_healthy_gpu(session):
     """Or says what is true of this machine: the sweep asks a GPU for what only a slice has, and the other way round."""
     session.gpu(0).cut([Slice()])
     session.gpu(1).set(persistence_mode=0)
@@ -66,7 +66,7 @@ def test_a_fault_may_be_of_one_gpu_and_its_slices(session):
     assert [code_of(pynvml.nvmlDeviceGetName, one) for one in (first(), piece, other)] == [999, 999, 0]
 
 
-def test_a_lost_gpu_answers_nothing_and_the_others_do(session):
+def test_only_the_lost_gpu_does_not_answer(session):
     handle = first()
     session.gpu(0).set(lost=True)
     lost = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -76,14 +76,14 @@ def test_a_lost_gpu_answers_nothing_and_the_others_do(session):
     assert pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(1)) == "NVIDIA H200"
 
 
-def test_a_gpu_that_wants_a_reset_only_says_who_it_is(session):
+def test_a_gpu_requiring_reset_answers_only_its_identity(session):
     session.gpu(0).set(reset_required=True)
     assert pynvml.nvmlDeviceGetUUID(first()) == session.gpu(0).uuid
     required = pynvml.NVML_ERROR_RESET_REQUIRED
     assert code_of(pynvml.nvmlDeviceGetMemoryInfo, first(), pynvml.nvmlMemory_v2) == required
 
 
-def test_a_call_that_hangs_holds_up_nobody_else_and_goes_on_when_it_may(session):
+def test_a_hanging_call_delays_no_other_call(session):
     answers: list[str] = []
     handle = first()
     with session.gpu(0).hanging("nvmlDeviceGetName") as file:

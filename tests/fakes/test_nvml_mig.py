@@ -14,7 +14,7 @@ from tests.fakes.nvml.presets import MIB
 pytestmark = pytest.mark.night
 
 
-def test_a_gpu_is_cut_into_slices_with_memory_of_their_own(session):
+def test_slices_have_memory_of_their_own(session):
     uuids = session.gpu(0).cut([Slice("3g.71gb"), Slice("1g.18gb"), Slice("1g.18gb")])
     session.gpu(0).run(Process(5, gi=1, ci=0), Process(6, gi=11, ci=0))
     slices = [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(first(), number) for number in range(3)]
@@ -41,7 +41,7 @@ def instances_of(gpu, profile):
     return list(array[: count.value])
 
 
-def test_a_slice_is_destroyed_from_within_and_made_again_the_same(session):
+def test_a_destroyed_slice_is_recreated_with_its_uuid(session):
     uuids = session.gpu(0).cut([Slice("1g.18gb")] * 7)
     profile = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(first(), pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE)
     fourth = instances_of(first(), profile.id)[3]
@@ -91,7 +91,7 @@ def test_compute_instances_share_the_memory_of_their_gpu_instance(session):
     assert [pynvml.nvmlDeviceGetMemoryInfo(one, pynvml.nvmlMemory_v2).used for one in slices] == [8 * MIB] * 2
 
 
-def test_mig_is_switched_when_nobody_is_there_and_by_a_reset_on_older_gpus(session):
+def test_mig_mode_changes_when_idle_or_by_reset(session):
     session.gpu(0).run(Process(5))
     assert pynvml.nvmlDeviceSetMigMode(first(), 1) == pynvml.NVML_ERROR_IN_USE
     assert pynvml.nvmlDeviceGetMigMode(first()) == [0, 1]

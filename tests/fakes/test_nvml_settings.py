@@ -29,7 +29,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("change", "to", "ask", "expected"), SETTINGS, ids=lambda part: getattr(part, "__name__", ""))
-def test_a_setting_is_changed_by_root_alone_and_stays_for_the_next_process(session, change, to, ask, expected):
+def test_only_root_changes_a_setting_and_it_lasts(session, change, to, ask, expected):
     before = ask(first())
     session.set(privileged=0)
     assert code_of(change, first(), *to) == pynvml.NVML_ERROR_NO_PERMISSION
@@ -56,7 +56,7 @@ def test_no_value_out_of_range_is_taken():
     assert code_of(pynvml.nvmlDeviceSetApplicationsClocks, first(), 3201, 5000) == invalid
 
 
-def test_clocks_go_back_to_their_defaults_and_locks_show_in_the_state_alone(session):
+def test_clocks_reset_and_locks_show_in_the_state(session):
     pynvml.nvmlDeviceSetApplicationsClocks(first(), 3201, 900)
     pynvml.nvmlDeviceResetApplicationsClocks(first())
     assert pynvml.nvmlDeviceGetApplicationsClock(first(), 0) == 1980

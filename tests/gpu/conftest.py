@@ -65,21 +65,21 @@ def host() -> Host:
 
 
 @pytest.fixture
-def eyes(host: Host, library: Library) -> Nvidia:
+def nvidia(host: Host, library: Library) -> Nvidia:
     """The service's, which have seen nothing yet."""
     return backend(host, library)
 
 
 @pytest.fixture
-def device(eyes: Nvidia) -> DeviceInfo:
+def device(nvidia: Nvidia) -> DeviceInfo:
     """The first one."""
-    return eyes.inventory()[0]
+    return nvidia.inventory()[0]
 
 
 @pytest.fixture
-def idle(eyes: Nvidia, device: DeviceInfo) -> DeviceInfo:
+def idle(nvidia: Nvidia, device: DeviceInfo) -> DeviceInfo:
     """The first one, while nobody is listed on it."""
-    if listed := eyes.listed_holders(device.uuid):
+    if listed := nvidia.listed_holders(device.uuid):
         pytest.skip(f"somebody is at work on it: {len(listed)} processes are listed")
     return device
 

@@ -94,8 +94,8 @@ def test_the_driver_is_named_and_keeps_its_name(host, nvml, tell) -> None:
     tell(f"driver: {name}")
 
 
-def test_every_device_is_described_by_what_is_there(host, eyes, tell) -> None:
-    found = eyes.inventory()
+def test_every_device_is_described_by_what_is_there(host, nvidia, tell) -> None:
+    found = nvidia.inventory()
     assert len({info.uuid for info in found}) == len({info.name for info in found}) == len(found) > 0
     for info in found:
         tell(f"device {info.name}: {asdict(info)}")
@@ -104,28 +104,28 @@ def test_every_device_is_described_by_what_is_there(host, eyes, tell) -> None:
         assert re.fullmatch(r"\d+\.\d+", info.compute or "")
         assert (host.sys_pci / str(info.pci_address)).exists()
         assert info.numa_node is None or info.numa_node >= 0
-        paths = [*(host.root / node.lstrip("/") for node in info.nodes), *map(Path, eyes.files(info.uuid))]
+        paths = [*(host.root / node.lstrip("/") for node in info.nodes), *map(Path, nvidia.files(info.uuid))]
         assert [path for path in paths if not path.exists()] == []
 
 
-def test_what_is_described_stays_the_same(eyes) -> None:
-    assert eyes.inventory() == eyes.inventory()
+def test_what_is_described_stays_the_same(nvidia) -> None:
+    assert nvidia.inventory() == nvidia.inventory()
 
 
-def test_an_idle_gpu_uses_less_memory_than_is_believed_of_one(nvml, idle, tell) -> None:
-    told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
-    rest = told.total - told.reserved - told.free - told.used
-    tell(f"idle, in bytes: total {told.total}, reserved {told.reserved}, used {told.used}, not accounted for {rest}")
-    assert told.used <= IDLE_AT_MOST
+def test_an_idle_gpu_uses_less_memory_than_assumed(nvml, idle, tell) -> None:
+    usage = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
+    rest = usage.total - usage.reserved - usage.free - usage.used
+    tell(f"idle, in bytes: total {usage.total}, reserved {usage.reserved}, used {usage.used}, not accounted for {rest}")
+    assert usage.used <= IDLE_AT_MOST
 
 
-def test_nobody_is_on_an_idle_gpu_and_it_can_be_told(eyes, idle) -> None:
-    assert eyes.has_holders(idle.uuid) is False
+def test_an_idle_gpu_is_known_to_have_no_holder(nvidia, idle) -> None:
+    assert nvidia.has_holders(idle.uuid) is False
 
 
-def test_a_gpu_is_well(eyes) -> None:
-    assert {info.uuid: eyes.vitals(info.uuid) for info in eyes.inventory()} == {
-        info.uuid: Vitals() for info in eyes.inventory()
+def test_a_gpu_is_well(nvidia) -> None:
+    assert {info.uuid: nvidia.vitals(info.uuid) for info in nvidia.inventory()} == {
+        info.uuid: Vitals() for info in nvidia.inventory()
     }
 
 
@@ -157,43 +157,45 @@ def test_settings_are_read_alike_twice_and_can_be_kept(nvml, tell) -> None:
     assert settings.decode(settings.encode(first, uuid), uuid) == first
 
 
-def test_who_has_opened_the_node_by_himself_is_found(eyes, device, tell) -> None:
-    files = eyes.files(device.uuid)
+def test_a_process_that_opened_the_device_is_found(nvidia, device, tell) -> None:
+    files = nvidia.files(device.uuid)
     with child(HOLDS_THE_NODE, files[0]) as pid:
         assert pid in holders(files)
-        tell(f"a process that only opened the node is listed by the driver: {pid in eyes.listed_holders(device.uuid)}")
+        tell(
+            f"a process that only opened the node is listed by the driver: {pid in nvidia.listed_holders(device.uuid)}"
+        )
     assert pid not in holders(files)
 
 
-def test_who_has_a_context_is_listed_and_found_and_gone_when_it_ends(eyes, idle, nvml, tell) -> None:
+def test_a_context_is_listed_until_its_process_ends(nvidia, idle, nvml, tell) -> None:
     def used() -> int:
-        told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
-        return int(told.used)
+        usage = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
+        return int(usage.used)
 
     if subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], check=False).returncode:
         pytest.skip("there is no CUDA driver library here")
     before = used()
-    assert eyes.has_holders(idle.uuid) is False
+    assert nvidia.has_holders(idle.uuid) is False
     with child(HAS_A_CONTEXT, CUDA_VISIBLE_DEVICES=idle.uuid, CUDA_CACHE_DISABLE="1") as pid:
         tell(f"a context with 64 MiB takes {(used() - before) / MIB:.1f} MiB")
         assert used() - before >= 64 * MIB
-        assert pid in eyes.listed_holders(idle.uuid)
-        assert pid in holders(eyes.files(idle.uuid))
-        assert eyes.has_holders(idle.uuid) is True
-        assert eyes.vitals(idle.uuid) == Vitals()
-    unlisted = passes_within(GONE_WITHIN, lambda: pid not in eyes.listed_holders(idle.uuid))
-    free = passes_within(GONE_WITHIN, lambda: eyes.has_holders(idle.uuid) is False)
+        assert pid in nvidia.listed_holders(idle.uuid)
+        assert pid in holders(nvidia.files(idle.uuid))
+        assert nvidia.has_holders(idle.uuid) is True
+        assert nvidia.vitals(idle.uuid) == Vitals()
+    unlisted = passes_within(GONE_WITHIN, lambda: pid not in nvidia.listed_holders(idle.uuid))
+    free = passes_within(GONE_WITHIN, lambda: nvidia.has_holders(idle.uuid) is False)
     tell(f"after its end: unlisted in {unlisted * 1000:.0f} ms, then free in {free * 1000:.0f} ms more")
-    assert pid not in holders(eyes.files(idle.uuid))
+    assert pid not in holders(nvidia.files(idle.uuid))
 
 
-def test_every_look_is_in_time(eyes, device, tell) -> None:
+def test_every_look_is_in_time(nvidia, device, tell) -> None:
     looks: dict[str, Callable[[], object]] = {
-        "inventory": eyes.inventory,
-        "vitals": lambda: eyes.vitals(device.uuid),
-        "in_use": lambda: eyes.has_holders(device.uuid),
-        "listed": lambda: eyes.listed_holders(device.uuid),
-        "driver": eyes.driver,
+        "inventory": nvidia.inventory,
+        "vitals": lambda: nvidia.vitals(device.uuid),
+        "in_use": lambda: nvidia.has_holders(device.uuid),
+        "listed": lambda: nvidia.listed_holders(device.uuid),
+        "driver": nvidia.driver,
     }
     for name, look in looks.items():
         took = []

@@ -49,12 +49,12 @@ def said(tree: ast.AST):
 
 
 @pytest.mark.parametrize("file", [file for file in LOOKERS if file.name != Path(__file__).name], ids=lambda it: it.name)
-def test_nothing_that_changes_a_gpu_is_ever_mentioned(file) -> None:
+def test_the_reading_tests_call_no_function_that_changes(file) -> None:
     assert [word for word in said(ast.parse(file.read_text())) if CHANGES.search(word)] == []
 
 
 @pytest.mark.parametrize("file", WRITERS, ids=lambda it: it.name)
-def test_what_writes_memory_mentions_nothing_that_changes_more(file) -> None:
+def test_the_writing_tests_change_only_memory(file) -> None:
     words = {word for word in said(ast.parse(file.read_text())) if " " not in word}  # sentences are for people
     assert {word for word in words if CHANGES_MORE.search(word)} == set()
 

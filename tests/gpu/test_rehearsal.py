@@ -45,14 +45,14 @@ def test_a_gpu_that_is_not_as_believed_turns_them_red(stage) -> None:
     stage.machine.gpu(0).set({"memory.used": 65 * 2**20, "remap.pending": 1, "fail.nvmlDeviceGetPersistenceMode": 999})
     run = rehearse(stage, FILE, "-m", "gpu")
     assert {
-        "test_an_idle_gpu_uses_less_memory_than_is_believed_of_one",
-        "test_nobody_is_on_an_idle_gpu_and_it_can_be_told",
+        "test_an_idle_gpu_uses_less_memory_than_assumed",
+        "test_an_idle_gpu_is_known_to_have_no_holder",
         "test_a_gpu_is_well",
         "test_no_question_of_the_service_ends_in_an_error",
     } <= failed(run)
 
 
-def test_nothing_of_a_gpu_is_touched_unless_it_is_asked_for(stage) -> None:
+def test_no_gpu_is_touched_without_a_request(stage) -> None:
     run = rehearse(stage, FILE)
     assert "12 deselected" in run.stdout
     assert stage.machine.calls() == []
@@ -137,8 +137,8 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     assert list(faults) == [name for name in only if name == "tests"], faults
     assert set(re.findall(r"::(\w+)", faults.get("tests", ""))) == (TOO_SMALL if "tests" in only else set())
     assert run.returncode == len(faults)
-    figures = {name: {it.what: list(it.samples) for it in part.figures} for name, part in parts.items()}
-    assert figures["faults"]["a write that leaves out the last bytes: noticed"] == [1]
-    assert figures["service"]["receipt: not covered: the context of the scrub itself"] == [2 * PAGE]
+    samples = {name: {it.what: list(it.samples) for it in part.figures} for name, part in parts.items()}
+    assert samples["faults"]["a write that leaves out the last bytes: noticed"] == [1]
+    assert samples["service"]["receipt: not covered: the context of the scrub itself"] == [2 * PAGE]
     assert not any(memory.read_bytes()[2 * PAGE :])  # the context was in the first pages
     assert stage.machine.gpu(0).uuid not in records.path.read_text() + records.page.read_text()

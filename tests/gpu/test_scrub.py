@@ -125,8 +125,8 @@ def test_a_bit_that_flips_anywhere_is_found_where_it_is(where) -> None:
 
 
 def test_all_but_a_hundredth_of_the_memory_can_be_taken(where, board, nvml, tell) -> None:
-    told = boards.memory(nvml, nvml.handle(board.uuid))
-    allocatable = told.total - told.reserved
+    usage = boards.memory(nvml, nvml.handle(board.uuid))
+    allocatable = usage.total - usage.reserved
     taken = does("ladder", replace(where, limit=None))
     tell(f"taken: {taken} of {allocatable} bytes, {100 * taken / allocatable:.3f} %")
     assert 0.99 * allocatable <= taken <= allocatable
@@ -171,7 +171,7 @@ def test_a_healthy_gpu_passes_its_self_test_in_its_time(where, tell) -> None:
     assert done["seconds"] < 1.5 * where.seconds + 1
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_pass_leaves_no_memory_in_use(where, board, idle, tell) -> None:
+def test_a_killed_worker_leaves_no_memory_in_use(where, board, idle, tell) -> None:
     def used() -> int:
         with idle.library.session() as session:
             return int(boards.memory(session, session.handle(board.uuid)).used)

@@ -87,7 +87,7 @@ def parts(output: Path) -> list[Part]:
     return Records(output / f"{NAME}.jsonl").parts()
 
 
-def figures(output: Path) -> dict[str, dict[str, list[float]]]:
+def measurements(output: Path) -> dict[str, dict[str, list[float]]]:
     """The samples of every figure, by part and by what was measured."""
     return {part.name: {it.what: list(it.samples) for it in part.figures} for part in parts(output)}
 
@@ -131,7 +131,7 @@ def test_little_memory_that_can_be_taken_turns_them_red(stage, small) -> None:
     assert failed(run) == {"test_all_but_a_hundredth_of_the_memory_can_be_taken"}
 
 
-def test_a_gpu_that_somebody_uses_is_left_alone(stage, large) -> None:
+def test_a_gpu_in_use_is_left_alone(stage, large) -> None:
     with stage.root.node(stage.machine.gpu(0)).open():
         before = Path(large.gpus[stage.machine.gpu(0).uuid].memory).stat().st_mtime_ns
         run = rehearse(stage, FILE, "-m", "gpu", "-k", "flips", **seen(large))
@@ -146,26 +146,26 @@ def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_pa
     run = measure(stage, small, tmp_path, *only(*ALONE))
     assert run.returncode == 0, run.stderr + (tmp_path / f"{NAME}.md").read_text()
     assert run.stdout == f"{tmp_path / NAME}.md\n"
-    found = figures(tmp_path)
+    found = measurements(tmp_path)
     assert list(found) == ALONE
     empty = {(part, what) for part, of in found.items() for what, samples in of.items() if not samples}
     assert {part for part, _ in empty} == {"faults", "variants"}  # small memory; no compiler
     assert not any(memory.read_bytes()[2 * PAGE :])  # beside the context, and where results are told
     what_is_measured_is_what_is_there(found)
-    nothing_was_changed_and_nobody_is_named(stage, tmp_path)
+    no_change_and_no_name(stage, tmp_path)
 
 
-def test_who_listens_to_the_chip_has_overwritten_nothing_on_it_before(small, monkeypatch) -> None:
+def test_the_chip_is_read_before_it_is_overwritten(small, monkeypatch) -> None:
     [uuid], [gpu] = small.gpus, small.gpus.values()
     where = Where(uuid, gpu.pci_address, 0, 1, None, 1.0, "/", 0)
     ran: list[str] = []
     run = HostGpu.program
 
-    def heard(gpu: HostGpu, name: str, number: int, blocks: int) -> list[tuple[int, int, int, int]]:
+    def program_results(gpu: HostGpu, name: str, number: int, blocks: int) -> list[tuple[int, int, int, int]]:
         ran.append(name)
         return run(gpu, name, number, blocks)
 
-    monkeypatch.setattr(HostGpu, "program", heard)
+    monkeypatch.setattr(HostGpu, "program", program_results)
     with in_this_process(small):
         card = listening(where)
         assert ran == []
@@ -194,14 +194,14 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
     assert found["self-test"]["different results of one computation, at most"] == [1]
 
 
-def nothing_was_changed_and_nobody_is_named(stage, output: Path) -> None:
+def no_change_and_no_name(stage, output: Path) -> None:
     assert [call for _, call, _ in stage.machine.calls() if CHANGES.search(call)] == []
     text = (output / f"{NAME}.jsonl").read_text() + (output / f"{NAME}.md").read_text()
     assert not re.search(r"GPU-5e7f[0-9a-f-]", text)
     assert "165202200" not in text
 
 
-def test_a_part_that_fails_is_told_and_the_others_are_measured(stage, small, tmp_path) -> None:
+def test_a_failed_part_does_not_stop_the_others(stage, small, tmp_path) -> None:
     small.change(stage.machine.gpu(0).uuid, leaky=(1,), stuck={str(5 * PAGE): 1})
     run = measure(stage, small, tmp_path, *only("passes", "scratch", "timeline"))
     assert run.returncode == 1
@@ -209,19 +209,19 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(stage, small, tmp
     assert list(why) == ["scratch", "timeline", "passes", "zeros"]
     assert "cannot measure: memory does not hold" in why["passes"]
     assert why["scratch"].endswith("1 units do not hold what is written to them")
-    found = figures(tmp_path)
+    found = measurements(tmp_path)
     assert found["passes"] == found["scratch"] == {}
     page = (tmp_path / f"{NAME}.md").read_text()
     assert re.search(r"\| scratch \| FAILED \|", page)
 
 
-def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, tmp_path) -> None:
+def test_unexpected_driver_memory_is_reported_with_all_measurements(stage, small, tmp_path) -> None:
     taken = 2**28
     small.change(stage.machine.gpu(0).uuid, taken_at=("check 3", taken))
     assert measure(stage, small, tmp_path, *only("clear")).returncode == 1
     why = faults(tmp_path)["clear"]
     assert f"another process took {taken} bytes of its memory meanwhile" in why
-    found = figures(tmp_path)["clear"]
+    found = measurements(tmp_path)["clear"]
     assert found["zero: covered"] == [SMALL - 2 * PAGE]
     books = {what.removeprefix("zero: books, "): it for what, it in found.items() if what.startswith("zero: books")}
     assert books == {
@@ -232,12 +232,12 @@ def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, 
     assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
 
 
-def test_a_part_that_is_killed_takes_nothing_along(stage, small, tmp_path) -> None:
+def test_a_killed_part_does_not_end_the_others(stage, small, tmp_path) -> None:
     small.change(stage.machine.gpu(0).uuid, dies_at="invert 1", dies_of=9)
     assert measure(stage, small, tmp_path, *only("passes", "sizes")).returncode == 1
     why = faults(tmp_path)
     assert why["passes"].startswith("it ended with status -9")
-    assert {name for name, told in why.items() if told} == {"passes"}
+    assert {name for name, reason in why.items() if reason} == {"passes"}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, monkeyp
         time.sleep(0.02)
 
 
-def test_a_part_is_ended_with_all_its_processes_before_anybody_else_can_have_its_number(monkeypatch) -> None:
+def test_a_part_ends_with_all_its_processes(monkeypatch) -> None:
     killed: list[bool] = []
     monkeypatch.setattr(os, "killpg", lambda pid, _signal: killed.append(Path("/proc", str(pid)).exists()))
     where = Where("GPU-none", "0000:00:00.0", 0, 1, None, 1.0, "/", 0)
@@ -267,12 +267,12 @@ def test_a_part_is_ended_with_all_its_processes_before_anybody_else_can_have_its
     assert killed == [True]
 
 
-def test_no_more_is_taken_than_was_allowed_and_that_is_left_zero(stage, small, tmp_path) -> None:
+def test_a_trial_takes_the_allowed_memory_and_zeroes_it(stage, small, tmp_path) -> None:
     limit, memory = 4 * PAGE, Path(small.gpus[stage.machine.gpu(0).uuid].memory)
     memory.write_bytes(b"x" * SMALL)
     run = measure(stage, small, tmp_path, "--limit", str(limit), *only("passes", "one worker"))
     assert run.returncode == 0
-    found = figures(tmp_path)
+    found = measurements(tmp_path)
     assert found["passes"]["memory that each pass goes over"] == [limit]
     assert found["zeros"]["memory that was made zero and read back"] == [limit]
     assert found["one worker"] == {"the steps of one worker": []}  # not measured
@@ -305,7 +305,7 @@ def test_where_there_is_no_such_gpu_it_says_so(stage, small, tmp_path) -> None:
     assert "there is no GPU 9: the driver lists 8" in refused(stage, small, tmp_path / "out", "--gpu", "9")
 
 
-def test_without_cupy_it_says_so_and_asks_nothing(monkeypatch, capsys, tmp_path) -> None:
+def test_without_cupy_the_trial_reports_it_and_stops(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr("scrubber.cuda.warmth.missing", lambda: "CuPy is not installed")
     assert command.main(["--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("cannot begin: CuPy is not installed; ")

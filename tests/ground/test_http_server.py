@@ -58,14 +58,14 @@ async def said(address: str, *parts: bytes) -> bytes:
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     """What comes until the other side ends it, one way or another."""
-    heard = bytearray()
+    received = bytearray()
     async with asyncio.timeout(WITHIN):
         try:
             while some := await reader.read(2**16):
-                heard += some
+                received += some
         except ConnectionError:
             pass
-    return bytes(heard)
+    return bytes(received)
 
 
 async def test_metrics_have_the_format_that_accept_asks_for():
@@ -204,7 +204,7 @@ async def test_metrics_are_cached_for_half_a_second():
         assert "autoclave_times 2.0" in (await get(address, "/metrics", Accept=OPENMETRICS))[2]
 
 
-async def test_no_choice_of_words_makes_figures_be_made_again():
+async def test_an_accept_header_does_not_renew_cached_metrics():
     registry, collector = CollectorRegistry(), Counted()
     registry.register(collector)
     collector.times = 0
@@ -294,7 +294,7 @@ QUESTIONS = st.one_of(
 
 @given(questions=st.lists(QUESTIONS, min_size=1, max_size=8))
 @settings(max_examples=25)
-def test_whatever_is_asked_is_answered_and_no_fault_of_ours(questions):
+def test_every_request_gets_an_answer(questions):
     faults: list[dict[str, object]] = []
     gc.freeze()  # the collection below searches what this example has made, not all that the tests have made before it
 
@@ -303,12 +303,12 @@ def test_whatever_is_asked_is_answered_and_no_fault_of_ours(questions):
         async with opened() as address:
             return [await said(address, question + b"\r\n\r\n") for question in questions]
 
-    with capture_logs() as told:
+    with capture_logs() as logged:
         answers = asyncio.run(ask())
     for answer in answers:
         assert re.match(rb"HTTP/1\.1 (200|400|404|405) .*\r\n\r\n", answer, re.DOTALL), answer
     gc.collect()  # an error that nobody retrieves is told by its end
-    assert (faults, [it["event"] for it in told]) == ([], ["showing metrics"])
+    assert (faults, [it["event"] for it in logged]) == ([], ["showing metrics"])
 
 
 @pytest.mark.parametrize(

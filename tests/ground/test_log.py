@@ -138,11 +138,11 @@ NAME = st.text(max_size=20) | st.sampled_from(['" (pid 1, x)', '"', " in no cont
 @given(command=NAME, other=NAME, before=st.text(alphabet='a "(1)', max_size=12), after=st.text(max_size=12))
 def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, before: str, after: str) -> None:
     one, two = (replace(lives.FOREIGN, command=f"secret{it}secret") for it in (command, other))
-    for told in (
+    for name in (
         ownership.holder_names((one, two)),
         f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
     ):
-        shown = str(process_names.without_names({"why": f"{before}{told}{after}"})["why"])
+        shown = str(process_names.without_names({"why": f"{before}{name}{after}"})["why"])
         assert "secret" not in shown
         assert process_names.NAMELESS in shown
 

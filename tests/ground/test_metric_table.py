@@ -37,7 +37,7 @@ def shown(registry: CollectorRegistry) -> dict[str, dict[tuple[tuple[str, str], 
     }
 
 
-def test_counters_without_labels_begin_at_nothing_and_others_when_they_are_known():
+def test_counters_without_labels_begin_at_zero():
     registry = CollectorRegistry()
     instruments = Instruments((COUNTER, PLAIN, GAUGE), registry)
     assert shown(registry) == {"autoclave_times_total": {(): 0.0}}
@@ -60,7 +60,7 @@ def test_times_fall_into_buckets_and_lead_to_a_receipt():
     assert set(shown(registry)) == set(TIME.series)
 
 
-def test_what_is_looked_up_has_the_names_and_labels_of_its_row():
+def test_a_metric_has_the_name_and_labels_of_its_row():
     class Looked(Collector):
         def collect(self) -> Iterator[Metric]:
             yield from families(

@@ -39,7 +39,7 @@ PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the stand-ins import nothing", "the plugin stays small",
 )  # fmt: skip
 REPORTS = "only three modules import the Kubernetes client"
-FIGURES, COMMAND = "door of the plugin", "autoclave: floors"
+METRICS_CONTRACT, COMMAND = "door of the plugin", "autoclave: floors"
 HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
 CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
 STEPS, LOOKS, DRIVER = (
@@ -89,7 +89,7 @@ PLANTED = [
     ("plugin/__init__.py", "from scrubber.core import acquire", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
     ("dashboards/query.py", "from scrubber.core import states", DOOR),
-    ("dashboards/node.py", "from plugin import gate", FIGURES),
+    ("dashboards/node.py", "from plugin import gate", METRICS_CONTRACT),
     ("dashboards/node.py", "from demo import stage", HOUSES),
     ("plugin/__init__.py", "from policies import load", POLICIES),
     ("policies/load.py", "from scrubber.ground import log", DOOR),
@@ -174,7 +174,7 @@ def meant(line, modules):
     return statement.module if statement.module in modules else statement.module.partition(".")[0]
 
 
-def test_nothing_is_broken_before_anything_is_planted(rules, graph):
+def test_the_contracts_hold_before_anything_is_planted(rules, graph):
     assert broken(rules, graph) == []
 
 

@@ -37,7 +37,7 @@ def test_loopback_is_open():
         pass
 
 
-def test_a_socket_path_under_short_tmp_can_be_bound_and_reached(short_tmp):
+def test_a_socket_path_under_short_tmp_is_short_enough(short_tmp):
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind(str(short_tmp / "scrubber.sock"))
         server.listen()

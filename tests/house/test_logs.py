@@ -99,14 +99,14 @@ def listed() -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def test_the_page_lists_every_event_with_its_level_and_no_other():
+def test_the_page_lists_every_event_with_its_level():
     rows, spoken = listed(), list(said())
     assert [(at, line.room, line.event) for at, line in spoken if (line.room, line.event) not in rows] == []
-    told: dict[tuple[str, str], set[str]] = {(line.room, line.event): set() for _, line in spoken}
+    written: dict[tuple[str, str], set[str]] = {(line.room, line.event): set() for _, line in spoken}
     for _, line in spoken:
-        told[line.room, line.event].add(line.level)
-    assert [row for row in rows if row not in told] == []
-    assert {row: levels for row, levels in told.items() if CHOSEN not in levels and levels != rows[row]} == {}
+        written[line.room, line.event].add(line.level)
+    assert [row for row in rows if row not in written] == []
+    assert {row: levels for row, levels in written.items() if CHOSEN not in levels and levels != rows[row]} == {}
 
 
 def test_every_room_that_speaks_has_a_name():

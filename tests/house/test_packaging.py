@@ -42,9 +42,9 @@ def test_the_wheel_holds_the_houses_and_nothing_else(wheel):
 def test_the_wheel_holds_the_kernels_compiled_and_as_source(wheel):
     folder = "scrubber/cuda/kernels"
     manifest = json.loads(wheel.read(f"{folder}/manifest.json"))
-    told = manifest["sources"] | {name: image["sha256"] for name, image in manifest["images"].items()}
-    assert {"scrub.cu", "scrub.ptx", "scrub.sm_90.cubin"} <= told.keys()
-    assert {name: hashlib.sha256(wheel.read(f"{folder}/{name}")).hexdigest() for name in told} == told
+    hashes = manifest["sources"] | {name: image["sha256"] for name, image in manifest["images"].items()}
+    assert {"scrub.cu", "scrub.ptx", "scrub.sm_90.cubin"} <= hashes.keys()
+    assert {name: hashlib.sha256(wheel.read(f"{folder}/{name}")).hexdigest() for name in hashes} == hashes
 
 
 def test_the_lock_pins_every_package_and_names_no_place():

@@ -58,7 +58,7 @@ def functions(tree):
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_the_walk_sees_the_houses_and_nothing_that_git_ignores():
+def test_the_walk_sees_the_packages_and_no_ignored_file():
     names = {place(path) for path in FILES}
     assert {"pyproject.toml", "scrubber/ground/errors.py", "tests/house/test_style.py"} <= names
     assert not [name for name in names if name.startswith((".venv", ".git/")) or "__pycache__" in name]
@@ -91,7 +91,7 @@ def test_imports_stand_at_the_top():
     assert late == []
 
 
-def test_only_the_command_line_and_what_not_every_node_needs_load_modules_late():
+def test_only_named_modules_import_late():
     late = [
         place(path)
         for path, tree in modules(*HOUSES)
@@ -102,7 +102,7 @@ def test_only_the_command_line_and_what_not_every_node_needs_load_modules_late()
     assert late == []
 
 
-def test_a_package_holds_its_charter_and_re_exports_nothing():
+def test_a_package_has_a_docstring_and_no_code():
     busy = []
     for path, tree in modules(*HOUSES):
         if path.name != "__init__.py" or place(path).startswith(LAZY):
@@ -115,7 +115,7 @@ def test_a_package_holds_its_charter_and_re_exports_nothing():
     assert busy == []
 
 
-def test_nothing_is_called_after_a_drawer():
+def test_no_module_is_called_utils():
     drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
     assert [place(path) for path in WRITTEN if {path.stem, *path.parent.relative_to(ROOT).parts} & drawers] == []
 

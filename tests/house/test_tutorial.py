@@ -115,9 +115,9 @@ def see_something_left_behind(place, shell, lines):
     assert "\n1\n" in shell.do(scrub)[0]
     assert shell.do(release)[1] == 0
     settled(place, "clean")
-    told = shell.do(history)[0]
-    assert "12 bytes were not zero before" in " ".join(told.split())
-    assert "hush" not in told
+    output = shell.do(history)[0]
+    assert "12 bytes were not zero before" in " ".join(output.split())
+    assert "hush" not in output
 
 
 def break_and_repair(place, shell, lines):
@@ -148,7 +148,7 @@ def with_a_plugin(first, second, lines, again):
         first.type(line)
     first.see(r"GPU-\S+=Healthy GPU-\S+=Healthy")
     runs = iter((r"pod both: Failed", r"(?s)Allocate.*PreStartContainer.*pod both: Running"))
-    told = {"quarantine": r"GPU-\S+=Unhealthy", "reinstate": r"GPU-\S+=Healthy GPU-\S+=Healthy"}
+    output = {"quarantine": r"GPU-\S+=Unhealthy", "reinstate": r"GPU-\S+=Healthy GPU-\S+=Healthy"}
     for shell, line, _ in ROWS:
         if shell == "first":
             first.type(line)
@@ -156,8 +156,8 @@ def with_a_plugin(first, second, lines, again):
             continue
         said, code = second.do(line)
         assert code == 0, said
-        if (verb := line.split()[1]) in told:
-            first.see(told[verb])
+        if (verb := line.split()[1]) in output:
+            first.see(output[verb])
     assert len(re.findall(r"in_use|granted", said)) == 2
     first.interrupt()
 

@@ -68,5 +68,5 @@ def read_only(disk: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    told = {"full": full, "read-only": read_only}[sys.argv[1]](Path(sys.argv[2]))
-    print(json.dumps(told))  # noqa: T201 - its output is what the test reads
+    result = {"full": full, "read-only": read_only}[sys.argv[1]](Path(sys.argv[2]))
+    print(json.dumps(result))  # noqa: T201 - its output is what the test reads

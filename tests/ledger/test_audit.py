@@ -166,7 +166,7 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample: Path, scratch: Path
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("read", [audit.verify, lambda path: list(audit.export(path))], ids=["verify", "export"])
-def test_a_ledger_that_is_a_link_or_a_pipe_is_not_read(
+def test_a_link_or_pipe_is_not_read_as_ledger(
     sample: Path, tmp_path: Path, kind: str, read: Callable[[Path], object]
 ) -> None:
     place = tmp_path / "place.sqlite"
@@ -178,7 +178,7 @@ def test_a_ledger_that_is_a_link_or_a_pipe_is_not_read(
         read(place)
 
 
-def test_a_row_that_is_chained_but_says_nothing_known_is_named(sample: Path, scratch: Path) -> None:
+def test_a_chained_row_of_unknown_content_is_named(sample: Path, scratch: Path) -> None:
     renew(sample, scratch)
     before = audit.verify(scratch).head
     assert before is not None

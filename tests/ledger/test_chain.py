@@ -52,7 +52,7 @@ def test_a_changed_row_is_named(index: int, change: Callable[[chain.ChainRow], c
     assert broken_at(None, rows, HEAD) == index + 1
 
 
-def test_a_row_that_was_changed_and_sealed_again_breaks_the_next() -> None:
+def test_a_changed_and_resealed_row_breaks_the_next() -> None:
     forged = chain.seal(chain.START, [chain.Content("GPU-2", AT, "op", "released", "{}")])
     assert broken_at(None, forged + ROWS[1:], HEAD) == 2
 
@@ -71,7 +71,7 @@ def test_a_cut_tail_is_noticed_by_the_head_alone() -> None:
     assert tuple(chain.check(None, ROWS[:2], store.Head(2, ROWS[1].hash))) == ROWS[:2]
 
 
-def test_a_head_that_is_behind_is_no_alarm_but_must_fit() -> None:
+def test_an_older_head_must_be_in_the_chain() -> None:
     assert tuple(chain.check(None, ROWS, store.Head(2, ROWS[1].hash))) == ROWS
     assert broken_at(None, ROWS, store.Head(2, ROWS[2].hash)) == 2
 
@@ -94,7 +94,5 @@ def test_without_a_head_only_the_first_row_is_believed() -> None:
     ],
     ids=["records", "seq", "hash", "snapshot gone", "rows came back", "nobody vouches"],
 )
-def test_a_snapshot_that_the_chain_does_not_vouch_for_is_noticed(
-    cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...]
-) -> None:
+def test_a_snapshot_outside_the_chain_is_found(cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...]) -> None:
     broken_at(cut, rows, store.Head(rows[-1].seq, rows[-1].hash))

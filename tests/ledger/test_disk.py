@@ -79,7 +79,7 @@ def test_killed_while_it_compacts_the_chain_is_whole(path: Path) -> None:
         assert numbers(path)[-1] in {last, last + 1}
 
 
-def test_at_a_size_limit_it_refuses_and_keeps_what_it_had(path: Path) -> None:
+def test_a_ledger_at_its_size_limit_keeps_its_rows(path: Path) -> None:
     command: list[str | Path] = [sys.executable, HERE / "writer.py", path, "100000", "limit-file-size", "200000"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert found[-1].startswith("refused")
@@ -113,7 +113,7 @@ def test_rows_whose_sync_failed_are_refused_and_stay_away(open_ledger: Opener, p
 
 
 @needs_strace
-def test_nothing_is_acknowledged_without_a_sync(open_ledger: Opener, path: Path) -> None:
+def test_no_row_is_acknowledged_without_a_sync(open_ledger: Opener, path: Path) -> None:
     open_ledger()[0].close()
     found = with_failing_syncs("10+", path, "30", "patient")
     answers = [line.split()[0] for line in found[1:30]]
@@ -142,10 +142,10 @@ def hostile(kind: str, disk: Path) -> dict[str, object]:
 
 
 @needs_mount
-def test_on_a_full_disk_it_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    told = hostile("full", tmp_path)
+def test_a_full_disk_refuses_rows_until_there_is_room(tmp_path: Path) -> None:
+    result = hostile("full", tmp_path)
     message = f"cannot write to the ledger {tmp_path}/ledger.sqlite: the disk is full or a size limit is reached; "
-    assert told == {
+    assert result == {
         "refusals": [message + f"free some space under {tmp_path}"] * 3,
         "again": None,
         "truthful": True,
@@ -154,10 +154,10 @@ def test_on_a_full_disk_it_refuses_and_goes_on_when_there_is_room(tmp_path: Path
 
 
 @needs_mount
-def test_on_a_read_only_disk_it_refuses_and_can_be_verified(tmp_path: Path) -> None:
-    told = hostile("read-only", tmp_path)
+def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path: Path) -> None:
+    result = hostile("read-only", tmp_path)
     message = f"cannot open the ledger {tmp_path}/ledger.sqlite: it is read-only; mount {tmp_path} writable, "
-    assert told == {
+    assert result == {
         "refusals": [message + "or correct its permissions"] * 2,
         "rows": 2,
         "entries": ["a"],
@@ -190,27 +190,27 @@ def test_compaction_gives_the_space_back(ledger: sqlite.SqliteStore, path: Path,
     assert path.stat().st_size < 50_000
 
 
-def test_a_row_that_somebody_else_removed_stops_the_writer(
+def test_a_row_removed_by_another_program_stops_the_writer(
     ledger: sqlite.SqliteStore, path: Path, draft: Drafter
 ) -> None:
     ledger.append([draft("a")])
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute("DELETE FROM entries WHERE seq = 2")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM entries WHERE seq = 2")
     with pytest.raises(store.CorruptLedgerError, match="the last rows are lost"):
         ledger.load()
     with pytest.raises(store.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
 
-def test_while_another_program_locks_it_it_refuses_and_then_goes_on(
+def test_a_lock_of_another_program_only_delays_writes(
     ledger: sqlite.SqliteStore, path: Path, draft: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     ledger.disconnect()
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable, match="another program has it locked; close"):
             ledger.append([draft("a")])
-        stranger.execute("ROLLBACK")
+        connection.execute("ROLLBACK")
     ledger.append([draft("b")])
     assert [it.event for it in ledger.load().entries] == [events.Released("b")]

@@ -96,7 +96,7 @@ async def test_several_devices_are_recorded_all_or_none(ledger, store):
     assert ledger.records["GPU-2"].device.index == 7
 
 
-async def test_after_a_failed_write_the_disk_is_read_anew_before_the_next(ledger, store):
+async def test_after_a_failed_write_the_disk_is_read_again(ledger, store):
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", found("GPU-1"))
@@ -106,7 +106,7 @@ async def test_after_a_failed_write_the_disk_is_read_anew_before_the_next(ledger
     assert (store.loaded, ledger.fault) == (before + 1, None)
 
 
-async def test_a_disk_that_can_be_read_again_is_not_taken_for_one_that_can_be_written(ledger, store):
+async def test_a_readable_disk_does_not_count_as_writable(ledger, store):
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", found("GPU-1"))
@@ -119,9 +119,7 @@ async def test_a_disk_that_can_be_read_again_is_not_taken_for_one_that_can_be_wr
 
 
 @pytest.mark.parametrize("unreadable", [True, False])
-async def test_whoever_is_seen_while_the_disk_fails_is_recorded_when_it_works_also_one_after_the_other(
-    ledger, store, unreadable
-):
+async def test_holders_seen_during_a_disk_failure_are_recorded_later(ledger, store, unreadable):
     await ledger.append("op", found("GPU-1"), found("GPU-2"))
     store.broken, store.unreadable = True, unreadable
     for _ in range(2):
@@ -133,7 +131,7 @@ async def test_whoever_is_seen_while_the_disk_fails_is_recorded_when_it_works_al
     assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.IN_USE] * 2
 
 
-async def test_an_owner_who_could_not_be_admitted_does_not_hide_who_was_there_before(ledger, store):
+async def test_a_failed_admission_keeps_the_earlier_owner(ledger, store):
     await ledger.append("op", found("GPU-1"))
     store.broken = True
     for event in (used("GPU-1"), ("GPU-1", ev.PutInUse(Owner("pod", NOW, seen=True)))):
@@ -144,7 +142,7 @@ async def test_an_owner_who_could_not_be_admitted_does_not_hide_who_was_there_be
     assert ledger.records["GPU-1"].owner.container == "somebody"
 
 
-async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(ledger, store):
+async def test_a_decision_before_an_unrecorded_event_is_repeated(ledger, store):
     await ledger.append("op", found("GPU-1"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
@@ -157,7 +155,7 @@ async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(l
     assert ledger.records["GPU-1"].device.index == 7
 
 
-async def test_what_a_failed_write_has_left_on_the_disk_all_the_same_is_not_recorded_twice(ledger, store):
+async def test_a_row_left_by_a_failed_write_counts_once(ledger, store):
     await ledger.append("op", found("GPU-1"), found("GPU-2"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
@@ -182,7 +180,7 @@ async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, mon
     assert ledger.fault is None
 
 
-async def test_whoever_listens_misses_nothing_that_was_announced_without_a_row(ledger):
+async def test_a_listener_gets_notifications_without_a_row(ledger):
     news = ledger.notifications
     ledger.notify()
     assert await ledger.until_notified(news, 0.0)
@@ -201,7 +199,7 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
     assert ledgers.replay((), store.load().entries) == tuple(ledger.records.values())
 
 
-async def test_whoever_waits_hears_of_the_next_row(ledger):
+async def test_a_waiting_listener_gets_the_next_row(ledger):
     waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
     await ledger.append("op", found("GPU-1"))
@@ -211,7 +209,7 @@ async def test_whoever_waits_hears_of_the_next_row(ledger):
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, turns):
+async def test_a_cancelled_listener_gets_no_row(ledger, turns):
     waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -60,14 +60,14 @@ def test_a_sound_ledger_opens_as_it_is(open_ledger: Opener, draft: Drafter) -> N
     assert [it.seq for it in ledger.load().entries] == list(range(2, 42))
 
 
-def test_remains_of_a_start_that_was_cut_off_do_not_matter(open_ledger: Opener, path: Path) -> None:
+def test_files_of_an_interrupted_start_do_not_matter(open_ledger: Opener, path: Path) -> None:
     path.parent.mkdir()
     for name in ("ledger.sqlite.new", "ledger.sqlite.new-wal", "ledger.sqlite.new-shm", "ledger.lock"):
         (path.parent / name).write_bytes(b"half")
     assert open_ledger()[1] is None
 
 
-def test_a_crash_between_the_first_row_and_its_head_file_does_not_matter(open_ledger: Opener, path: Path) -> None:
+def test_a_crash_before_the_first_head_does_not_matter(open_ledger: Opener, path: Path) -> None:
     open_ledger()[0].close()
     files.Places(path).head.unlink()
     assert open_ledger()[1] is None
@@ -88,7 +88,7 @@ COMPANIONS = ["ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger
 
 @pytest.mark.parametrize("name", COMPANIONS)
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "directory", "writable"])
-def test_a_file_that_is_not_its_own_is_refused_and_left_alone(
+def test_a_foreign_file_is_refused_and_left_alone(
     open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     fill(open_ledger, draft)
@@ -116,9 +116,7 @@ def test_a_file_that_is_not_its_own_is_refused_and_left_alone(
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_file_that_is_replaced_by_a_link_is_refused_while_it_is_used(
-    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path
-) -> None:
+def test_a_file_replaced_by_a_link_is_refused(open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path) -> None:
     ledger, _ = open_ledger()
     ledger.disconnect()  # as after a failed write
     head = path.with_name("ledger.head")
@@ -128,7 +126,7 @@ def test_a_file_that_is_replaced_by_a_link_is_refused_while_it_is_used(
         ledger.append([draft()])
 
 
-def test_a_ledger_that_is_replaced_by_a_link_shows_no_history(
+def test_a_ledger_replaced_by_a_link_shows_no_history(
     open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path
 ) -> None:
     ledger, _ = open_ledger()
@@ -194,7 +192,7 @@ def write(path: Path, kind: str, body: str) -> None:
         ("scrub-praised", lambda _: None, "unknown kind 'scrub-praised'"),
     ],
 )
-def test_what_another_version_has_written_differently_is_set_aside_whole_and_nothing_of_it_is_believed(
+def test_an_incompatible_ledger_is_set_aside_whole(
     open_ledger: Opener, draft: Drafter, path: Path, kind: str, change: Callable[[Any], object], why: str
 ) -> None:
     fill(open_ledger, draft, 3)
@@ -212,9 +210,7 @@ def test_what_another_version_has_written_differently_is_set_aside_whole_and_not
     assert aside.path.read_bytes() == before
 
 
-def test_a_row_of_another_version_is_read_where_it_says_the_same(
-    open_ledger: Opener, draft: Drafter, path: Path
-) -> None:
+def test_a_compatible_row_of_another_version_is_read(open_ledger: Opener, draft: Drafter, path: Path) -> None:
     """So that it is what was changed that makes the test above set the file aside. What it does not say is nothing."""
     fill(open_ledger, draft, 3)
     write(path, "scrub-passed", PASSED)

@@ -76,14 +76,14 @@ def test_an_older_copy_that_has_grown_since_may_be_old(node: Node) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense"], ids=["missing", "empty", "damaged"])
-def test_without_a_head_in_the_run_directory_a_ledger_may_be_old(node: Node, content: bytes | None) -> None:
+def test_a_ledger_without_a_run_head_may_be_old(node: Node, content: bytes | None) -> None:
     node.head.unlink()
     if content is not None:
         node.head.write_bytes(content)
     assert node.may_be_old()
 
 
-def test_a_kill_between_a_row_and_its_head_makes_no_ledger_old(node: Node) -> None:
+def test_a_kill_between_row_and_head_is_no_rollback(node: Node) -> None:
     seen = node.head.read_bytes()
     node.may_be_old(rows=1)
     node.head.write_bytes(seen)

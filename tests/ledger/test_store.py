@@ -16,7 +16,7 @@ from scrubber.ledger import codec, store
 from tests.ledger import memory_store
 
 AT = Moment(1_750_000_000.0, 1.0)
-NOBODY = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
+FIRST = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
 
 Drafter = Callable[..., LedgerEntry]
 
@@ -34,7 +34,7 @@ def whys(entries: Sequence[LedgerEntry]) -> list[str]:
 
 def concatenate(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
     """A fold that shows what it was given, and in which order."""
-    before = records[0] if records else NOBODY
+    before = records[0] if records else FIRST
     said = "".join([before.device.model if records else "", *whys(entries)])
     return (replace(before, device=replace(before.device, model=said)),)
 
@@ -51,7 +51,7 @@ def test_what_was_appended_is_loaded_in_order(kept: store.Store, draft: Drafter)
     ]
 
 
-def test_nothing_to_append_is_no_error(kept: store.Store) -> None:
+def test_an_empty_batch_is_no_error(kept: store.Store) -> None:
     assert kept.append([]) == ()
 
 
@@ -63,9 +63,7 @@ def test_odd_moments_and_texts_come_back_as_they_are(kept: store.Store, draft: D
 
 
 @pytest.mark.parametrize("spoilt", ["why", "device", "wall"])
-def test_a_batch_with_an_event_that_cannot_be_stored_leaves_nothing(
-    kept: store.Store, draft: Drafter, spoilt: str
-) -> None:
+def test_a_batch_with_an_invalid_event_stores_no_row(kept: store.Store, draft: Drafter, spoilt: str) -> None:
     bad = {"why": draft("\udc80"), "device": draft("b", "\udc80"), "wall": draft("b", wall=float("nan"))}[spoilt]
     with pytest.raises(ValueError, match=r"."):
         kept.append([draft("a"), bad])
@@ -73,7 +71,7 @@ def test_a_batch_with_an_event_that_cannot_be_stored_leaves_nothing(
     assert whys(kept.load().entries) == ["c"]
 
 
-def test_history_is_the_newest_of_a_device_since_a_time_newest_last(kept: store.Store, draft: Drafter) -> None:
+def test_history_is_a_devices_newest_rows_in_order(kept: store.Store, draft: Drafter) -> None:
     for number in range(6):
         kept.append([draft(str(number), f"GPU-{number % 2}", wall=float(number))])
     assert whys(kept.history(None, None, 100)) == ["0", "1", "2", "3", "4", "5"]
@@ -123,7 +121,7 @@ def test_compaction_folds_what_is_old_and_keeps_the_newest(kept: store.Store, dr
     assert whys(kept.load().entries) == ["i"]
 
 
-def test_compaction_may_keep_nothing(kept: store.Store, draft: Drafter) -> None:
+def test_compaction_may_keep_no_rows(kept: store.Store, draft: Drafter) -> None:
     kept.append([draft("a"), draft("b")])
     kept.compact(concatenate, 0, AT)
     loaded = kept.load()
@@ -132,7 +130,7 @@ def test_compaction_may_keep_nothing(kept: store.Store, draft: Drafter) -> None:
     assert whys(kept.load().entries) == ["c"]
 
 
-def test_compaction_with_nothing_old_does_nothing(kept: store.Store, draft: Drafter) -> None:
+def test_compaction_without_old_rows_changes_nothing(kept: store.Store, draft: Drafter) -> None:
     kept.append([draft("a")])
     before = kept.load()
     assert kept.compact(concatenate, 10, AT) == 0

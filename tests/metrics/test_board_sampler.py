@@ -32,10 +32,10 @@ class Node:
         self.backend = Simulated(self.root)
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
         processes = Processes(Path("/proc"), self.backend.container_of, whole_node=False)
-        self.sight = Observer(
+        self.observer = Observer(
             DriverCalls(self.backend, "boot", patience=PATIENCE), processes, folder, ObservedSince(0.0)
         )
-        self.board_sampler = BoardSampler(self.sight, every=0.001)
+        self.board_sampler = BoardSampler(self.observer, every=0.001)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -57,7 +57,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_what_was_read_last_is_shown_and_nothing_before_and_after(node: Node) -> None:
+async def test_readings_are_shown_only_while_they_are_current(node: Node) -> None:
     one, other = node.uuids
     well = {one: Readings(0, *MADE), other: Readings(1, *MADE)}
     assert node.board_sampler.latest == {}
@@ -68,7 +68,7 @@ async def test_what_was_read_last_is_shown_and_nothing_before_and_after(node: No
     assert node.board_sampler.latest == {}
 
 
-async def test_what_could_not_be_read_last_time_is_not_shown_any_more(node: Node) -> None:
+async def test_a_reading_that_failed_is_no_longer_shown(node: Node) -> None:
     one, other = node.uuids
     async with node.running():
         await node.shows(lambda latest: latest.keys() == {one, other})
@@ -76,11 +76,11 @@ async def test_what_could_not_be_read_last_time_is_not_shown_any_more(node: Node
         await node.shows(lambda latest: latest.keys() == {other})
 
 
-async def test_while_a_gpu_hangs_nothing_is_shown_and_afterwards_all_is_again(node: Node) -> None:
+async def test_a_hanging_gpu_hides_readings_until_it_answers(node: Node) -> None:
     async with node.running():
         await node.shows(bool)
         drills.hang(node.root, node.uuids[0])
         await node.shows(lambda latest: latest == {})
-        assert await node.sight.health.readings() == {}  # at once: the earlier call has not returned
+        assert await node.observer.health.readings() == {}  # at once: the earlier call has not returned
         drills.heal(node.root, node.uuids[0])
         await node.shows(lambda latest: latest.keys() == {*node.uuids})

@@ -87,9 +87,9 @@ async def day(node: Node) -> None:
         await node.tenant(uuid)
         await node.scrub(uuid, Path.FAST, Trigger.RELEASE)
         ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(AilmentKind.HEAT, "hot"),))
-        told = ill if number % 4 == 0 else Vitals()
-        node.built.service.context.vitals[uuid] = told
-        counters.vitals(node.record(uuid), told)
+        vitals = ill if number % 4 == 0 else Vitals()
+        node.built.service.context.vitals[uuid] = vitals
+        counters.vitals(node.record(uuid), vitals)
         for request in ("acquire", "start"):
             counters.answered(request, "ok", "", 0.002 * number)
             counters.answered(request, "refused", "scrubbing", 1.0)
@@ -111,7 +111,7 @@ def name(line: str) -> str:
     return line.split(" # ", maxsplit=1)[0].rpartition(" ")[0]
 
 
-async def test_a_node_with_56_slices_shows_no_more_than_its_share_and_churn_adds_nothing(node):
+async def test_churn_of_56_slices_adds_no_series(node):
     await day(node)
     first = node.series()
     await day(node)
@@ -151,7 +151,7 @@ def counted(node: Node) -> dict[str, int]:
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
 
 
-async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_replays_its_ledger(tmp_path):
+async def test_a_replayed_ledger_starts_findings_at_zero(tmp_path):
     config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
     before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))
     await before.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
@@ -169,16 +169,16 @@ async def relaid(node: Node, layout: int) -> None:
     for number, device in enumerate(node.devices):
         out = lives.quarantine(Ailment(AilmentKind.RELAID, "laid out anew"))
         await node.tell(device.uuid, ev.Quarantined(out))
-        told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
-        node.built.service.context.vitals[device.uuid] = told
-        node.counters.vitals(node.record(device.uuid), told)
+        vitals = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
+        node.built.service.context.vitals[device.uuid] = vitals
+        node.counters.vitals(node.record(device.uuid), vitals)
         node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
     for device in node.devices:
         await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
         await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
 
 
-async def test_a_node_that_is_laid_out_anew_again_and_again_shows_no_more_than_before(node):
+async def test_repeated_new_layouts_add_no_series(node):
     """All of it: what is counted of a device is gone with the device."""
     node.devices = node.devices[:4]
     await day(node)

@@ -87,7 +87,7 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     assert book.of(table.GRANTS, proof="none") == 0
 
 
-def test_the_patterns_of_a_scrub_that_ended_in_the_middle_are_no_residue(book):
+def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
     running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
     running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
@@ -97,12 +97,12 @@ def test_the_patterns_of_a_scrub_that_ended_in_the_middle_are_no_residue(book):
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 
 
-def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
+def test_findings_of_a_new_device_begin_at_zero(book):
     book.tell(None, ev.Discovered(DEVICE, lives.HERE))
     assert [book.of(row, **DEVICE_LABELS) for row in (table.RESIDUE, table.UNAUTHORISED)] == [0, 0]
 
 
-def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
+def test_the_time_to_clean_starts_at_the_first_cause(book):
     dirty = book.tell(lives.IN_USE, ev.Released("its pod is gone"))
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))
     running = book.tell(unknown, ev.ScrubStarted(lives.job()), at=later(5))
@@ -131,7 +131,7 @@ def test_a_scrub_that_fails_is_counted_by_its_end(book):
     assert book.of(table.TIME_TO_CLEAN, "_count") == 0
 
 
-def test_a_step_that_fails_is_counted_with_whose_fault_it_was(book):
+def test_a_failed_step_is_counted_by_fault(book):
     result = StepResult(Step.RESET, Path.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
     book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, Path.FAST), ev.StepFinished("job-1", result))
     assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
@@ -148,7 +148,7 @@ def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
     assert book.of(table.TERMINATED) == 2
 
 
-def test_an_escalation_and_a_quarantine_and_both_ways_out_of_it(book):
+def test_escalations_quarantines_and_their_ends_are_counted(book):
     book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", Path.RESET))
     assert book.of(table.ESCALATIONS) == 1
     book.tell(lives.PROBED, lives.passed(lives.PROBED))
@@ -165,27 +165,27 @@ def test_only_what_was_in_is_taken_out(book):
     assert book.of(table.QUARANTINES, reason="lost") == 1
 
 
-def test_use_without_asking_is_counted_and_a_proof_that_grew_old_is_not(book):
+def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     book.tell(lives.CLEAN, ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
     book.tell(lives.CLEAN, ev.Soiled("its proof is too old"))
     assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
-def test_errors_are_counted_when_they_are_told_and_once(book):
-    told = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
-    book.counters.vitals(lives.CLEAN, told)
-    book.counters.vitals(lives.CLEAN, told)
+def test_an_error_is_counted_once(book):
+    vitals = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
+    book.counters.vitals(lives.CLEAN, vitals)
+    book.counters.vitals(lives.CLEAN, vitals)
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 2
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="79") == 1
 
 
-def test_errors_that_were_on_record_at_the_start_are_not_counted_again(book):
+def test_errors_recorded_before_the_start_are_not_counted(book):
     known = lives.live(lives.CLEAN, ev.ErrorsNoted(((13, 2),), 2))
     book.counters.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 1
 
 
-def test_what_was_laid_out_anew_leaves_no_figures_and_what_is_lost_does(book):
+def test_only_a_lost_device_keeps_its_series(book):
     cases = (AilmentKind.LOST, 2.0), (AilmentKind.RELAID, None), (AilmentKind.REPLACED, None)
     for number, (kind, left) in enumerate(cases, start=1):
         record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
@@ -196,7 +196,7 @@ def test_what_was_laid_out_anew_leaves_no_figures_and_what_is_lost_does(book):
         assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
 
 
-def test_a_code_that_nobody_knows_makes_no_series_of_its_own(book):
+def test_an_unknown_xid_adds_no_series(book):
     unknown = [code for code in range(100_000, 100_050) if xids.row(code) is None]
     book.counters.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
@@ -219,7 +219,7 @@ def test_whatever_happens_can_be_counted_and_only_grows(steps):
         assert all(later_on[name] >= value for name, value in earlier.items())
 
 
-async def test_the_ledger_tells_what_has_become_true_and_nothing_else(book):
+async def test_the_ledger_counts_only_recorded_events(book):
     store = memory_store.MemoryStore()
     ledger = Ledger(store, lambda: NOW, listener=book.counters.recorded)
     await ledger.append(
@@ -233,7 +233,7 @@ async def test_the_ledger_tells_what_has_become_true_and_nothing_else(book):
     await ledger.close()
 
 
-async def test_a_row_that_cannot_be_counted_is_true_all_the_same():
+async def test_a_row_that_cannot_be_counted_stays_recorded():
     def broken(*_written) -> None:
         raise RuntimeError("no more room")
 

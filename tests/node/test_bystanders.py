@@ -66,7 +66,7 @@ def test_a_daemon_of_root_s_on_the_host_is_known(node: Node) -> None:
     assert node.knows()
 
 
-def test_it_is_known_by_its_program_and_not_by_its_name(node: Node) -> None:
+def test_a_bystander_is_known_by_its_program_not_its_name(node: Node) -> None:
     (node.process / "comm").write_text("daemon\n")
     node.relink("exe", node.root / "host")
     assert not node.knows(holder=replace(node.holder, command="daemon"))
@@ -78,12 +78,12 @@ def test_the_host_s_daemon_is_none_in_a_container(node: Node) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_a_program_that_others_may_write_is_anybody_s(node: Node, mode: int) -> None:
+def test_a_program_writable_by_others_is_no_bystander(node: Node, mode: int) -> None:
     node.exe.chmod(mode)
     assert not node.knows()
 
 
-def test_a_program_that_is_not_root_s_is_anybody_s(node: Node) -> None:
+def test_a_program_not_owned_by_root_is_no_bystander(node: Node) -> None:
     os.chown(node.exe, 1000, 0)
     assert not node.knows()
 
@@ -93,35 +93,35 @@ def test_a_program_among_other_mounts_is_another_program(node: Node) -> None:
     assert not node.knows()
 
 
-def test_where_the_mounts_cannot_be_compared_nobody_is_known(node: Node) -> None:
+def test_unreadable_mounts_leave_no_bystander(node: Node) -> None:
     (node.proc.path / "1/ns/mnt").unlink()
     assert not node.knows()
 
 
-def test_a_user_who_runs_the_daemon_is_a_user(node: Node) -> None:
+def test_a_daemon_run_by_a_user_is_no_bystander(node: Node) -> None:
     node.be(1000)
     assert not node.knows()
 
 
 @pytest.mark.parametrize("way_up", ["", "/..", "/../../.."])
-def test_a_daemon_that_gave_up_being_root_is_known_by_its_service(node: Node, way_up: str) -> None:
+def test_an_unprivileged_daemon_is_known_by_its_service(node: Node, way_up: str) -> None:
     node.be(1000)
     (node.process / "cgroup").write_text(f"0::{way_up}/system.slice/daemon.service\n")
     assert node.knows()
 
 
 @pytest.mark.parametrize("group", ["/system.slice/other.service", "/user.slice/system.slice/daemon.service"])
-def test_a_service_of_another_name_or_place_vouches_for_nobody(node: Node, group: str) -> None:
+def test_a_service_of_another_name_makes_no_bystander(node: Node, group: str) -> None:
     node.be(1000)
     (node.process / "cgroup").write_text(f"0::{group}\n")
     assert not node.knows()
 
 
-def test_a_process_that_has_taken_the_number_is_not_the_one_that_was_seen(node: Node) -> None:
+def test_a_reused_pid_is_no_bystander(node: Node) -> None:
     assert not node.knows(holder=replace(node.holder, started=node.holder.started - 1))
 
 
-def test_a_process_that_is_gone_is_nobody_we_know(node: Node) -> None:
+def test_an_ended_process_is_no_bystander(node: Node) -> None:
     assert not node.knows(holder=replace(node.holder, pid=8))
 
 
@@ -137,7 +137,7 @@ def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
 @pytest.mark.parametrize(
     "name", [f"tenant_gpu-tools_{U}", f"tenant_x_{U}_{U}", f"tenant_gpu-tools_x_{U}", f"gpu-tools_{U}"]
 )
-def test_a_tenant_s_pod_is_of_the_tenant_s_namespace_whatever_its_name(node: Node, name: str) -> None:
+def test_a_tenants_pod_keeps_its_namespace_whatever_its_name(node: Node, name: str) -> None:
     node.log(name)
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
@@ -158,7 +158,7 @@ def test_without_the_kubelet_s_logs_no_pod_is_known(node: Node) -> None:
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
-def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node, tmp_path: Path) -> None:
+def test_holders_exclude_bystanders_unless_all_are_requested(node: Node, tmp_path: Path) -> None:
     device = tmp_path / "device"
     device.touch()
     (node.process / "fd/3").symlink_to(device)
@@ -187,9 +187,7 @@ def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> 
         ("kube-system", ("nvidia-gpu-device-plugin",)),
     ],
 )
-def test_the_default_policy_knows_the_programs_of_operator_dra_and_gke(
-    namespace: str, programs: tuple[str, ...]
-) -> None:
+def test_the_default_policy_knows_operator_dra_and_gke_programs(namespace: str, programs: tuple[str, ...]) -> None:
     named = {Bystander.parse(str(text)) for text in Evict().bystanders}
     assert {Bystander(f"/usr/bin/{name}", namespace) for name in programs} <= named
     assert not {Bystander(f"/usr/bin/{name}") for name in programs} & named

@@ -69,7 +69,7 @@ def test_every_layout_is_read(line: str) -> None:
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_what_a_tenant_names_its_groups_makes_it_nobody_else(case: str) -> None:
+def test_names_of_a_tenants_groups_change_no_owner(case: str) -> None:
     line, name = FORGED[case]
     assert place(line).name == name
 
@@ -91,16 +91,16 @@ def test_no_line_makes_the_parser_fail(text: str) -> None:
 
 
 @given(PIECES.map(lambda text: text.replace("\n", "")))
-def test_nothing_below_a_pod_changes_whose_it_is(text: str) -> None:
+def test_groups_below_a_pod_belong_to_the_pod(text: str) -> None:
     assert place(f"0::{OURS}/cri-containerd-{H}.scope/{text}").name == U
 
 
 @given(PIECES.map(lambda text: text.replace("\n", "")))
-def test_nothing_below_a_container_of_no_pod_changes_which_it_is(text: str) -> None:
+def test_groups_below_a_container_belong_to_the_container(text: str) -> None:
     assert place(f"0::/docker/{H}/{text}").name == f"container:{H[:12]}"
 
 
-def test_a_process_is_told_by_its_groups(node_proc: NodeProc) -> None:
+def test_a_process_is_identified_by_its_groups(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
     node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
     node_proc.add(8, f"0::/docker/{H}\n")
@@ -108,12 +108,12 @@ def test_a_process_is_told_by_its_groups(node_proc: NodeProc) -> None:
     assert [observer.of(pid) for pid in (1, 7, 8, 9)] == [None, U, f"container:{H[:12]}", None]
 
 
-def test_a_name_that_ends_a_line_for_a_file_begins_no_other(node_proc: NodeProc) -> None:
+def test_a_newline_in_a_group_name_adds_no_group(node_proc: NodeProc) -> None:
     (node_proc.add(7, "") / "cgroup").write_bytes(f"0::/docker/{H}/x\r0::/kubepods/pod{V}/\n".encode())
     assert Containers(node_proc.path).of(7) == f"container:{H[:12]}"
 
 
-def test_the_living_are_told_in_one_walk(node_proc: NodeProc) -> None:
+def test_all_living_owners_are_found_in_one_pass(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
     node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
     node_proc.add(8, f"0::/docker/{H}\n")
@@ -123,12 +123,12 @@ def test_the_living_are_told_in_one_walk(node_proc: NodeProc) -> None:
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
-def test_who_has_ended_does_not_live(node_proc: NodeProc, state: str) -> None:
+def test_an_ended_process_keeps_no_owner_alive(node_proc: NodeProc, state: str) -> None:
     node_proc.add(7, f"0::{OURS}\n", state=state)
     assert U not in Containers(node_proc.path).living()
 
 
-def test_a_pod_lives_that_has_a_dead_process_and_a_living_one(node_proc: NodeProc) -> None:
+def test_one_living_process_keeps_a_pod_alive(node_proc: NodeProc) -> None:
     node_proc.add(7, f"0::{OURS}\n", state="Z")
     node_proc.add(8, f"0::{OURS}\n", state="D")
     assert U in Containers(node_proc.path).living()
@@ -140,7 +140,7 @@ def test_a_process_lives_while_one_of_its_threads_does(node_proc: NodeProc) -> N
     assert U in Containers(node_proc.path).living()
 
 
-def test_on_the_first_version_a_dead_first_thread_is_told_by_the_others(node_proc: NodeProc) -> None:
+def test_version_1_finds_a_dead_leader_by_its_threads(node_proc: NodeProc) -> None:
     """The kernel shows whoever is ending at the root: that is no place to be ended from."""
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)
@@ -150,7 +150,7 @@ def test_on_the_first_version_a_dead_first_thread_is_told_by_the_others(node_pro
     assert U in observer.living()
 
 
-def test_on_the_first_version_who_is_stuck_on_its_way_out_is_nobodys_to_end(node_proc: NodeProc) -> None:
+def test_version_1_reports_no_owner_for_an_exiting_process(node_proc: NodeProc) -> None:
     node_proc.add(7, "4:cpu:/\n0::/\n", state="D", ending=True)
     observer = Containers(node_proc.path)
     with pytest.raises(proc.BlindError, match="cannot find the container of process 7: it is ending"):
@@ -158,13 +158,13 @@ def test_on_the_first_version_who_is_stuck_on_its_way_out_is_nobodys_to_end(node
     assert observer.living() == {}
 
 
-def test_who_has_ended_is_in_no_container(node_proc: NodeProc) -> None:
+def test_an_ended_process_is_in_no_container(node_proc: NodeProc) -> None:
     node_proc.add(7, "4:cpu:/\n", state="Z", ending=True)
     assert Containers(node_proc.path).of(7) is None
 
 
 @pytest.mark.parametrize("fault", ["missing", "empty", "unreadable"])
-def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node_proc: NodeProc, fault: str) -> None:
+def test_a_process_with_hidden_groups_is_not_the_hosts(node_proc: NodeProc, fault: str) -> None:
     directory = node_proc.add(7, "0::/\n")
     (directory / "cgroup").unlink()
     if fault == "empty":
@@ -178,7 +178,7 @@ def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node
         observer.living()
 
 
-def test_a_container_s_own_processes_are_no_answer_about_a_pod(tmp_path: Path) -> None:
+def test_the_processes_of_one_container_do_not_settle_its_pod(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     with pytest.raises(proc.BlindError, match="cannot list the running pods: run the service in the host's pid"):

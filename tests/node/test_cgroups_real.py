@@ -117,7 +117,7 @@ def observer() -> Containers:
 
 
 @pytest.mark.parametrize("driver", POD)
-def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver, group, enter, observer) -> None:
+def test_a_pod_lives_while_any_of_its_processes_runs(driver, group, enter, observer) -> None:
     members = [enter(group(f"{pod(driver)}/{name}")) for name in (*CONTAINER.values(), WATCHER)]
     assert {observer.of(process.pid) for process in members} == {UID}
     for process in members:
@@ -128,7 +128,7 @@ def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver,
 
 @pytest.mark.parametrize("driver", [it for it in POD if "kind" not in it])
 @pytest.mark.parametrize("runtime", CONTAINER)
-def test_a_process_of_a_pod_is_found_by_the_pods_own_group(driver, runtime, group, enter) -> None:
+def test_a_process_in_the_pods_group_counts(driver, runtime, group, enter) -> None:
     process = enter(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
     mount = group("")
     observer = Containers(Path("/proc"), groups=mount)
@@ -146,16 +146,14 @@ def test_a_name_that_is_no_uid_leads_to_no_group(tmp_path: Path) -> None:
     assert [observer.member(name) for name in ("/../../outside", "pod-a", f"container:{ID[:12]}")] == [None] * 3
 
 
-def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, observer) -> None:
+def test_an_ended_process_keeps_no_pod_alive(group, enter, observer) -> None:
     process = enter(group(pod("systemd, burstable")))
     assert UID in observer.living()
     process.end()
     assert UID not in observer.living()
 
 
-def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has_joined_does(
-    group, enter, observer
-) -> None:
+def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -> None:
     """A release, of the pod: whoever has escaped may hold a device all the same, and is found there, as nobody's."""
     inside, outside = group(f"{pod('cgroupfs, guaranteed')}/{ID}"), group("elsewhere")
     process = enter(inside)
@@ -165,7 +163,7 @@ def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has
     assert (observer.of(process.pid), UID in observer.living()) == (UID, True)
 
 
-def test_a_container_of_no_pod_is_itself_and_keeps_no_pod_alive(group, enter, observer) -> None:
+def test_a_container_outside_kubernetes_keeps_no_pod_alive(group, enter, observer) -> None:
     process = enter(group(f"docker/{ID}"))
     assert observer.of(process.pid) == f"container:{ID[:12]}"
     assert UID not in observer.living()
@@ -189,7 +187,7 @@ print(Containers(Path("/proc"), os.stat("/proc/self/ns/pid").st_ino).of(int(pid)
 @pytest.mark.parametrize(
     ("own", "driver"), [*((it, it) for it in POD), ("cgroupfs, guaranteed", "cgroupfs, besteffort")]
 )
-def test_a_service_that_is_in_a_pod_itself_tells_the_others_by_the_way_up_to_them(own, driver, group, enter) -> None:
+def test_a_service_in_a_pod_finds_the_other_pods(own, driver, group, enter) -> None:
     """Its own control group is the root of what it is shown, and theirs begin with steps upwards."""
     beside = group(f"{pod(own, NEIGHBOUR)}/{ID}")
     process = enter(group(f"{pod(driver)}/{ID}"))

@@ -111,7 +111,7 @@ def test_every_layout_names_the_pods(tmp_path, layout):
     assert {device: found for device, (found, _) in counted(tmp_path).items()} == pods
 
 
-def test_r8_a_device_of_two_pods_names_both_whatever_resource_it_is_told_under(tmp_path):
+def test_r8_both_pods_of_a_device_are_named(tmp_path):
     entry = {"ContainerName": "app", "DeviceIDs": {"-1": ["GPU-0"]}}
     both = [{**entry, "PodUID": "a", "ResourceName": "x.y/z"}, {**entry, "PodUID": "b", "ResourceName": "p.q/r"}]
     write(tmp_path, {"PodDeviceEntries": both})
@@ -152,7 +152,7 @@ def test_the_checksum_is_left_alone(tmp_path, checksum):
 
 
 @pytest.mark.parametrize("text", [text for text, _ in TEXTS.values()], ids=TEXTS)
-def test_w3_a_part_of_a_checkpoint_is_no_answer_wherever_it_ends(text):
+def test_w3_a_truncated_checkpoint_is_no_answer(text):
     for end in range(len(text)):
         with pytest.raises(checkpoint.CheckpointError):
             checkpoint.parse(text[:end].encode())
@@ -164,7 +164,7 @@ def test_a_container_without_a_name_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("entries", [None, []])
-def test_a_kubelet_that_gave_nothing_away_names_nobody(tmp_path, entries):
+def test_an_empty_checkpoint_names_no_pods(tmp_path, entries):
     write(tmp_path, {"PodDeviceEntries": entries})
     assert checkpoint.assignments(tmp_path) == {}
 

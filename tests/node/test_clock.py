@@ -47,7 +47,7 @@ def test_a_kubelet_that_makes_its_socket_anew_lives_another_life(tmp_path: Path)
     assert clock.kubelet_epoch(tmp_path) not in {first, "none"}
 
 
-def test_a_socket_that_was_given_the_inode_of_the_last_one_is_still_another(tmp_path: Path) -> None:
+def test_a_new_socket_with_the_same_inode_is_another(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
     socket.touch()
     first, inode = clock.kubelet_epoch(tmp_path), socket.stat().st_ino

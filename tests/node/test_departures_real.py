@@ -46,7 +46,7 @@ class Grouped(Simulated):
         return self.containers.living()
 
 
-class Eyes:
+class Watched:
     """On one GPU that is a pod's."""
 
     def __init__(self, root: Path) -> None:
@@ -56,13 +56,13 @@ class Eyes:
         self.memory = layout.find(root, device.uuid).memory
         self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.sight = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
+        self.observer = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
         self.record: Record = replace(owned, device=device)
 
     async def look(self) -> TendAnswer:
         """What is to be done now."""
-        facts = await self.sight.full(self.record)
+        facts = await self.observer.full(self.record)
         here = replace(self.record, incarnation=facts.incarnation)
         return upkeep.tend(here, facts, Policy(), lives.later(1e6), 0.0)
 
@@ -72,19 +72,19 @@ class Eyes:
 
 
 @pytest.fixture
-async def eyes(tmp_path: Path) -> AsyncIterator[Eyes]:
-    it = Eyes(tmp_path / "gpus")
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    it = Watched(tmp_path / "gpus")
     yield it
     it.ends.close()
 
 
 @pytest.fixture
-def hold(eyes: Eyes) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+def hold(watched: Watched) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
     """Starts a process in a group that has the GPU open."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(place: Path) -> subprocess.Popen[bytes]:
-        words = ["sh", "-c", f"echo $$ > {place}/cgroup.procs; {HOLD}", "sh", str(eyes.memory)]
+        words = ["sh", "-c", f"echo $$ > {place}/cgroup.procs; {HOLD}", "sh", str(watched.memory)]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE))
         assert started[-1].stdout is not None
         started[-1].stdout.readline()
@@ -110,28 +110,26 @@ def end(process: subprocess.Popen[bytes]) -> None:
         ("cgroupfs, guaranteed", "containerd, cgroupfs"),
     ],
 )
-async def test_a_crash_loop_and_init_before_app_are_no_release_while_the_sandbox_runs_and_its_end_is_one(
-    driver, runtime, group: Group, enter: Callable[[Path], Process], eyes: Eyes, hold
+async def test_only_the_end_of_the_sandbox_releases_a_pod(
+    driver, runtime, group: Group, enter: Callable[[Path], Process], watched: Watched, hold
 ) -> None:
     sandbox = enter(group(f"{pod(driver)}/{CONTAINER[runtime].replace(ID, 'c3' * 32)}"))
     for _ in range(3):  # each in the group of a container that dies
         container = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
-        assert await eyes.look() == Proceed()
+        assert await watched.look() == Proceed()
         end(container)
-        assert await eyes.look() == Proceed(), "nobody is on it, and the pod is there"
+        assert await watched.look() == Proceed(), "nobody is on it, and the pod is there"
     last = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
-    assert await eyes.look() == Proceed()
+    assert await watched.look() == Proceed()
     sandbox.collect()
     end(last)
-    while await eyes.look() != GONE:
-        await eyes.left()  # the pidfd of one of them, then of the other
+    while await watched.look() != GONE:
+        await watched.left()  # the pidfd of one of them, then of the other
 
 
-async def test_a_pod_without_a_sandbox_process_is_missed_with_its_last_container(
-    group: Group, eyes: Eyes, hold
-) -> None:
+async def test_without_a_sandbox_the_last_container_ends_the_pod(group: Group, watched: Watched, hold) -> None:
     container = hold(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))
-    assert await eyes.look() == Proceed()
+    assert await watched.look() == Proceed()
     end(container)
-    assert await eyes.left() == {eyes.record.device.uuid}
-    assert await eyes.look() == GONE
+    assert await watched.left() == {watched.record.device.uuid}
+    assert await watched.look() == GONE

@@ -56,20 +56,20 @@ def test_a_record_has_more_to_it_than_its_text(kmsg, reader):
     assert [*reader.messages()] == [(42, "text; more"), (44, "next")]
 
 
-def test_a_record_that_comes_in_pieces_is_read_when_it_is_whole(kmsg, reader):
+def test_a_record_in_pieces_is_read_when_complete(kmsg, reader):
     kmsg.write(b"3,7,42,-;he")
     assert [*reader.messages()] == []
     kmsg.write(b"llo\n3,8,43,-;")
     assert [*reader.messages()] == [(42, "hello")]
 
 
-def test_as_many_records_as_are_there_are_read_however_the_reads_cut_them(kmsg, reader):
+def test_all_records_are_read_however_the_reads_split(kmsg, reader):
     for number in range(1300):  # as much as a pipe holds
         kmsg.write(b"3,%d,%d,-;%s\n" % (number, number, b"x" * (20 + number % 17)))
     assert [at for at, _ in reader.messages()] == [*range(1300)]
 
 
-def test_a_line_without_an_end_takes_little_memory_and_nothing_in_it_is_a_record(kmsg, reader):
+def test_an_endless_line_takes_little_memory(kmsg, reader):
     for head in (b"11,1,1,-;", b"3,2,2,-;"):
         kmsg.write(head.ljust(LARGEST, b"x"))
         assert [*reader.messages()] == []
@@ -78,7 +78,7 @@ def test_a_line_without_an_end_takes_little_memory_and_nothing_in_it_is_a_record
     assert [*reader.messages()] == [(4, "next")]
 
 
-def test_records_that_were_overwritten_are_told_once_and_the_rest_is_read(kmsg, reader, monkeypatch):
+def test_overwritten_records_are_reported_once(kmsg, reader, monkeypatch):
     """As when a ring went round: the next read says EPIPE, and the one after it begins with what is left."""
     lost, read = iter([True, False, True, False]), os.read
 
@@ -136,7 +136,7 @@ def readable(path):
     not readable(REAL) or not os.access(REAL, os.W_OK),
     reason="this kernel's log is not ours to use",
 )
-def test_a_real_kernel_is_heard_and_a_program_is_not():
+def test_messages_of_programs_are_not_the_kernels():
     with REAL.open("wb", buffering=0) as log:
         log.write(b"<3>autoclave test: a program says this, and claims to be the kernel\n")
     reader = KernelLog(REAL)

@@ -33,7 +33,7 @@ def memory(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_nobody_has_is_free_again_and_again(memory: Path) -> None:
+def test_an_unused_file_stays_free(memory: Path) -> None:
     assert [is_open([str(memory)]) for _ in range(3)] == [False, False, False]
 
 
@@ -92,7 +92,7 @@ def test_a_process_that_keeps_moving_its_descriptor_always_counts(memory: Path, 
     assert {is_open([str(memory)]) for _ in range(100)} == {True}
 
 
-def test_a_process_named_as_ours_does_not_count_but_another_beside_it_does(memory: Path, launch) -> None:
+def test_only_our_own_process_is_excluded(memory: Path, launch) -> None:
     ours = launch(WRITE, memory)
     assert is_open([str(memory)], {ours.pid: None}) is False
     other = launch(IN_TRANSIT, memory)
@@ -102,16 +102,14 @@ def test_a_process_named_as_ours_does_not_count_but_another_beside_it_does(memor
     assert is_open([str(memory)], {ours.pid: None}) is False
 
 
-def test_a_process_that_got_the_pid_of_ours_counts(memory: Path, launch) -> None:
+def test_a_reused_pid_of_ours_counts(memory: Path, launch) -> None:
     holder = launch(WRITE, memory)
     started = status(f"/proc/{holder.pid}").started
     assert is_open([str(memory)], {holder.pid: started}) is False
     assert is_open([str(memory)], {holder.pid: started - 1}) is True
 
 
-def test_a_number_that_passes_to_another_file_is_not_taken_for_it(
-    memory: Path, launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reused_descriptor_is_not_the_old_file(memory: Path, launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the reading of /proc and the duplicate, the process opened another file under the same number."""
     ours = launch(WRITE, memory)
     monkeypatch.setattr(open_check, "_leads_to", lambda _link, _file: True)
@@ -126,7 +124,7 @@ def test_duplicates_of_our_one_description_do_not_count(memory: Path) -> None:
         os.close(copy)
 
 
-def test_two_descriptions_of_ours_cannot_be_told_from_a_third(memory: Path) -> None:
+def test_two_open_files_of_ours_prevent_the_answer(memory: Path) -> None:
     with memory.open("rb"), memory.open("rb"):
         assert is_open([str(memory)], {os.getpid(): None}) is None
 
@@ -153,7 +151,7 @@ def test_what_the_kernel_will_not_say_is_unknown(memory: Path) -> None:
     assert is_open([os.devnull]) is None
 
 
-def test_two_who_ask_at_once_take_each_other_for_no_holder(memory: Path) -> None:
+def test_two_simultaneous_checks_are_no_holders(memory: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _number: is_open([str(memory)]), range(5_000)))
     assert set(answers) == {False}

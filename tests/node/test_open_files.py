@@ -16,7 +16,7 @@ from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.patience import WITHIN
 
 
-def test_a_process_that_is_closed_to_us_is_known_for_that_before_its_files_are_listed(
+def test_an_unreadable_process_is_found_before_its_files_are_listed(
     tmp_path: Path, node_proc: NodeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, process = tmp_path / "memory", node_proc.add(4711, "0::/")
@@ -83,7 +83,7 @@ def test_threads_that_share_their_files_are_one_look() -> None:
             other.join()
 
 
-def test_where_the_kernel_will_not_compare_every_thread_is_looked_at(tmp_path: Path) -> None:
+def test_without_kcmp_every_thread_is_read(tmp_path: Path) -> None:
     process = tmp_path / str(2**22 + 1)  # no such process: the kernel cannot say
     (process / "task" / process.name).mkdir(parents=True)
     (process / "task" / str(2**22 + 2)).mkdir()
@@ -95,7 +95,7 @@ def test_a_process_that_is_gone_has_no_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
-def test_threads_are_looked_at_also_where_their_dead_leader_may_not_be_looked_into() -> None:
+def test_threads_of_an_unreadable_dead_leader_are_read() -> None:
     """The kernel shows what has ended to root only, and the thread that lives on to its owner as well."""
     command = [sys.executable, "-c", LEFT_BY_ITS_LEADER, DEAD_LEADER]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN).stdout == "[True]\n"

@@ -62,12 +62,12 @@ def test_a_pod_is_called_as_its_directory_says(observer, logs, directory, uid, n
         f"default\n_train_{UID}", f"\x1b[2J_train_{UID}",
     ],
 )  # fmt: skip
-def test_what_no_kubelet_would_have_made_names_nobody(observer, logs, directory):
+def test_a_directory_of_another_form_names_no_pod(observer, logs, directory):
     (logs / directory).mkdir()
     assert observer.names() == {}
 
 
-def test_a_file_and_a_link_name_nobody(observer, logs, tmp_path):
+def test_a_file_or_link_names_no_pod(observer, logs, tmp_path):
     (logs / f"default_file_{UID}").touch()
     (logs / f"default_link_{STATIC}").symlink_to(tmp_path)
     assert observer.names() == {}
@@ -90,7 +90,7 @@ def test_names_are_read_anew_when_the_directory_changes(observer, logs):
     assert observer.names() == {}
 
 
-def test_names_stand_for_a_while_and_no_longer_where_the_directory_shows_no_change(observer, logs, clock):
+def test_names_are_cached_for_a_limited_time(observer, logs, clock):
     observer.names()
     as_it_was(logs, (logs / f"default_train_{UID}").mkdir)
     clock[0] += pods.STANDS - 0.1
@@ -108,7 +108,7 @@ def test_another_directory_in_its_place_is_read_whatever_its_time(observer, logs
     assert observer.names() == {UID: "default/train"}
 
 
-def test_without_a_directory_nobody_has_a_name_and_with_one_again_they_have(observer, logs, tmp_path):
+def test_names_need_the_directory_and_return_with_it(observer, logs, tmp_path):
     (logs / f"default_train_{UID}").mkdir()
     logs.rename(tmp_path / "away")
     assert observer.names() == {}
@@ -128,7 +128,7 @@ def test_no_more_than_the_most_are_looked_at(observer, logs, clock, monkeypatch)
     assert len(observer.names()) == 7
 
 
-def test_a_look_tells_what_the_kubelet_has_written_down_and_what_the_pods_are_called(observer, logs, tmp_path):
+def test_an_observation_has_checkpoint_and_pod_names(observer, logs, tmp_path):
     (logs / f"default_train_{UID}").mkdir()
     entry = {"PodUID": UID, "ContainerName": "main", "DeviceIDs": {"-1": ["GPU-0::1"]}}
     (tmp_path / checkpoint.NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
@@ -136,15 +136,15 @@ def test_a_look_tells_what_the_kubelet_has_written_down_and_what_the_pods_are_ca
 
 
 @pytest.mark.parametrize("text", [None, "{"], ids=["none", "half a one"])
-def test_a_look_without_a_checkpoint_tells_the_names_all_the_same(observer, logs, tmp_path, text):
+def test_pod_names_need_no_checkpoint(observer, logs, tmp_path, text):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
         (tmp_path / checkpoint.NAME).write_text(text)
     assert observer.look() == Tenants((), {UID: "default/train"})
 
 
-def test_the_pods_of_a_device_are_told_with_their_containers():
-    told = [("GPU-0", "a", "init"), ("GPU-0", "a", "app"), ("GPU-0", "b", ""), ("GPU-1", "c", "app")]
-    tenants = Tenants(tuple(CheckpointEntry(*one) for one in told))
+def test_the_pods_of_a_device_have_their_containers():
+    named = [("GPU-0", "a", "init"), ("GPU-0", "a", "app"), ("GPU-0", "b", ""), ("GPU-1", "c", "app")]
+    tenants = Tenants(tuple(CheckpointEntry(*one) for one in named))
     assert tenants.of("GPU-0") == {"a": {"init", "app"}, "b": frozenset()}
     assert tenants.of("GPU-2") == {}

@@ -23,18 +23,18 @@ def named(pid: int) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs no program is shown to root only")
 @pytest.mark.skipif(named(KTHREADD) != "kthreadd", reason="threads of the kernel are not shown here")
-def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
+def test_kernel_threads_are_searched_only_if_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
     memory = tmp_path / "memory"
     memory.touch()
     process = launch(ASLEEP, memory)
     observer, files = Processes(Path("/proc"), lambda _pid: None, whole_node=False), {"gpu": [str(memory)]}
     looked, separate = [], open_files.separate_tables
 
-    def heard(task: str) -> list[str]:
+    def output(task: str) -> list[str]:
         looked.append(task)
         return separate(task)
 
-    monkeypatch.setattr(open_files, "separate_tables", heard)
+    monkeypatch.setattr(open_files, "separate_tables", output)
     assert [holder.pid for holder in observer.holders(files)["gpu"] or ()] == [process.pid]
     assert f"/proc/{process.pid}" in looked
     assert f"/proc/{KTHREADD}" not in looked
@@ -42,7 +42,7 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
     assert [holder.pid for holder in found or ()] == [KTHREADD, process.pid]
 
 
-def test_whoever_has_run_a_program_is_not_of_the_kernel_and_nor_is_nobody(launch) -> None:
+def test_only_processes_without_a_program_are_kernel_threads(launch) -> None:
     process = launch("import os; print(1, flush=True); os._exit(0)")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended: its program is gone, its number is not
     for pid in (os.getpid(), process.pid, 2**22 + 1):

@@ -42,7 +42,7 @@ def born():
         process.communicate()
 
 
-async def told(ends) -> frozenset[str]:
+async def reported(ends) -> frozenset[str]:
     async with asyncio.timeout(WITHIN):
         found: frozenset[str] = await ends.next()
         return found
@@ -52,34 +52,34 @@ def yes() -> bool:
     return True
 
 
-async def test_the_end_of_one_is_told_under_its_name_and_once(ends, born):
+async def test_the_end_of_a_process_is_reported_once(ends, born):
     one, other = born(), born()
     ends.follow("one", one.pid, yes)
     ends.follow("other", other.pid, yes)
-    waiting = asyncio.create_task(told(ends))
+    waiting = asyncio.create_task(reported(ends))
     await asyncio.sleep(0)
     one.kill()
     assert await waiting == {"one"}
     other.kill()
-    assert await told(ends) == {"other"}
+    assert await reported(ends) == {"other"}
 
 
-async def test_a_zombie_has_ended(ends, born):
+async def test_an_uncollected_process_has_ended(ends, born):
     """Its parent may take its time to collect it; it holds nothing any more."""
     one = born()
     ends.follow("one", one.pid, yes)
     one.kill()
-    assert await told(ends) == {"one"}
+    assert await reported(ends) == {"one"}
     assert one.returncode is None
 
 
-async def test_who_has_gone_already_and_who_is_another_are_told_at_once(ends, born):
+async def test_an_ended_or_replaced_process_is_reported_at_once(ends, born):
     one, other = born(), born()
     one.kill()
     one.communicate()
     ends.follow("gone", one.pid, yes)
     ends.follow("another", other.pid, lambda: False)
-    assert await told(ends) == {"gone", "another"}
+    assert await reported(ends) == {"gone", "another"}
 
 
 async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
@@ -89,7 +89,7 @@ async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
     ends.follow("it", after.pid, lambda: pytest.fail("it is known already"))
     before.kill()
     before.communicate()
-    waiting = asyncio.create_task(told(ends))
+    waiting = asyncio.create_task(reported(ends))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     after.kill()
@@ -97,7 +97,7 @@ async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE], ids=["no right to it", "no more files"])
-async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born, monkeypatch, number):
+async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, monkeypatch, number):
     """An old seccomp profile knows no pidfds: whoever looks must go on looking."""
     one = born()
 
@@ -112,10 +112,10 @@ async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born,
     assert [it["log_level"] for it in lines] == ["warning"]
     ends.follow("one", one.pid, yes)  # another look, which may
     one.kill()
-    assert await told(ends) == {"one"}
+    assert await reported(ends) == {"one"}
 
 
-async def test_a_process_that_cannot_be_read_is_not_followed_and_leaves_no_file_open(ends, born):
+async def test_an_unreadable_process_leaves_no_file_open(ends, born):
     """Another process took the last free descriptor between the pidfd and the question."""
     one = born()
 
@@ -129,10 +129,10 @@ async def test_a_process_that_cannot_be_read_is_not_followed_and_leaves_no_file_
     assert open_files() == before
     ends.follow("one", one.pid, yes)
     one.kill()
-    assert await told(ends) == {"one"}
+    assert await reported(ends) == {"one"}
 
 
-async def test_nothing_is_left_open(born):
+async def test_no_descriptor_stays_open(born):
     before = open_files()
     ends = ProcessEnds()
     one, other, another = born(), born(), born()
@@ -143,9 +143,9 @@ async def test_nothing_is_left_open(born):
     assert open_files() == opened + 2
     another.kill()
     ends.follow("another", another.pid, yes)
-    assert {"another"} <= await told(ends)
+    assert {"another"} <= await reported(ends)
     while "another" in ends._followed:
-        await told(ends)
+        await reported(ends)
     assert open_files() == opened + 2
     ends.forget("one")
     ends.forget("one")

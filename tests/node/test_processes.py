@@ -65,7 +65,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def nobody(_pid: int) -> None:
+def no_bystander(_pid: int) -> None:
     """No process belongs to a container."""
 
 
@@ -74,7 +74,7 @@ def cannot_tell(_files: Iterable[str], _beside: Beside) -> None:
 
 
 def look(file: Path, exclude: tuple[int, ...] = ()) -> tuple[Holder, ...]:
-    found = Processes(PROC, nobody, whole_node=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
+    found = Processes(PROC, no_bystander, whole_node=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
     assert found is not None
     return found
 
@@ -96,18 +96,18 @@ def not_needed() -> None:
     raise AssertionError("all processes of the node were read")
 
 
-def test_a_file_that_no_process_has_open_needs_no_pass_over_the_processes(file: Path) -> None:
-    processes = Processes(PROC, nobody, whole_node=False, on_pass=not_needed)
+def test_a_closed_file_needs_no_search_of_processes(file: Path) -> None:
+    processes = Processes(PROC, no_bystander, whole_node=False, on_pass=not_needed)
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
 
 
-def test_a_file_that_only_our_worker_has_open_needs_no_pass(file: Path, launch) -> None:
-    worker, processes = launch(OPEN, file), Processes(PROC, nobody, whole_node=False, on_pass=not_needed)
+def test_a_file_of_our_worker_needs_no_search(file: Path, launch) -> None:
+    worker, processes = launch(OPEN, file), Processes(PROC, no_bystander, whole_node=False, on_pass=not_needed)
     assert processes.holders({"gpu": [str(file)]}, [worker.pid]) == {"gpu": ()}
 
 
 def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> None:
-    processes = Processes(PROC, nobody, whole_node=False)
+    processes = Processes(PROC, no_bystander, whole_node=False)
     holder = launch(IN_TRANSIT, file)
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": None}
     holder.kill()
@@ -119,7 +119,7 @@ def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> No
 def test_a_holder_that_keeps_moving_never_looks_absent(file: Path, launch, code: str) -> None:
     """Passes alone missed such holders in most looks."""
     launch(code, file)
-    processes = Processes(PROC, nobody, whole_node=False)
+    processes = Processes(PROC, no_bystander, whole_node=False)
     looks = [processes.holders({"gpu": [str(file)]})["gpu"] for _ in range(10)]
     file.unlink()  # ends the process that forks
     assert () not in looks
@@ -141,7 +141,7 @@ def test_a_user_is_found_however_it_uses_the_file(file: Path, launch, code: str)
     assert pids(file) == [process.pid]
 
 
-def test_a_process_whose_first_thread_has_ended_still_uses_the_file_with_another(file: Path, launch) -> None:
+def test_a_thread_still_holds_a_file_of_its_dead_leader(file: Path, launch) -> None:
     process = launch(DEAD_LEADER, file)
     [holder] = look(file)
     assert holder.pid == process.pid
@@ -170,35 +170,35 @@ def test_one_look_answers_for_all_devices(tmp_path: Path, launch, names: str) ->
         launch(MAP, tmp_path / "a"),
         launch(f"import os, sys; os.open(sys.argv[2], 0); {OPEN}", *files["a"], *files["b"]),
     )
-    found = Processes(PROC, nobody, whole_node=False).holders(files)
+    found = Processes(PROC, no_bystander, whole_node=False).holders(files)
     users = {name: {holder.pid for holder in holders or ()} for name, holders in found.items()}
     assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
 
 
-def test_a_process_too_slow_to_read_stops_no_device_that_is_free(tmp_path: Path, launch) -> None:
+def test_a_slow_process_does_not_hold_a_free_device(tmp_path: Path, launch) -> None:
     files = {name: [str(tmp_path / name)] for name in ("its own", "another's", "free")}
     for [file] in files.values():
         Path(file).touch()
     slow, other = launch(MANY_FILES, *files["its own"]), launch(OPEN, *files["another's"])
-    processes = Processes(view(tmp_path, slow.pid, other.pid), nobody, whole_node=False, each_within=0.0)
+    processes = Processes(view(tmp_path, slow.pid, other.pid), no_bystander, whole_node=False, each_within=0.0)
     assert processes.holders(files) == {"its own": None, "another's": None, "free": ()}
     assert processes.gave_up
     assert processes.slowest()[1] == slow.pid
 
 
-def test_a_search_that_takes_too_long_stops_no_device_that_is_free(tmp_path: Path, file: Path, launch) -> None:
+def test_a_slow_search_does_not_hold_a_free_device(tmp_path: Path, file: Path, launch) -> None:
     launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()
-    processes = Processes(PROC, nobody, whole_node=False)
+    processes = Processes(PROC, no_bystander, whole_node=False)
     assert processes.holders({"held": [str(file)], "free": [str(free)]}, within=0.0) == {"held": None, "free": ()}
     assert processes.gave_up
 
 
-def test_a_process_too_slow_to_read_may_hold_any_device_node(tmp_path: Path, file: Path, launch) -> None:
+def test_a_slow_process_may_hold_any_device_node(tmp_path: Path, file: Path, launch) -> None:
     """The kernel counts no open files of device nodes."""
     seen = view(tmp_path, launch(MANY_FILES, file).pid)
-    processes = Processes(seen, nobody, whole_node=False, is_open=cannot_tell, each_within=0.0)
+    processes = Processes(seen, no_bystander, whole_node=False, is_open=cannot_tell, each_within=0.0)
     assert processes.holders({"gpu": ["/dev/full"]}) == {"gpu": None}
 
 
@@ -209,11 +209,11 @@ def test_this_process_and_those_left_out_are_no_holders(file: Path, launch) -> N
     assert look(file, exclude=(process.pid,)) == ()
 
 
-def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path, launch) -> None:
+def test_a_child_descends_from_its_running_parent(file: Path, launch) -> None:
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], start_new_session=True)"
     parent = launch(f"import subprocess, sys; {start}.wait()", file)
     (started,) = pids(file)
-    observer = Processes(PROC, nobody, whole_node=False)
+    observer = Processes(PROC, no_bystander, whole_node=False)
     assert observer.descends(started, {parent.pid})
     assert observer.descends(parent.pid, {parent.pid})
     assert not observer.descends(parent.pid, {started})
@@ -223,17 +223,17 @@ def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path
     os.kill(started, 9)
 
 
-def test_who_has_lost_its_parent_descends_from_nobody(file: Path) -> None:
+def test_an_orphan_has_no_ancestors(file: Path) -> None:
     """Though the first process of a container is its parent then, and may be our own service."""
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], stdout=-1, start_new_session=True)"
     subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}.stdout.readline()", file], check=True)
     (orphan,) = pids(file)
-    observer = Processes(PROC, nobody, whole_node=False)
+    observer = Processes(PROC, no_bystander, whole_node=False)
     assert not observer.descends(orphan, {1})
     os.kill(orphan, 9)
 
 
-def test_a_process_that_has_ended_and_was_not_collected_uses_nothing(file: Path, launch) -> None:
+def test_an_uncollected_process_holds_no_file(file: Path, launch) -> None:
     process = launch(OPEN, file)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -247,7 +247,7 @@ def test_the_container_is_asked_for_by_pid(file: Path, launch) -> None:
     assert holder.container == "pod-a"
 
 
-def test_a_command_cannot_write_to_the_terminal_of_whoever_reads_it(file: Path, launch) -> None:
+def test_a_command_line_has_no_terminal_controls(file: Path, launch) -> None:
     launch("open('/proc/self/comm', 'w').write('\x1b[2J all well'); " + OPEN, file)
     [holder] = look(file)
     assert holder.command == "?[2J all well"
@@ -260,7 +260,7 @@ def test_what_a_command_was_given_stays_its_own(file: Path, launch) -> None:
     assert "hunter2" not in holder.command
 
 
-def test_a_name_with_spaces_and_parentheses_does_not_shift_the_fields(file: Path, launch) -> None:
+def test_odd_process_names_do_not_shift_the_fields(file: Path, launch) -> None:
     before = clock.now().uptime
     launch("import sys; open('/proc/self/comm', 'w').write('a) Z 1 (b'); " + OPEN, file)
     [holder] = look(file)
@@ -268,7 +268,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_shift_the_fields(file: Path
     assert before - 0.01 <= holder.started <= clock.now().uptime
 
 
-def test_a_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Path, launch) -> None:
+def test_an_open_device_node_is_identified_by_number(tmp_path: Path, launch) -> None:
     """A container has its own node for the same device."""
     zero = Path("/dev/zero").stat().st_rdev
     try:
@@ -280,7 +280,7 @@ def test_a_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Path, laun
     assert process.pid not in pids(Path("/dev/full"))
 
 
-def test_a_mapped_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Path, launch) -> None:
+def test_a_mapped_device_node_is_identified_by_number(tmp_path: Path, launch) -> None:
     """The descriptor is closed, and name and inode of the node are the tenant's choice."""
     node = tmp_path / "node"
     try:
@@ -293,12 +293,12 @@ def test_a_mapped_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Pat
     assert process.pid not in pids(Path("/dev/full"))
 
 
-def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: NodeProc, tmp_path: Path) -> None:
+def test_a_file_with_a_devices_name_is_not_it(node_proc: NodeProc, tmp_path: Path) -> None:
     directory = node_proc.add(7, "0::/\n")
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
     (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
-    observer = Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell)
+    observer = Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell)
     assert observer.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
     (directory / "map_files/400000-401000").unlink()
     (directory / "map_files/400000-401000").symlink_to("/dev/full")
@@ -308,9 +308,9 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
 def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
     directory = node_proc.add(7, "0::/\n")
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /any/name\n")
-    assert Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": ["/dev/full"]}) == {
-        "gpu": None
-    }
+    assert Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell).holders(
+        {"gpu": ["/dev/full"]}
+    ) == {"gpu": None}
 
 
 def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> None:
@@ -319,16 +319,16 @@ def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> No
     assert (holder.pid, holder.state) == (process.pid, "D")
 
 
-def test_who_seems_dead_and_holds_the_device_is_nobody_that_can_be_named(node_proc: NodeProc, file: Path) -> None:
+def test_a_dead_looking_holder_is_reported_without_a_name(node_proc: NodeProc, file: Path) -> None:
     """Whoever acts on the answer takes the dead for gone: another thread may have held on."""
     directory = node_proc.add(7, "0::/\n", state="Z")
     (directory / "fd/3").symlink_to(file)
-    assert Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
-        "gpu": None
-    }
+    assert Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell).holders(
+        {"gpu": [str(file)]}
+    ) == {"gpu": None}
 
 
-def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(node_proc: NodeProc, file: Path) -> None:
+def test_an_unknown_owner_spoils_only_its_own_device(node_proc: NodeProc, file: Path) -> None:
     def hidden(_pid: int) -> None:
         raise proc.BlindError("cannot tell")
 
@@ -341,7 +341,7 @@ def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(nod
         assert observer.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
 
 
-def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node_proc: NodeProc, file: Path) -> None:
+def test_a_reused_pid_is_read_again(node_proc: NodeProc, file: Path) -> None:
     """The one that was seen is gone; who has its number now is not blamed for it, nor let off."""
     first = node_proc.add(7, "0::/\n")
     (first / "fd/3").symlink_to(file)
@@ -362,7 +362,7 @@ def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node
 
 def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
-    observer = Processes(PROC, nobody, whole_node=False)
+    observer = Processes(PROC, no_bystander, whole_node=False)
     found = observer.holders({"gpu": [str(file)]}, is_bystander=lambda holder: holder.pid == bystander.pid)["gpu"]
     assert [holder.pid for holder in found or ()] == [process.pid]
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
@@ -376,16 +376,16 @@ def test_the_kernel_is_asked_beside_a_bystander_that_started_then(file: Path, la
         asked.append(beside)
         return is_open(files, beside)
 
-    observer = Processes(PROC, nobody, whole_node=False, is_open=noted)
+    observer = Processes(PROC, no_bystander, whole_node=False, is_open=noted)
     assert observer.holders({"gpu": [str(file)]}, is_bystander=lambda _holder: True) == {"gpu": ()}
     assert asked[-1] == {os.getpid(): None, bystander.pid: proc.status(f"/proc/{bystander.pid}").started}
 
 
-def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, launch) -> None:
+def test_a_process_listed_by_the_driver_is_a_holder(file: Path, launch) -> None:
     """A process may close a slice's file and keep its context."""
     idle, bystander = launch(f"import sys, time{SLEEP}"), launch(f"import sys, time{SLEEP}")
     gone = 2**22 + 1  # above the most that the kernel numbers
-    found = Processes(PROC, nobody, whole_node=False).holders(
+    found = Processes(PROC, no_bystander, whole_node=False).holders(
         {"gpu": [str(file)], "other": [str(file)]},
         is_bystander=lambda holder: holder.pid == bystander.pid,
         listed={"gpu": {idle.pid, bystander.pid, gone}, "unknown": {idle.pid}},
@@ -396,9 +396,9 @@ def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, laun
     }
 
 
-def test_a_device_without_files_or_with_a_missing_one_is_not_proven_free(file: Path) -> None:
+def test_a_device_without_its_files_is_not_proven_free(file: Path) -> None:
     files = {"none": [], "missing": [str(file), f"{file}-missing"], "good": [str(file)]}
-    found = Processes(PROC, nobody, whole_node=False).holders(files)
+    found = Processes(PROC, no_bystander, whole_node=False).holders(files)
     assert found == {"none": None, "missing": None, "good": ()}
 
 
@@ -420,29 +420,29 @@ def test_a_view_of_all_processes_is_proof(tmp_path: Path, file: Path, launch) ->
     process = launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()
-    found = Processes(view(tmp_path, process.pid), nobody, whole_node=True).holders(
+    found = Processes(view(tmp_path, process.pid), no_bystander, whole_node=True).holders(
         {"a": [str(file)], "b": [str(free)]}
     )
     assert [holder.pid for holder in found["a"] or ()] == [process.pid]
     assert found["b"] == ()
 
 
-def test_outside_the_initial_pid_namespace_nothing_is_proven(tmp_path: Path, file: Path) -> None:
+def test_another_pid_namespace_proves_no_device_free(tmp_path: Path, file: Path) -> None:
     for seen in (tmp_path / "container", tmp_path / "empty"):
         seen.mkdir()
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
     for seen in (tmp_path / "container", tmp_path / "empty"):
-        assert Processes(seen, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+        assert Processes(seen, no_bystander, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
             "gpu": None
         }
-        assert Processes(seen, nobody, whole_node=False, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+        assert Processes(seen, no_bystander, whole_node=False, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
             "gpu": ()
         }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
-def test_with_the_whole_node_visible_one_process_that_may_not_be_looked_into_spoils_the_proof(launch) -> None:
+def test_one_unreadable_process_prevents_the_proof(launch) -> None:
     """Somebody who is not root looks for users of a file of theirs, with a process of root's beside them."""
     process = launch("import time; print(1, flush=True); time.sleep(60)")
     code = """

@@ -19,7 +19,7 @@ E = TypeVar("E")
 RESOURCE = "example.com/gpu"
 
 
-class Heard(Changed):
+class SeenEvents(Changed):
     """Events of a registration, to wait for."""
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-async def hears(heard, cause, times=1):
+async def hears(seen_events, cause, times=1):
     async with asyncio.timeout(WITHIN):
-        await heard.until(lambda: heard.causes().count(cause) >= times)
+        await seen_events.until(lambda: seen_events.causes().count(cause) >= times)
 
 
 class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):

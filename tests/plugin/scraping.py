@@ -32,7 +32,7 @@ class Scraped:
         name = f"{row.name}_bucket"
         return {it.exemplar.labels["receipt"] for it in self.samples if it.name == name and it.exemplar is not None}
 
-    def strangers(self) -> list[str]:
+    def unknown(self) -> list[str]:
         """What is in no table, or has other labels than it should."""
         ours = [it for it in self.samples if not it.name.startswith("process_")]
         return [str(it) for it in ours if set(it.labels) not in (LABELS.get(it.name), BARE.get(it.name))]

@@ -135,7 +135,7 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugi
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected_error"),
     [
         (["--strategy", "magic"], "invalid value for '--strategy': unknown device list strategy 'magic'"),
         (["--mig-strategy", "some"], "'some' is not one of 'none', 'single', 'mixed'"),
@@ -151,11 +151,11 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugi
         (["--config", "/nonexistent.yaml"], "cannot read the configuration /nonexistent.yaml"),
     ],
 )
-async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, told):
+async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, expected_error):
     it = await plugin(*flags)
     assert await it.ended() == 2
     assert it.said.startswith("autoclave: ")
-    assert told in it.said
+    assert expected_error in it.said
     assert it.said.count("\n") == 1
     assert it.log_lines == []
 
@@ -193,7 +193,7 @@ async def test_it_stays_small(scrub_server, kubelet, plugin):
     assert int(it.status()["VmRSS"].split()[0]) <= MEMORY
 
 
-def test_it_loads_no_driver_library_and_nothing_heavy():
+def test_the_plugin_loads_no_driver_library():
     load = "import sys; from autoclave.cli import cli; cli.get_command(None, 'plugin')"
     script = f"{load}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
@@ -223,7 +223,7 @@ def _jail_works() -> str:
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_it_needs_no_capability_no_network_no_token_and_no_writable_root(kubelet, plugin, short_tmp):
+async def test_the_plugin_runs_without_any_special_right(kubelet, plugin, short_tmp):
     if why := _jail_works():
         pytest.skip(why)
     it = await plugin(before=["unshare", "--net", "--mount", "sh", "-c", JAIL, str(short_tmp)])

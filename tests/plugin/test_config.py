@@ -51,14 +51,14 @@ def test_a_domain_may_be_a_prefix(good, prefix):
     ],
 )
 def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
-    with pytest.raises(FatalError, match=why) as told:
+    with pytest.raises(FatalError, match=why) as message:
         config.check(replace(good, resource_prefix=prefix))
-    assert "--resource-prefix" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "--resource-prefix" in str(message.value)
+    assert "\n" not in str(message.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"kubelet_dir": Path("/nonexistent")}, "kubelet directory /nonexistent: no such file.*--kubelet-dir"),
         ({"kubelet_dir": Path("/etc/passwd")}, "kubelet directory /etc/passwd: it is not a directory"),
@@ -89,8 +89,8 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ),
     ],
 )
-def test_invalid_options_are_one_line_with_the_remedy(good, change, told):
-    with pytest.raises(FatalError, match=told) as error:
+def test_invalid_options_are_one_line_with_the_remedy(good, change, message):
+    with pytest.raises(FatalError, match=message) as error:
         config.check(replace(good, **change))
     assert "\n" not in str(error.value)
 

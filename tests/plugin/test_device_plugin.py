@@ -41,17 +41,17 @@ def shared_nodes():
 
 
 @pytest.fixture
-def figures():
+def registry():
     """What was counted."""
     return CollectorRegistry()
 
 
 @pytest.fixture
-async def kubelet(short_tmp, listing, shared_nodes, figures):
+async def kubelet(short_tmp, listing, shared_nodes, registry):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
     gate = Gate(listing._scrubber, listing, InFlight())
-    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(figures), style, lambda: list(shared_nodes))
+    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), style, lambda: list(shared_nodes))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")
@@ -86,12 +86,12 @@ async def read(stream):
     return {device.ID: device.health for device in message.devices}
 
 
-def counted(figures):
+def counted(registry):
     """How often each hook ended in each way, and with which no; only what happened at all."""
     ends = ("autoclave_hook_duration_seconds_count", "autoclave_hook_refusals_total")
     return {
         (it.labels["hook"], it.labels.get("outcome") or it.labels["reason"]): it.value
-        for family in figures.collect()
+        for family in registry.collect()
         for it in family.samples
         if it.name in ends and it.value
     }
@@ -139,12 +139,12 @@ async def test_a_wish_that_cannot_be_met_is_no_error(kubelet, available, size):
     assert await prefer(kubelet, available, size) == [[]]
 
 
-async def test_a_fault_in_the_preference_does_not_fail_the_pod(kubelet, figures, monkeypatch):
+async def test_a_fault_in_the_preference_does_not_fail_the_pod(kubelet, registry, monkeypatch):
     monkeypatch.setattr("plugin.preferred.prefer", lambda *_: 1 / 0)
     with capture_logs() as lines:
         assert await prefer(kubelet, [A], 1) == [[]]
     assert [(line["hook"], line["outcome"]) for line in lines] == [("GetPreferredAllocation", "fault")]
-    assert counted(figures) == {("GetPreferredAllocation", "fault"): 1}  # and is no refusal
+    assert counted(registry) == {("GetPreferredAllocation", "fault"): 1}  # and is no refusal
 
 
 async def test_a_preference_makes_no_request(kubelet, door):
@@ -153,7 +153,7 @@ async def test_a_preference_makes_no_request(kubelet, door):
     assert door.asked == []
 
 
-async def test_every_container_gets_its_own_devices_and_all_are_asked_for_at_once(kubelet, door):
+async def test_every_container_gets_its_own_devices_at_once(kubelet, door):
     answers = await allocate(kubelet, [B], [C, A])
     assert [dict(it.envs) for it in answers] == [
         {"NVIDIA_VISIBLE_DEVICES": B},
@@ -216,7 +216,7 @@ async def test_without_a_deadline_a_start_is_answered_too(kubelet, door):
     assert 28 < door.left[0] < 29.5  # gRPC adds a little
 
 
-async def test_a_start_that_the_kubelet_cancels_is_cancelled_and_logged(kubelet, door, figures):
+async def test_a_start_that_the_kubelet_cancels_is_cancelled_and_logged(kubelet, door, registry):
     door.answer = hang
     with capture_logs() as lines:
         asking = asyncio.create_task(start(kubelet, A))
@@ -227,10 +227,10 @@ async def test_a_start_that_the_kubelet_cancels_is_cancelled_and_logged(kubelet,
             while not lines:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.01)
     assert [(line["hook"], line["outcome"]) for line in lines] == [("PreStartContainer", "cancelled")]
-    assert counted(figures) == {("PreStartContainer", "cancelled"): 1}  # nobody was told no
+    assert counted(registry) == {("PreStartContainer", "cancelled"): 1}  # nobody was told no
 
 
-async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, figures, monkeypatch):
+async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, registry, monkeypatch):
     monkeypatch.setattr("plugin.response.respond", lambda *_: 1 / 0)
     with capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as failed:
         await allocate(kubelet, [A])
@@ -239,22 +239,22 @@ async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, 
         "a fault inside the device plugin",
     )
     assert [(line["outcome"], line["exc_info"]) for line in lines] == [("fault", True)]
-    assert counted(figures) == {("Allocate", "fault"): 1, ("Allocate", "internal"): 1}
+    assert counted(registry) == {("Allocate", "fault"): 1, ("Allocate", "internal"): 1}
     assert door.asked == []  # what cannot be answered is not acquired
 
 
-async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, figures):
+async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, registry):
     with capture_logs() as lines:
         await allocate(kubelet, [B], [C])
         await start(kubelet, B)
         door.answer = no(IN_USE)
         with pytest.raises(grpc.aio.AioRpcError):
             await allocate(kubelet, [A])
-    told = [
+    logged = [
         {name: line[name] for name in ("hook", "resource", "devices", "outcome", "reason", "log_level")}
         for line in lines
     ]
-    assert told == [
+    assert logged == [
         {"hook": hook, "resource": GPU, "devices": ids, "outcome": outcome, "reason": reason, "log_level": level}
         for hook, ids, outcome, reason, level in [
             ("Allocate", [B, C], "ok", "", "info"),
@@ -263,12 +263,12 @@ async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, figu
         ]
     ]
     assert all(0 <= line["seconds"] < WITHIN for line in lines)
-    assert counted(figures) == {
+    assert counted(registry) == {
         ("Allocate", "ok"): 1, ("PreStartContainer", "ok"): 1, ("Allocate", "refused"): 1, ("Allocate", "in-use"): 1,
     }  # fmt: skip
 
 
-async def test_a_receipt_too_long_for_an_exemplar_is_left_out(kubelet, door, figures):
+async def test_a_receipt_too_long_for_an_exemplar_is_left_out(kubelet, door, registry):
     door.receipt = "r" * 200
     await allocate(kubelet, [B])
-    assert counted(figures) == {("Allocate", "ok"): 1}
+    assert counted(registry) == {("Allocate", "ok"): 1}

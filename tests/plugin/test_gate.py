@@ -38,7 +38,7 @@ def gate(listing):
 
 
 @pytest.mark.parametrize(
-    ("groups", "told"),
+    ("groups", "message"),
     [
         ([], "no device was named"),
         ([[]], "no device was named"),
@@ -55,8 +55,8 @@ def gate(listing):
         ([[f"GPU-{it}" for it in range(257)]], "257 devices were named"),
     ],
 )
-def test_an_invalid_request_is_refused_without_a_request(gate, door, groups, told):
-    with pytest.raises(InvalidRequest, match=told):
+def test_an_invalid_request_is_refused_without_a_request(gate, door, groups, message):
+    with pytest.raises(InvalidRequest, match=message):
         gate.find(GPU, groups)
     assert door.asked == []
 
@@ -169,7 +169,7 @@ async def test_a_start_takes_no_longer_than_the_kubelet_waits(gate, door):
     assert time.monotonic() - begun < 2
 
 
-async def test_an_acquire_leaves_time_for_a_refusal_and_a_start_may_take_29_seconds(gate, door):
+async def test_acquire_and_start_leave_time_for_a_refusal(gate, door):
     await gate.acquire(GPU, devices(gate, A))
     for left in (30.0, 12.0, None):
         await gate.start(devices(gate, A), left)
@@ -196,7 +196,7 @@ async def test_a_service_that_restarts_is_asked_again(gate, door, listing, read)
     assert [what for what, _ in door.asked] == ["acquire"] * 3
 
 
-async def test_a_late_device_does_not_affect_the_others(gate, door, listing, read):
+async def test_a_late_device_does_not_delay_the_others(gate, door, listing, read):
     reader = read(listing)
     await reader.until(all_well)
     door.answer = no(NotReady(Reason.UNRESPONSIVE, "cannot say in time whether the devices are free; try again"))

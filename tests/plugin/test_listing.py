@@ -202,9 +202,9 @@ async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed,
             reader.forget()
             door.mute = False
             await reader.until(everything(True))
-    told = [line["event"] for line in lines]
-    assert told.count("the scrub service does not answer") == 1
-    assert told.count("the scrub service answers again") == 1
+    logged = [line["event"] for line in lines]
+    assert logged.count("the scrub service does not answer") == 1
+    assert logged.count("the scrub service answers again") == 1
 
 
 async def test_asking_anew_is_no_silence(door, followed, read, monkeypatch):
@@ -233,10 +233,10 @@ async def test_a_failing_service_is_retried_with_pauses_and_logged_once(door, fo
             door.mute = way == "refusing"
             door.say(gpu(0))
             await asyncio.sleep(0.5)  # the quick tries are over
-            watched, told, shown = door.watched, len(lines), len(reader.lists)
+            watched, logged, shown = door.watched, len(lines), len(reader.lists)
             await asyncio.sleep(2)
         assert door.watched - watched <= 10
-        assert len(lines) - told <= 20
+        assert len(lines) - logged <= 20
         assert len(reader.lists) - shown <= 20
 
 

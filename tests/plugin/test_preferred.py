@@ -179,7 +179,7 @@ def classes(devices):
 
 
 @given(requests())
-def test_no_choice_as_clean_lies_on_fewer_islands_or_on_as_many_and_fewer_nodes(request):
+def test_the_preferred_choice_uses_fewest_islands_and_nodes(request):
     _, available, must, size = request
     chosen, _ = answer(request)
     free = [each for each in available if each not in must]

@@ -175,7 +175,7 @@ def test_the_bytes_are_those_of_the_wire_format():
     assert response.respond([short], both, (), ALLOCATION).SerializeToString(deterministic=True) == expected
 
 
-def test_nothing_in_a_frozen_answer_but_device_nodes_depends_on_where_the_gpu_sits():
+def test_only_device_nodes_depend_on_the_gpus_place():
     """The kubelet uses the answer again after a reboot, which may give a GPU another index and another node."""
     moved = replace(A, index=5, nodes=("/dev/nvidia5",), numa_node=1, island="x", clean=False, healthy=False)
     every = Style(strategies=tuple(Strategy))

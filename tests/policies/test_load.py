@@ -89,7 +89,7 @@ p.yaml:29:1: extra: found an unknown key, expected one of name, description, def
 """
 
 
-def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom():
+def test_all_faults_of_a_file_are_reported_in_order():
     assert "\n".join(faults(EVERYTHING_WRONG)) + "\n" == EVERY_FAULT
 
 
@@ -412,6 +412,6 @@ def test_a_wrong_setting_is_a_fault_of_the_file(setting):
 @pytest.mark.parametrize(
     "wrong", ["usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x"]
 )
-def test_an_invalid_bystander_is_told_the_notation(wrong):
+def test_an_invalid_bystander_shows_the_notation(wrong):
     (fault,) = faults(f"name: x\ndefaults: {{evict: {{bystanders: ['{wrong}']}}}}\n")
     assert "expected [NAMESPACE:]PATH with an absolute path" in fault

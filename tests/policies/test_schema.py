@@ -19,7 +19,7 @@ def test_the_committed_schema_is_the_rendered_one():
     assert resources.files("policies").joinpath("schema.json").read_text() == schema.render()
 
 
-def test_nothing_in_the_schema_may_be_null_and_every_mapping_is_closed():
+def test_the_schema_forbids_null_and_unknown_keys():
     assert "null" not in schema.render()
     mappings = [SCHEMA, *(model for model in SCHEMA["$defs"].values() if model.get("type") == "object")]
     assert len(mappings) == 21

@@ -37,7 +37,7 @@ def test_four_policies_are_shipped():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_policy_loads_under_its_own_name_and_says_what_it_is_for(name):
+def test_a_shipped_policy_has_its_name_and_purpose(name):
     policy_set = load.load(name)
     assert policy_set.name == name
     assert policy_set.description
@@ -54,8 +54,8 @@ def test_the_default_file_says_what_the_model_says():
 
 
 def test_the_default_file_spells_out_every_field():
-    told = leaves(document("default")["defaults"])
-    assert set(told) == {it for it in leaves(Policy().model_dump()) if at(Policy(), it) is not None}
+    written = leaves(document("default")["defaults"])
+    assert set(written) == {it for it in leaves(Policy().model_dump()) if at(Policy(), it) is not None}
 
 
 def test_the_default_file_names_every_setting_in_a_comment():

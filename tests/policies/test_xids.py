@@ -48,18 +48,18 @@ def test_the_table_is_the_catalogue():
     }  # fmt: skip
 
 
-def test_every_code_from_1_to_172_has_a_row_in_order_and_is_described():
+def test_every_code_to_172_has_a_description_in_order():
     assert list(ROWS) == list(range(1, 173))
     assert all(row.description and row.description[-1] != "." for row in ROWS.values())
 
 
-def test_an_application_error_is_one_whose_application_is_to_be_restarted():
+def test_an_application_error_asks_for_an_application_restart():
     assert {code for code, row in ROWS.items() if row.application} >= {8, 13, 31, 94}
     assert all(row.scope is XidScope.APP for row in ROWS.values() if row.application)
     assert not any(ROWS[code].application for code in (43, 45, 48, 63, 79))
 
 
-def test_a_code_that_is_not_in_the_catalogue_has_no_row_and_asks_for_nothing():
+def test_an_unknown_code_asks_for_no_action():
     assert xids.row(173) is None
     assert xids.required_action(173) is Action.NONE
 
@@ -98,7 +98,7 @@ def test_what_each_preset_does(code, catalog, plugin, gke):
     assert done == {CATALOG: catalog, PLUGIN: plugin, GKE: gke}
 
 
-def test_the_catalogue_preset_takes_a_device_out_for_every_action_but_the_mild_ones():
+def test_the_catalogue_preset_quarantines_for_all_severe_actions():
     mild = {Action.IGNORE: COUNT, Action.RESTART_APP: COUNT}
     for row in ROWS.values():
         assert xids.treatment(DEFAULT, row.code) is mild.get(row.action, QUARANTINE), row
@@ -291,7 +291,7 @@ def test_too_many_are_found_by_counting_each_window_by_hand(log):
 
 
 @pytest.mark.parametrize(
-    ("code", "action", "told"),
+    ("code", "action", "advice"),
     [
         (79, "", "drain and restart the node, or the virtual machine that has the GPU"),
         (48, "", "reset the GPU before new work uses it"),
@@ -305,8 +305,8 @@ def test_too_many_are_found_by_counting_each_window_by_hand(log):
         (999, "", "the catalogue does not know it: read the kernel log around it, and ask the vendor"),
     ],
 )
-def test_the_remedy_of_a_code_is_told(code, action, told):
-    assert xids.remedy(code, action) == told
+def test_every_action_of_a_code_has_its_remedy(code, action, advice):
+    assert xids.remedy(code, action) == advice
 
 
 def test_every_action_has_a_remedy():

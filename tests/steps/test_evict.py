@@ -61,7 +61,7 @@ def lives(pid: int) -> bool:
     return not ended
 
 
-def test_a_device_that_nobody_uses_passes(floor: Floor) -> None:
+def test_an_unused_device_passes_evict(floor: Floor) -> None:
     assert floor.run(Order()) == Report(Outcome.PASSED)
 
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_seen_does_not_pass(floor: Floor) -> None:
     assert "cannot prove who uses the device" in report.detail
 
 
-def test_a_zombie_that_ignores_sigterm_is_killed(floor: Floor) -> None:
+def test_a_leftover_that_ignores_sigterm_is_killed(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     report = floor.run(LEFTOVERS)
     assert report.outcome is Outcome.PASSED
@@ -221,7 +221,7 @@ def test_a_process_that_survives_all_signals_is_stuck(floor: Floor, bank, tmp_pa
     assert process.process.returncode == -signal.SIGTERM, "the first signal it was sent"
 
 
-def test_whoever_was_not_told_to_end_is_not_found_stuck(floor: Floor, bank, tmp_path: Path) -> None:
+def test_a_process_not_signalled_is_not_called_stuck(floor: Floor, bank, tmp_path: Path) -> None:
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
         report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime + 1, LATER)))
         assert (report.outcome, report.findings.stuck) == (Outcome.FAILED, ())
@@ -229,7 +229,7 @@ def test_whoever_was_not_told_to_end_is_not_found_stuck(floor: Floor, bank, tmp_
         assert process.state == "S", "nothing was sent to it"
 
 
-def test_one_that_is_dead_already_holds_nothing(floor: Floor) -> None:
+def test_a_dead_process_holds_no_device(floor: Floor) -> None:
     assert floor.run(Order(), lambda: (Holder(2**22 + 1, 1.0, "gone", None, state="Z"),)).outcome is Outcome.PASSED
 
 

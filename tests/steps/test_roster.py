@@ -78,23 +78,23 @@ class TellingGpu(SimulatedGpu):
 class ListeningGpu(SimulatedGpu):
     """Notes what it is asked for."""
 
-    heard: dict[str, object]
+    calls: dict[str, object]
 
     def clear(
         self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
     ) -> Findings:
         """With the key."""
-        self.heard |= {"clear": key, "census": census, "confirm": confirm}
+        self.calls |= {"clear": key, "census": census, "confirm": confirm}
         return super().clear(key, patterns, progress, census, confirm=confirm)
 
     def scratch(self, key: bytes) -> Scratched:
         """With the key."""
-        self.heard["scratch"] = key
+        self.calls["scratch"] = key
         return super().scratch(key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> measurements.Tested:
         """With the key and the time."""
-        self.heard |= {"selftest": key, "seconds": seconds}
+        self.calls |= {"selftest": key, "seconds": seconds}
         return super().selftest(key, seconds, progress)
 
 
@@ -194,7 +194,7 @@ def test_a_skipped_scratch_leaves_the_secret(bank) -> None:
     assert left_on_the_chip(bank) == 2
 
 
-def told(step: Step, bank, said: Scratched | measurements.Tested) -> Report:
+def report_of(step: Step, bank, said: Scratched | measurements.Tested) -> Report:
     gpu = TellingGpu(bank.place(bank.first).directory)
     gpu.said = said
     return roster.perform(step, ORDER, bench(gpu))
@@ -204,14 +204,14 @@ def told(step: Step, bank, said: Scratched | measurements.Tested) -> Report:
     "said", [Scratched(8, 7), Scratched(8, 0), Scratched(0, 0), Scratched(8, 9), Scratched(-1, -1)]
 )
 def test_a_unit_that_was_not_reached_is_no_pass(bank, said: Scratched) -> None:
-    report = told(Step.SCRATCH, bank, said)
+    report = report_of(Step.SCRATCH, bank, said)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert report.detail == "memory on the chip was not overwritten everywhere"
     assert (report.findings.units, report.findings.units_reached) == (said.units, said.reached)
 
 
 def test_a_faulty_unit_fails_the_scratch(bank) -> None:
-    report = told(Step.SCRATCH, bank, Scratched(8, 8, faulty=2))
+    report = report_of(Step.SCRATCH, bank, Scratched(8, 8, faulty=2))
     assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, 2)
     assert report.detail == "memory on the chip does not hold what is written to it, on 2 unit(s)"
 
@@ -230,7 +230,7 @@ LIES = [
 
 @pytest.mark.parametrize(("said", "words"), LIES)
 def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements.Tested, words: str) -> None:
-    report = told(Step.SELFTEST, bank, said)
+    report = report_of(Step.SELFTEST, bank, said)
     assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
     assert words in report.detail
     assert (report.findings.mismatch, report.findings.deviating) == (said.mismatch, said.deviating)
@@ -238,20 +238,20 @@ def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
 def test_a_self_test_passes_with_one_test_and_names_the_others(bank, covered) -> None:
-    report = told(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
+    report = report_of(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
     assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
     assert report.detail == "no time was left for random, retention"
 
 
 def test_each_step_derives_a_key_of_its_own(bank) -> None:
     gpu = ListeningGpu(bank.place(bank.first).directory)
-    gpu.heard = {}
+    gpu.calls = {}
     order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16, confirm=False)
     for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
         roster.perform(step, order, bench(gpu))
-    keys = {gpu.heard[step] for step in ("clear", "scratch", "selftest")}
+    keys = {gpu.calls[step] for step in ("clear", "scratch", "selftest")}
     assert (len(keys), {len(str(key)) > 16 for key in keys}) == (3, {True})
-    assert (gpu.heard["seconds"], gpu.heard["census"], gpu.heard["confirm"]) == (7.5, 16, False)
+    assert (gpu.calls["seconds"], gpu.calls["census"], gpu.calls["confirm"]) == (7.5, 16, False)
     assert order.key_for("scratch") != Order(key="00fe" * 8).key_for("scratch")
 
 

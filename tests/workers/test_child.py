@@ -39,7 +39,7 @@ from tests.workers.zygotes import (
         ("os.close(2); 1 / 0", 1),
     ],
 )
-async def test_it_is_told_how_a_child_ended(make: MakeNursery, life: str, status: int) -> None:
+async def test_the_exit_status_of_a_child_is_reported(make: MakeNursery, life: str, status: int) -> None:
     assert await ending(await make(life).spawn()) == Ending(status, orphaned=False)
 
 
@@ -68,7 +68,7 @@ async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNu
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_status_that_nobody_tells_is_no_success(bank, make: MakeNursery, monkeypatch) -> None:
+async def test_a_missing_exit_status_is_no_success(bank, make: MakeNursery, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
     nursery = make()
     worker = await nursery.start_worker(on_first(bank))

@@ -181,7 +181,7 @@ async def test_a_service_starts_without_a_zygote() -> None:
     await nursery.close()
 
 
-async def test_nothing_is_spawned_after_the_end(make: MakeNursery) -> None:
+async def test_no_child_is_spawned_after_the_end(make: MakeNursery) -> None:
     nursery = make(ASLEEP)
     child = await nursery.spawn()
     await nursery.close()
@@ -204,15 +204,15 @@ async def test_fifty_at_once_get_a_child_each(make: MakeNursery) -> None:
     born = await asyncio.gather(*(nursery.spawn() for _ in range(50)))
     for number, child in enumerate(born):
         child.send(b"%d\n" % number)
-    heard = [await child.receive() for child in born]
-    assert heard == [b"%d %d\n" % (child.pid, number) for number, child in enumerate(born)]
+    received = [await child.receive() for child in born]
+    assert received == [b"%d %d\n" % (child.pid, number) for number, child in enumerate(born)]
     assert len({child.pid for child in born}) == 50
     for child in born:
         child.hang_up()
     assert {await ending(child) for child in born} == {Ending(0, orphaned=False)}
 
 
-async def test_a_hundred_children_leave_nothing_open_and_no_zombies(make: MakeNursery) -> None:
+async def test_a_hundred_children_leave_no_file_or_process(make: MakeNursery) -> None:
     nursery = make("pass")
     zygote = await zygote_of(nursery)
     ours, its = descriptors(), open_files(zygote)

@@ -85,7 +85,7 @@ async def test_all_steps_pass_and_the_child_ends_well(bank, spawn: Spawn) -> Non
     assert await worker.finish(LAST) is LAST
 
 
-async def test_a_zombie_is_evicted_from_the_child(bank, spawn: Spawn) -> None:
+async def test_a_worker_evicts_a_leftover(bank, spawn: Spawn) -> None:
     pid = tenants.zombie(bank.root, bank.first)
     order = Order(terminate_leftovers=True, tenancy=(0.0, math.inf), grace=0.05)
     result = await do(await spawn(), Step.EVICT, order)
@@ -100,7 +100,7 @@ async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
     assert (result.outcome, result.findings.holders) == (Outcome.PASSED, ())
 
 
-async def test_progress_is_told_and_ends_at_the_end(bank, spawn: Spawn) -> None:
+async def test_progress_is_reported_until_the_end(bank, spawn: Spawn) -> None:
     said: list[tuple[int, int]] = []
     worker = await spawn()
     await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, lambda done, total: said.append((done, total)))
@@ -256,7 +256,7 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) -> None:  # noqa: FBT001 -- a parameter
+async def test_a_cancelled_spawn_leaves_no_process(bank, warm: bool) -> None:  # noqa: FBT001 -- a parameter
     before = descriptors()
     for slots in range(12):
         nursery = Nursery(warm_cuda=False)
@@ -359,7 +359,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.parametrize("zygote_is", ["awake", "stopped"])
 @pytest.mark.parametrize("step", ["idle", "clear"])
-def test_when_the_service_is_killed_nothing_it_started_works_on(bank, step: str, zygote_is: str) -> None:
+def test_a_killed_service_leaves_no_working_process(bank, step: str, zygote_is: str) -> None:
     """At once, also where the zygote is in no state to see to it."""
     drills.stall_clears(bank.root, bank.first)
     command = [sys.executable, "-c", SERVICE, str(bank.place(bank.first).directory), step]

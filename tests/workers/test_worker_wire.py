@@ -27,7 +27,7 @@ FULL = Findings(
 )
 
 
-def test_an_assignment_is_heard_as_it_was_said() -> None:
+def test_an_assignment_survives_the_wire() -> None:
     assignment = Assignment(
         Address("simulated", "/somewhere"),
         ("/a", "/b c"),

@@ -47,7 +47,7 @@ def signals(pid: int) -> dict[str, set[int]]:
     return {name: {number for number in range(1, 65) if mask >> (number - 1) & 1} for name, mask in masks.items()}
 
 
-async def test_a_child_has_its_pipes_and_nothing_else_open(make: MakeNursery, tmp_path: File) -> None:
+async def test_a_child_has_only_its_pipes_open(make: MakeNursery, tmp_path: File) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(secret, True)
     nursery = make(ECHO, prelude="os.set_inheritable(os.dup(0), True)")
@@ -148,7 +148,7 @@ zygote.end_with_parent = late
 """
 
 
-def test_a_child_whose_zygote_has_already_ended_does_not_run(launch_zygote) -> None:
+def test_a_child_of_an_ended_zygote_does_not_run(launch_zygote) -> None:
     """The kernel would tell it nothing any more, and nobody else knows of it."""
     _, line = launch_zygote("os.write(1, b'here')", LATE)
     said, answer = os.pipe()
@@ -219,7 +219,7 @@ async def test_children_find_cupy_loaded(make: MakeNursery, cupy) -> None:
     assert await child.receive() == b"98.7\n"
 
 
-async def test_cupy_is_not_loaded_where_nobody_asked(make: MakeNursery, cupy) -> None:
+async def test_cupy_is_not_loaded_without_a_request(make: MakeNursery, cupy) -> None:
     seen = cupy()
     await zygote_of(make())
     assert not seen.exists()
@@ -238,8 +238,8 @@ async def test_a_cupy_that_fails_is_reported_by_its_zygote(make: MakeNursery, cu
     cupy(f"raise {error}")
     nursery = make(ECHO, warm_cuda=True)
     zygote = await zygote_of(nursery)
-    told = error.replace("('", ": ").removesuffix("')")
-    assert nursery.cupy == zygote_wire.Ready(lacks=f"CuPy is installed but cannot be loaded: {told}")
+    reason = error.replace("('", ": ").removesuffix("')")
+    assert nursery.cupy == zygote_wire.Ready(lacks=f"CuPy is installed but cannot be loaded: {reason}")
     assert await zygote_of(nursery) == zygote
 
 
@@ -254,8 +254,8 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
     nursery = make(warm_cuda=True)
     worker = await nursery.start_worker(on_first(bank))
     assert nursery.cupy.cupy is None
-    told = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
-    assert nursery.cupy.lacks.startswith(told)
+    reason = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
+    assert nursery.cupy.lacks.startswith(reason)
     assert len(nursery.cupy.lacks) < 400
     result = await worker.do(Step.CLEAR, Path.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
     assert result.outcome is Outcome.PASSED
@@ -280,7 +280,7 @@ async def test_a_library_that_starts_threads_is_not_forked(make: MakeNursery, cu
         await make(warm_cuda=True).spawn()
 
 
-def test_a_node_without_cupy_is_told_so(monkeypatch) -> None:
+def test_a_node_without_cupy_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
     with pytest.raises(warmth.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda13\]"):
         warmth.warm()

@@ -34,8 +34,8 @@ class HostCard:
         return tuple(done)
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
-        told = self.gpu.program(program.value, number, self.units)
-        return tuple(Unit(unit, wrong, digest) for unit, _, wrong, digest in told)
+        answer = self.gpu.program(program.value, number, self.units)
+        return tuple(Unit(unit, wrong, digest) for unit, _, wrong, digest in answer)
 
     def _done(self, kind: Sweep, pattern: Pattern, span: Span) -> Found:
         where = (span.address, span.size // VECTOR, span.start // VECTOR, pattern.kind, pattern.first, pattern.second)

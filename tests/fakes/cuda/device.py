@@ -104,9 +104,9 @@ class Device:
     def program(self, name: str, number: int, units: int, blocks: int, shared: int) -> None:
         words = {**dict.fromkeys(("scratch", "listen"), shared // 4), **_REGISTERS}.get(name, 0)
         looked_at = words * 2 if name in ("scratch", "registers") else words
-        for unit, visits, wrong, digest in self.gpu.program(name, number, blocks):
-            told = visits * self.gpu.faults.counted(looked_at)
-            self.put(units + unit * _UNIT.size, _UNIT.pack(visits, wrong, digest, told))
+        for unit, runs, wrong, digest in self.gpu.program(name, number, blocks):
+            errors = runs * self.gpu.faults.counted(looked_at)
+            self.put(units + unit * _UNIT.size, _UNIT.pack(runs, wrong, digest, errors))
 
     def _tell(self) -> None:
         os.pwrite(self._claim, f"{self.gpu.used:<20}".encode(), 0)

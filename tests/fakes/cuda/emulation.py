@@ -54,7 +54,7 @@ class _Launch(ctypes.Structure):
 class _Found(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("count", "first", "compared")]
 
-    def told(self) -> tuple[int, int, int]:
+    def answer(self) -> tuple[int, int, int]:
         return self.count, self.first, self.compared
 
 
@@ -125,13 +125,13 @@ class Emulation:
         found = _Found(0, NOTHING, 0)
         arguments = (_address(memory), *_size(memory), *pattern.raw())
         self._run("check", shape, *arguments, ctypes.byref(found))
-        return found.told()
+        return found.answer()
 
     def invert(self, memory: Words, pattern: Pattern, shape: Shape, *, descending: bool) -> tuple[int, int, int]:
         found = _Found(0, NOTHING, 0)
         arguments = (_address(memory), *_size(memory), *pattern.raw(), ctypes.c_uint32(descending))
         self._run("invert", shape, *arguments, ctypes.byref(found))
-        return found.told()
+        return found.answer()
 
     def order(self, memory: Words) -> list[int]:
         """Which vectors the last launch that inverted has read, in order."""

@@ -16,11 +16,11 @@ from tests.fakes.cuda.patterns import pattern_bytes
 
 BASE = 2**40  # of all addresses: none is small by accident
 PAGE = 2**21
-NOBODY = 2**64 - 1
+NO_UNIT = 2**64 - 1
 SHARED_WORDS = 64  # of each multiprocessor
 
 Bytes = npt.NDArray[np.uint8]
-Told = tuple[int, int, int]  # of a comparison
+Compared = tuple[int, int, int]  # of a comparison
 Units = Callable[[str, int], frozenset[int]]  # the multiprocessors of which it is true in a program's n-th run
 
 
@@ -115,16 +115,16 @@ class HostGpu:
         if not self.faults.lazy:
             self._store(at, pattern_bytes(kind, first, second, base, vectors).view(np.uint8).reshape(-1))
 
-    def check(self, at: int, vectors: int, base: int, kind: int, first: int, second: int) -> Told:
+    def check(self, at: int, vectors: int, base: int, kind: int, first: int, second: int) -> Compared:
         """How many bytes differ, the first with what was read there, as the kernel packs it, and vectors compared."""
         self._launched("check", vectors)
         return self._compared(at, vectors, base, kind, first, second)
 
-    def invert(self, at: int, vectors: int, base: int, kind: int, first: int, second: int, _down: int) -> Told:
+    def invert(self, at: int, vectors: int, base: int, kind: int, first: int, second: int, _down: int) -> Compared:
         self._launched("invert", vectors)
         found = self._compared(at, vectors, base, kind, first, second)
         vectors = self.faults.reached(vectors)
-        flipped = pattern_bytes(kind, first ^ NOBODY, second ^ NOBODY, base, vectors)
+        flipped = pattern_bytes(kind, first ^ NO_UNIT, second ^ NO_UNIT, base, vectors)
         self._store(at, flipped.view(np.uint8).reshape(-1))
         return found
 
@@ -134,8 +134,8 @@ class HostGpu:
         self.runs[name] += 1
         unreached = self.faults.unreached(name, self.runs[name])
         reached = [unit for unit in range(self.units) if unit not in unreached]
-        visits = Counter(reached[block % len(reached)] for block in range(blocks))
-        return [(unit, times, *getattr(self, f"_{name}")(unit, number)) for unit, times in visits.items()]
+        block_counts = Counter(reached[block % len(reached)] for block in range(blocks))
+        return [(unit, times, *getattr(self, f"_{name}")(unit, number)) for unit, times in block_counts.items()]
 
     def _scratch(self, unit: int, number: int) -> tuple[int, int]:
         self.shared[unit] = number & 0xFFFFFFFF
@@ -183,11 +183,11 @@ class HostGpu:
         for place, bits in self.faults.stuck.items():
             self.cells[place] |= bits
 
-    def _compared(self, at: int, vectors: int, base: int, kind: int, first: int, second: int) -> Told:
+    def _compared(self, at: int, vectors: int, base: int, kind: int, first: int, second: int) -> Compared:
         vectors = self.faults.reached(vectors)
         read = self.bytes_at(at, vectors * 16)
         places = np.flatnonzero(read != pattern_bytes(kind, first, second, base, vectors).view(np.uint8).reshape(-1))
         if not len(places):
-            return 0, NOBODY, self.faults.counted(len(read) // 16)
+            return 0, NO_UNIT, self.faults.counted(len(read) // 16)
         lowest = (base * 16 + int(places[0])) << 8 | int(read[places[0]])
         return len(places), lowest, self.faults.counted(len(read) // 16)

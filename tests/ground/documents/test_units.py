@@ -69,7 +69,7 @@ def test_what_is_no_whole_number_of_bytes_is_no_size(wrong):
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.0, "0s"), (0.25, "250ms"), (90.0, "90s"), (86400.0, "1d"), (1e-7, "0.0000001s")]
 )
-def test_a_duration_is_shown_in_the_largest_unit_that_says_it_exactly(seconds, shown):
+def test_a_duration_uses_its_largest_exact_unit(seconds, shown):
     assert units.format_duration(seconds) == shown
 
 

@@ -31,7 +31,7 @@ class ApiServer(HttpApi):
     async def until(self, predicate, within=WITHIN):
         await super().until(predicate, within)
 
-    def told(self, about):
+    def bodies(self, about):
         """The bodies of these requests."""
         return [request.body for request in self.requests if request.about == about]
 

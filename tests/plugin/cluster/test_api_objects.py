@@ -16,8 +16,8 @@ LONG = NodeEvent("GPU-0", EventReason.SICK, "xid", "x" * 5000)
 
 
 def test_an_event_is_no_longer_than_the_api_server_takes():
-    told = api_objects.event(PendingEvent("n", LONG, 0, 0), "node-1", "uid-1")
-    assert len(told["message"]) == node_report.LONGEST_MESSAGE
+    result = api_objects.event(PendingEvent("n", LONG, 0, 0), "node-1", "uid-1")
+    assert len(result["message"]) == node_report.LONGEST_MESSAGE
     assert len(api_objects.repeated(PendingEvent("n", LONG, 0, 0))["message"]) == node_report.LONGEST_MESSAGE
 
 
@@ -57,7 +57,7 @@ def test_our_taint_is_the_one_with_our_key_and_our_effect(taints, place):
 
 
 @pytest.mark.parametrize(
-    ("code", "headers", "kind", "retry_after", "told"),
+    ("code", "headers", "kind", "retry_after", "result"),
     [
         (400, {}, FailureKind.REFUSED, None, "the API server refuses to patch nodes: no"),
         (401, {}, FailureKind.FORBIDDEN, None, "the API server does not accept the credentials: no"),
@@ -77,11 +77,11 @@ def test_our_taint_is_the_one_with_our_key_and_our_effect(taints, place):
         (503, {"Retry-After": "soon"}, FailureKind.AWAY, None, "the API server failed with status 503"),
     ],
 )
-def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, told):
+def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, result):
     request = httpx2.Request("PATCH", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(code, headers=headers))
     failure = calls._failure(error, "patch nodes", apiserver._STALE_PATCH)
-    assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, told)
+    assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, result)
 
 
 def test_a_thing_that_cannot_be_said_is_refused_where_nothing_was_tested():

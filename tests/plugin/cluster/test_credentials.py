@@ -40,15 +40,15 @@ def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, en
 
 
 @pytest.mark.parametrize(
-    ("change", "environment", "told"),
+    ("change", "environment", "message"),
     [
         ({}, SERVICE, ""),
         ({"node": ""}, SERVICE, "--node-name, or NODE_NAME"),
         ({}, {}, "there are no credentials: mount the token"),
     ],
 )
-def test_missing_options_are_named_with_a_remedy(asked, change, environment, told):
-    assert re.search(told, credentials.missing(replace(asked, reports=Reports.ON, **change), environment))
+def test_missing_options_are_named_with_a_remedy(asked, change, environment, message):
+    assert re.search(message, credentials.missing(replace(asked, reports=Reports.ON, **change), environment))
 
 
 @pytest.mark.parametrize(

@@ -53,4 +53,4 @@ async def test_a_new_node_keeps_no_times_of_the_old_one(api, door, reporting):
         door.say(out(0, "ecc"), gpu(1))
         await api.until(lambda: api.says("False", "SomeDevicesOut") and len(api.events) == 2)
         assert api.condition()["lastTransitionTime"] > long_ago
-    assert len(api.told("GET nodes")) == 2
+    assert len(api.bodies("GET nodes")) == 2

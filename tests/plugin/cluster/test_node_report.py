@@ -122,9 +122,9 @@ def test_a_replaced_device_has_an_event_and_is_named_by_uuid():
     (event,) = node_report.node_events(before, now)
     hint = "; run `autoclave explain GPU-0` on the node for details"
     assert (event.reason, event.note) == (Why.QUARANTINED, f"GPU-0 is quarantined: replaced{hint}")
-    told = node_report.condition_content(now)
-    assert told.reason == "AllDevicesHealthy"
-    assert told.message == "no device of 1 is out; not counted, because they were replaced: GPU-0"
+    expected = node_report.condition_content(now)
+    assert expected.reason == "AllDevicesHealthy"
+    assert expected.message == "no device of 1 is out; not counted, because they were replaced: GPU-0"
     assert node_report.condition_content(node_report.report({}, [SWAPPED], 1)) == node_report.NONE_OFFERED
 
 
@@ -175,7 +175,7 @@ def by_name(*reports):
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "expected"),
     [
         (None, report(), None),
         (None, report(code=Why.QUARANTINED, ailment="xid"), (Why.QUARANTINED, "xid")),
@@ -198,9 +198,9 @@ def by_name(*reports):
         (report(), report(code=Why.NOT_READY), (Why.NOT_READY, "")),
     ],
 )
-def test_an_event_is_a_change_of_report(before, now, told):
+def test_an_event_is_a_change_of_report(before, now, expected):
     happened = node_report.node_events(by_name(before) if before else {}, by_name(now))
-    assert [(each.reason, each.ailment) for each in happened] == ([told] if told else [])
+    assert [(each.reason, each.ailment) for each in happened] == ([expected] if expected else [])
 
 
 GPU1 = report(1, Why.SICK, "xid")

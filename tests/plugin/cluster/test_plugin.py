@@ -85,7 +85,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("way", ["down", *FAULTS])
-async def test_whatever_the_api_server_does_nothing_changes_on_the_node(api, door, kubelet, plugin, way):
+async def test_no_answer_of_the_api_server_changes_the_node(api, door, kubelet, plugin, way):
     if way == "down":
         await api.close()
     else:
@@ -145,7 +145,7 @@ async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin,
         await asyncio.to_thread(service.stop)
 
 
-async def test_a_handshake_that_hangs_holds_up_neither_the_kubelet_nor_the_end(door, kubelet, node, short_tmp):
+async def test_a_hanging_handshake_delays_neither_kubelet_nor_stop(door, kubelet, node, short_tmp):
     """The credentials of a pod, and a server that accepts and never says hello."""
     door.say(gpu(0), gpu(1))
     account = short_tmp / "account"

@@ -36,7 +36,11 @@ async def test_a_healthy_node_says_so_once_and_no_more(api, door, reporting):
         door.say(gpu(0), gpu(1, healthy=False, clean=False))  # between two pods
         door.say(out(0), gpu(1))
         await api.until(lambda: api.says("False"))
-    assert [body["status"]["conditions"][0]["status"] for body in api.told(CONDITION)] == ["True", "False", "Unknown"]
+    assert [body["status"]["conditions"][0]["status"] for body in api.bodies(CONDITION)] == [
+        "True",
+        "False",
+        "Unknown",
+    ]
     assert [each["type"] for each in api.node["status"]["conditions"]] == ["Ready", "AutoclaveDevicesHealthy"]
 
 
@@ -51,9 +55,9 @@ async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
         await api.until(lambda: len(api.events) == 2)
         door.say(gpu(0), gpu(1))
         await api.until(lambda: api.says("True") and len(api.events) == 3)
-    told = [(event["type"], event["reason"], event["message"]) for event in api.events.values()]
+    reported = [(event["type"], event["reason"], event["message"]) for event in api.events.values()]
     hint = "; run `autoclave explain GPU-0001` on the node for details"
-    assert told == [
+    assert reported == [
         ("Warning", "DeviceSick", f"GPU 1 (GPU-0001) is sick: xid{hint}"),
         ("Warning", "DeviceQuarantined", f"GPU 1 (GPU-0001) is quarantined: xid{hint}"),
         ("Normal", "DeviceRecovered", "GPU 1 (GPU-0001) is healthy again; it was quarantined: xid"),
@@ -86,7 +90,7 @@ async def test_an_event_that_has_expired_is_made_anew(api, door, reporting):
         await api.until(lambda: len(api.events) == 1)
         door.say(out(0))
         await api.until(lambda: api.counts().get(("DeviceQuarantined", "GPU 0")) == 2)
-    assert len({event["metadata"]["name"] for event in api.told(EVENTS)}) == 3
+    assert len({event["metadata"]["name"] for event in api.bodies(EVENTS)}) == 3
 
 
 async def test_the_transition_time_survives_a_restart(api, door, reporting):
@@ -101,14 +105,14 @@ async def test_the_transition_time_survives_a_restart(api, door, reporting):
         door.say(gpu(0), gpu(1))
         await api.until(lambda: api.says("True"))
         assert api.condition()["lastTransitionTime"] > long_ago
-    assert len(api.told("GET nodes")) == 1
+    assert len(api.bodies("GET nodes")) == 1
 
 
 async def test_the_condition_beats_without_a_change(api, door, reporting):
     door.say(gpu(0))
     async with reporting(pace=replace(QUICK, heartbeat=0.05)):
-        await api.until(lambda: len(api.told(CONDITION)) >= 4)
-    first, second = (body["status"]["conditions"][0] for body in api.told(CONDITION)[:2])
+        await api.until(lambda: len(api.bodies(CONDITION)) >= 4)
+    first, second = (body["status"]["conditions"][0] for body in api.bodies(CONDITION)[:2])
     assert first["lastTransitionTime"] == second["lastTransitionTime"]
 
 
@@ -136,9 +140,9 @@ async def test_an_old_taint_stays_until_a_device_is_healthy(api, door, reporting
     waits = [gpu(index, healthy=False, clean=False) for index in range(2)]
     door.say(*waits)
     async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.01)):
-        await api.until(lambda: len(api.told(CONDITION)) >= 5)  # time to drop it
+        await api.until(lambda: len(api.bodies(CONDITION)) >= 5)  # time to drop it
         assert api.says("Unknown", "DevicesNotReady")
-        assert not api.told("PATCH nodes")
+        assert not api.bodies("PATCH nodes")
         door.say(gpu(0), waits[1])
         await api.until(lambda: TAINT not in api.taints())
         assert api.says("Unknown", "DevicesNotReady")
@@ -173,7 +177,7 @@ async def test_without_the_option_no_taint_is_set(api, door, reporting):
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("True"))
-    assert not api.told("PATCH nodes")
+    assert not api.bodies("PATCH nodes")
     (line,) = lines(logs, "the node has our taint without --taint-when-all-out: the taint stays")
     assert line["remove"] == f"kubectl taint node node-1 {TAINT}-"
 
@@ -201,8 +205,8 @@ async def test_a_node_that_moved_is_read_afresh(api, door, reporting, way):
     door.say(out(0))
     async with reporting(taint=True, pace=replace(QUICK, slow=3600)):
         await api.until(lambda: TAINT in api.taints())
-    assert len(api.told("PATCH nodes")) == 2
-    first, second = (body[0]["value"] for body in api.told("PATCH nodes"))
+    assert len(api.bodies("PATCH nodes")) == 2
+    first, second = (body[0]["value"] for body in api.bodies("PATCH nodes"))
     assert (first == second) is (way == "conflict")
     assert api.taints()[-2:] == ["others", TAINT]
 
@@ -220,15 +224,15 @@ async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, r
                 reader.forget()
             await api.open()
             await api.until(lambda: api.says("False") and len(api.events) == 3)
-    (first, *_) = api.told(CONDITION)
+    (first, *_) = api.bodies(CONDITION)
     assert first["status"]["conditions"][0]["message"].endswith("GPU 1 (quarantined: xid)")
     assert api.counts() == {
         ("DeviceQuarantined", "GPU 0"): 2, ("DeviceRecovered", "GPU 0"): 2, ("DeviceQuarantined", "GPU 1"): 1,
     }  # fmt: skip
-    assert [event["count"] for event in api.told(EVENTS)][:3] == [2, 2, 1]
-    told = lines(logs, "cannot report to the cluster")
-    assert {line["log_level"] for line in told} == {"warning"}
-    assert len(told) <= 4  # for each strand, when it found out and when the words changed; not for each try
+    assert [event["count"] for event in api.bodies(EVENTS)][:3] == [2, 2, 1]
+    reported = lines(logs, "cannot report to the cluster")
+    assert {line["log_level"] for line in reported} == {"warning"}
+    assert len(reported) <= 4  # for each strand, when it found out and when the words changed; not for each try
     assert lines(logs, "reporting to the cluster again")
 
 
@@ -252,14 +256,14 @@ async def test_a_call_that_hangs_is_given_up(api, door, reporting, hang):
     door.say(gpu(0))
     async with reporting(within=0.1):
         await api.until(lambda: api.says("True"))
-    assert len(api.told("GET nodes")) == 2
+    assert len(api.bodies("GET nodes")) == 2
 
 
 async def test_a_late_answer_makes_no_second_event(api, door, reporting):
     api.after = on(EVENTS, silence, times=1)
     door.say(out(0))
     async with reporting(within=0.2):
-        await api.until(lambda: len(api.told("PATCH events")) == 1)
+        await api.until(lambda: len(api.bodies("PATCH events")) == 1)
     assert len(api.events) == 1
     assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
 
@@ -269,23 +273,23 @@ async def test_a_missing_right_is_one_error_and_stops_nothing_else(api, door, re
     door.say(out(0))
     with capture_logs() as logs:
         async with reporting(taint=True):
-            await api.until(lambda: len(api.told(EVENTS)) >= 4 and TAINT in api.taints() and api.says("False"))
-    (told,) = lines(logs, "cannot report to the cluster")
-    assert (told["log_level"], told["about"], told["reason"]) == ("error", "Events", "forbidden")
-    assert told["error"].startswith("the right to create events is missing: ")
+            await api.until(lambda: len(api.bodies(EVENTS)) >= 4 and TAINT in api.taints() and api.says("False"))
+    (reported,) = lines(logs, "cannot report to the cluster")
+    assert (reported["log_level"], reported["about"], reported["reason"]) == ("error", "Events", "forbidden")
+    assert reported["error"].startswith("the right to create events is missing: ")
 
 
 async def test_what_is_forbidden_is_tried_at_a_slow_pace(api, door, reporting):
     api.fault = on(CONDITION, lambda _request: status(403, "Forbidden"))
     door.say(out(0))
     async with reporting(pace=replace(QUICK, slow=3600, longest=0.001)):
-        await api.until(lambda: api.events and api.told(CONDITION))
+        await api.until(lambda: api.events and api.bodies(CONDITION))
         for number in range(1, 11):  # time for many more tries, were they quick
             door.say(gpu(0))
             await api.until(lambda number=number: api.counts().get(("DeviceRecovered", "GPU 0")) == number)
             door.say(out(0))
             await api.until(lambda number=number: api.counts()["DeviceQuarantined", "GPU 0"] == number + 1)
-        assert len(api.told(CONDITION)) == 1
+        assert len(api.bodies(CONDITION)) == 1
 
 
 async def test_a_missing_node_is_logged_and_found_later(api, door, reporting):
@@ -294,9 +298,9 @@ async def test_a_missing_node_is_logged_and_found_later(api, door, reporting):
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("True"))
-    (told,) = lines(logs, "cannot report to the cluster")
-    assert told["log_level"] == "error"
-    assert told["error"] == 'cannot get nodes, the object does not exist: nodes "node-1" not found'
+    (reported,) = lines(logs, "cannot report to the cluster")
+    assert reported["log_level"] == "error"
+    assert reported["error"] == 'cannot get nodes, the object does not exist: nodes "node-1" not found'
 
 
 async def test_a_busy_server_is_retried_after_its_retry_after(api, door, reporting):
@@ -378,7 +382,7 @@ async def test_too_many_waiting_events_drop_the_oldest(api, door, reporting):
             await asyncio.sleep(0)
             await api.open()
             await api.until(lambda: api.says("False") and len(api.events) == MOST_WAITING)
-    assert api.told(EVENTS)[0]["message"].startswith("GPU 5 ")
+    assert api.bodies(EVENTS)[0]["message"].startswith("GPU 5 ")
     assert len(lines(logs, "Events are dropped, the oldest first: too many wait for the API server")) == 1
     assert [line["dropped"] for line in lines(logs, dropped)] == [5]
     assert early == []  # while others waited

@@ -59,7 +59,7 @@ async def test_a_change_undone_during_a_pause_is_not_written():
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "number", "least", "most"),
+    ("kind", "retry_after", "number", "least", "most"),
     [
         (FailureKind.AWAY, None, 1, 0.5, 1.0),
         (FailureKind.AWAY, None, 50, 0.5, 60.0),
@@ -70,21 +70,21 @@ async def test_a_change_undone_during_a_pause_is_not_written():
         (FailureKind.REFUSED, None, 1, 240.0, 360.0),
     ],
 )
-def test_a_pause_fits_the_failure(kind, told, number, least, most):
-    pause = pauses(kind, told, number)
+def test_a_pause_fits_the_failure(kind, retry_after, number, least, most):
+    pause = pauses(kind, retry_after, number)
     assert least <= min(pause)
     assert max(pause) <= most
 
 
-@pytest.mark.parametrize("told", [0.0, 1.0])
-def test_short_retry_after_values_still_grow_the_pause(told):
-    assert max(pauses(FailureKind.BUSY, told, number=50)) > 5.0
+@pytest.mark.parametrize("retry_after", [0.0, 1.0])
+def test_short_retry_after_values_still_grow_the_pause(retry_after):
+    assert max(pauses(FailureKind.BUSY, retry_after, number=50)) > 5.0
 
 
-def pauses(kind, told, number):
+def pauses(kind, retry_after, number):
     """A hundred pauses after so many tries."""
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = number
-    state.set_exception((Failure, Failure(kind, "no", told), None))
+    state.set_exception((Failure, Failure(kind, "no", retry_after), None))
     it = strand(None, None, Pace())
     return [it._pause(state) for _ in range(100)]

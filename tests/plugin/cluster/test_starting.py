@@ -35,7 +35,7 @@ TAINT = {"taint": True}
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         (ALONE, []),
         (ALONE | {"node": ""}, []),
@@ -48,15 +48,15 @@ TAINT = {"taint": True}
         ({"reports": Reports.OFF, "node": "Agent 1"}, []),
     ],
 )
-def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, told):
+def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, reason):
     chosen = changed(chosen, **change)
     with capture_logs() as logs:
         config.check(chosen)
         assert reporter.make_reporter(chosen.cluster) is None
     assert [(line["event"], line["log_level"]) for line in logs] == [
-        ("nothing is reported to the cluster", "warning") for _ in told
+        ("nothing is reported to the cluster", "warning") for _ in reason
     ]
-    assert all(line["why"].startswith(words) for line, words in zip(logs, told, strict=True))
+    assert all(line["why"].startswith(words) for line, words in zip(logs, reason, strict=True))
 
 
 @pytest.mark.parametrize("change", [{"node": "Agent 1"}, {"node": ""}, ALONE])

@@ -79,12 +79,12 @@ async def test_the_stop_is_reported_without_the_last_events(api, door, reporting
     door.say(out(0), gpu(1))
     with capture_logs() as logs:
         async with reporting(pace=replace(QUICK, slow=3600, stop_within=0.3)):
-            await api.until(lambda: api.says("False") and api.told(EVENTS))
+            await api.until(lambda: api.says("False") and api.bodies(EVENTS))
             door.say(gpu(0), gpu(1))
             await api.until(lambda: api.says("True"))
     assert api.says("Unknown", "PluginStopped")
-    (told,) = lines(logs, "the stop was not reported to the cluster")
-    assert (told["about"], told["events_unsent"]) == ("Events", 2)
+    (warning,) = lines(logs, "the stop was not reported to the cluster")
+    assert (warning["about"], warning["events_unsent"]) == ("Events", 2)
 
 
 async def test_the_stop_is_reported_after_a_fault(api, door, reporting, monkeypatch):
@@ -102,8 +102,8 @@ async def test_the_last_events_are_sent_without_the_condition(api, door, reporti
     door.say(out(0))
     with capture_logs() as logs:
         async with reporting(pace=replace(QUICK, first=3600, longest=3600)):
-            await api.until(lambda: api.says("False") and api.told(EVENTS))
+            await api.until(lambda: api.says("False") and api.bodies(EVENTS))
             api.fault = on(CONDITION, lambda _request: status(403, "Forbidden"))
     assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
-    (told,) = lines(logs, "the stop was not reported to the cluster")
-    assert told["about"] == "the condition"
+    (warning,) = lines(logs, "the stop was not reported to the cluster")
+    assert warning["about"] == "the condition"

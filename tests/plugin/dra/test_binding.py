@@ -30,7 +30,7 @@ def allocate(api, name, *devices, pool=NODE, conditions=(SCRUBBED,), **more):
     api.put(CLAIMS, {"kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation}})
 
 
-def told(api, name):
+def condition_of(api, name):
     """What the scheduler reads: the condition that is true, by device."""
     entries = (api.find(CLAIMS, name, "default").get("status") or {}).get("devices") or []
     return {entry["device"]: [it["type"] for it in entry["conditions"]] for entry in entries}
@@ -51,7 +51,7 @@ async def reporting(api, followed, monkeypatch):
 
 
 async def until(api, name, wanted):
-    await api.until(lambda: told(api, name) == wanted, WITHIN)
+    await api.until(lambda: condition_of(api, name) == wanted, WITHIN)
 
 
 @pytest.mark.usefixtures("door", "reporting")

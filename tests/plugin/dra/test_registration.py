@@ -28,27 +28,27 @@ def places(short_tmp):
 @asynccontextmanager
 async def registered(places):
     """The driver serves, and a kubelet that knows its name asks."""
-    heard: asyncio.Queue[events.Event] = asyncio.Queue()
+    notified: asyncio.Queue[events.Event] = asyncio.Queue()
     service, shown = places
     watch = FileWatch(shown.parent)
-    work = registration.stay_registered(DRIVER, lambda _server: None, service, shown, heard.put_nowait)
+    work = registration.stay_registered(DRIVER, lambda _server: None, service, shown, notified.put_nowait)
     tasks = [asyncio.create_task(work), asyncio.create_task(watch.run())]
     async with asyncio.timeout(WITHIN):
         await watch.until(shown.exists)
     async with grpc.aio.insecure_channel(f"unix:{shown}") as channel:
-        yield pluginregistration_pb2_grpc.RegistrationStub(channel), heard
+        yield pluginregistration_pb2_grpc.RegistrationStub(channel), notified
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
 
 
 async def test_the_kubelet_gets_name_kind_and_socket(places):
-    async with registered(places) as (kubelet, heard):
+    async with registered(places) as (kubelet, notified):
         info = await kubelet.GetInfo(wire.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(places[0]))
         assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
         await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True), timeout=WITHIN)
-        assert isinstance(await heard.get(), events.Registered)
+        assert isinstance(await notified.get(), events.Registered)
 
 
 async def test_sockets_of_killed_drivers_are_removed(places, short_tmp):
@@ -60,9 +60,9 @@ async def test_sockets_of_killed_drivers_are_removed(places, short_tmp):
     servers[1].listen()
     servers[0].close()
     servers[2].close()
-    async with registered(places) as (kubelet, heard):
+    async with registered(places) as (kubelet, notified):
         await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True), timeout=WITHIN)
-        await heard.get()
+        await notified.get()
         left = {file.name for folder in ("plugins", "registry") for file in (short_tmp / folder).glob("[!.]*")}
     servers[1].close()
     assert left == {"dra-2.sock", f"{DRIVER}-1-reg.sock", f"{DRIVER}-2-reg.sock"}

@@ -97,7 +97,7 @@ async def test_no_device_is_offered_before_the_kubelet_knows_the_driver(node, li
     await node.ready()
 
 
-async def test_a_claim_gets_its_devices_in_spite_of_kills_during_its_prepare(node, live_driver):
+async def test_a_claim_gets_its_devices_despite_kills(node, live_driver):
     """The end of the claim before was answered before its devices were clean: the next Prepare waits for them."""
     await live_driver("--clean-within", 0)
     await node.kubelet.start()

@@ -49,50 +49,50 @@ def shown(plugin):
     return shown
 
 
-def registered(figures, outcome):
-    return figures.of(table.REGISTRATIONS, resource=GPU, outcome=outcome)
+def registered(scraped, outcome):
+    return scraped.of(table.REGISTRATIONS, resource=GPU, outcome=outcome)
 
 
-def hooks(figures, hook, outcome):
-    return figures.of(table.HOOK_TIME, "_count", hook=hook, outcome=outcome)
+def hooks(scraped, hook, outcome):
+    return scraped.of(table.HOOK_TIME, "_count", hook=hook, outcome=outcome)
 
 
-def listed(figures):
-    return tuple(figures.of(table.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
+def listed(scraped):
+    return tuple(scraped.of(table.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
 
 
 async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, short_tmp):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await it.plugin.hear("registered")
-    figures = await it.scrape()
+    scraped = await it.scrape()
     assert await it.ready() == (200, "ready\n")
-    assert (figures.of(table.READY), figures.of(table.SCRUBBER)) == (1, 1)
-    assert (registered(figures, "registered"), listed(figures)) == (1, (2, 0))
-    assert (figures.of(table.CONNECTED, resource=GPU), figures.of(table.LISTS, resource=GPU)) == (1, 1)
-    assert figures.of(table.BUILD, version=__version__) == 1
-    assert figures.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 0
+    assert (scraped.of(table.READY), scraped.of(table.SCRUBBER)) == (1, 1)
+    assert (registered(scraped, "registered"), listed(scraped)) == (1, (2, 0))
+    assert (scraped.of(table.CONNECTED, resource=GPU), scraped.of(table.LISTS, resource=GPU)) == (1, 1)
+    assert scraped.of(table.BUILD, version=__version__) == 1
+    assert scraped.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 0
 
     used, other = [await asyncio.to_thread(service.settled, index, "clean") for index in range(2)]
     pod = Pod.of("train", {GPU: 1})
     await kubelet.run(pod)
     assert pod.phase is Phase.RUNNING
-    figures = await it.scrape()
-    assert [hooks(figures, hook, "ok") for hook in ("Allocate", "PreStartContainer", "GetPreferredAllocation")] == [
+    scraped = await it.scrape()
+    assert [hooks(scraped, hook, "ok") for hook in ("Allocate", "PreStartContainer", "GetPreferredAllocation")] == [
         1,
         1,
         1,
     ]
-    assert figures.receipts(table.HOOK_TIME) == {used.receipt.id}
+    assert scraped.receipts(table.HOOK_TIME) == {used.receipt.id}
 
     async with client.AdminClient(service.run_dir / "admin.sock") as admin:
         await admin.quarantine(other.device, "a drill", "a test")
     with pytest.raises(grpc.aio.AioRpcError):
         await allocate(short_tmp, other.device)
-    figures = await it.scrape()
-    assert figures.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 1
-    assert (hooks(figures, "Allocate", "refused"), listed(figures)) == (1, (1, 1))
-    assert figures.strangers() == []
+    scraped = await it.scrape()
+    assert scraped.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 1
+    assert (hooks(scraped, "Allocate", "refused"), listed(scraped)) == (1, (1, 1))
+    assert scraped.unknown() == []
 
 
 @pytest.mark.usefixtures("scrub_server")
@@ -112,22 +112,22 @@ async def test_a_kubelet_that_restarts_is_registered_with_again(kubelet, shown):
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await kubelet.stop()
     cause = (await it.plugin.hear("not registered"))["cause"]
-    figures = await it.scrape()
-    assert figures.of(table.CONNECTED, resource=GPU) == 0
+    scraped = await it.scrape()
+    assert scraped.of(table.CONNECTED, resource=GPU) == 0
     status, why = await it.ready()
     assert (status, why.startswith(f"not ready: {GPU} is not registered: ")) == (503, True)
     await kubelet.start()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await it.plugin.hear("registered", times=2)
-    figures = await it.scrape()
-    assert registered(figures, "registered") == 2
-    assert (registered(figures, cause) or 0) >= 1
-    assert figures.of(table.CONNECTED, resource=GPU) == 1
+    scraped = await it.scrape()
+    assert registered(scraped, "registered") == 2
+    assert (registered(scraped, cause) or 0) >= 1
+    assert scraped.of(table.CONNECTED, resource=GPU) == 1
     assert await it.ready() == (200, "ready\n")
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_the_kubelet_finds_the_plugin_in_its_registry_and_it_is_counted(shown, short_tmp):
+async def test_registrations_through_the_registry_are_counted(shown, short_tmp):
     (short_tmp / "registry").mkdir()
     kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
     await kubelet.start()
@@ -158,16 +158,16 @@ async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubel
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await scrub_server.close()
     await it.plugin.hear(SILENT)
-    figures = await it.scrape()
-    assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (0, 0, (0, 2))
+    scraped = await it.scrape()
+    assert (scraped.of(table.SCRUBBER), scraped.of(table.READY), listed(scraped)) == (0, 0, (0, 2))
     status, why = await it.ready()
     assert status == 503
     assert why.startswith("not ready: the scrub service does not answer: cannot reach the scrub service at /")
     assert await get(it.address, "/healthz") == (200, "ok\n")
     await scrub_server.open()
     await it.plugin.hear("the scrub service answers again")
-    figures = await it.scrape()
-    assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (1, 1, (2, 0))
+    scraped = await it.scrape()
+    assert (scraped.of(table.SCRUBBER), scraped.of(table.READY), listed(scraped)) == (1, 1, (2, 0))
     assert await it.ready() == (200, "ready\n")
 
 
@@ -185,9 +185,9 @@ async def test_probes_see_the_start_and_hear_what_it_waits_for(scrub_server, sho
     scrub_server.say(gpu(0))
     await it.plugin.hear("waiting for the kubelet")
     assert await it.ready() == (503, f"not ready: {GPU} is not registered: the plugin has not registered yet\n")
-    figures = await it.scrape()
-    assert (figures.of(table.READY), figures.of(table.SCRUBBER)) == (0, 1)
-    assert (registered(figures, "registered"), figures.of(table.CONNECTED, resource=GPU)) == (0, 0)
+    scraped = await it.scrape()
+    assert (scraped.of(table.READY), scraped.of(table.SCRUBBER)) == (0, 1)
+    assert (registered(scraped, "registered"), scraped.of(table.CONNECTED, resource=GPU)) == (0, 0)
     kubelet = Kubelet(short_tmp)
     await kubelet.start()
     await it.plugin.hear("registered")
@@ -217,7 +217,7 @@ async def test_many_pods_add_no_series(scrub_server, kubelet, shown):
         await round_(number)
     await refusal()
     last = await it.scrape()
-    assert last.strangers() == []
+    assert last.unknown() == []
     assert last.series == first.series
     assert hooks(last, "Allocate", "ok") == 200
     assert last.of(table.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.plugin.kubelet_server import Heard, Plugin
+from tests.plugin.kubelet_server import Plugin, SeenEvents
 
 
 @pytest.fixture
-def heard():
-    return Heard()
+def seen_events():
+    return SeenEvents()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Failing(Plugin):
         raise RuntimeError("broken on purpose")
 
 
-async def test_the_socket_appears_only_once_it_serves_and_for_its_owner_alone(path):
+async def test_the_socket_appears_when_it_serves_and_is_private(path):
     seen: list[bool] = []
 
     def add(server: grpc.aio.Server) -> None:

@@ -33,8 +33,8 @@ def home(short_tmp):
 
 
 @pytest.fixture
-def registration(home, heard, plugin):
-    return KubeletRegistration(RESOURCE, plugin.add, home, heard)
+def registration(home, seen_events, plugin):
+    return KubeletRegistration(RESOURCE, plugin.add, home, seen_events)
 
 
 @pytest.fixture
@@ -45,33 +45,33 @@ async def door(home) -> AsyncIterator[Kubelet]:
     await it.stop()
 
 
-async def succeeds(heard, times=1):
+async def succeeds(seen_events, times=1):
     """The kubelet opens a stream before its Register returns. Only after that return is the plugin registered."""
     async with asyncio.timeout(WITHIN):
-        await heard.until(lambda: len(heard.kinds(Registered)) >= times)
+        await seen_events.until(lambda: len(seen_events.kinds(Registered)) >= times)
 
 
 def own_sockets(home: Path) -> list[str]:
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_socket() and path.parent != home)
 
 
-async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, door, heard):
+async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, door, seen_events):
     await door.start()
     with capture_logs() as logs:
         async with running(registration):
             await door.knows()
-            await succeeds(heard)
+            await succeeds(seen_events)
     request = door.registers[0]
     assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", ENDPOINT, RESOURCE)
     assert request.options.pre_start_required  # what the servicer says of itself
-    assert [(event.resource, event.endpoint) for event in heard.kinds(Registered)] == [(RESOURCE, ENDPOINT)]
-    told = [line for line in logs if line["event"] == "registered"]
-    assert [(line["resource"], line["endpoint"]) for line in told] == [(RESOURCE, ENDPOINT)]
-    assert 0 < told[0]["seconds"] < WITHIN
+    assert [(event.resource, event.endpoint) for event in seen_events.kinds(Registered)] == [(RESOURCE, ENDPOINT)]
+    logged = [line for line in logs if line["event"] == "registered"]
+    assert [(line["resource"], line["endpoint"]) for line in logged] == [(RESOURCE, ENDPOINT)]
+    assert 0 < logged[0]["seconds"] < WITHIN
     assert len(door.registers) == 1
 
 
-async def test_a_plugin_registers_with_a_later_kubelet(registration, door, heard):
+async def test_a_plugin_registers_with_a_later_kubelet(registration, door, seen_events):
     with capture_logs() as logs:
         async with running(registration):
             async with asyncio.timeout(WITHIN):
@@ -79,7 +79,7 @@ async def test_a_plugin_registers_with_a_later_kubelet(registration, door, heard
                     await asyncio.sleep(0.001)
             await door.start()
             await door.knows()
-            await succeeds(heard)
+            await succeeds(seen_events)
     assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
 
 
@@ -108,11 +108,11 @@ async def test_our_socket_survives_the_clean_up_of_a_kubelet_that_starts(registr
         assert (home / ENDPOINT).stat().st_ino == inode
 
 
-async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, home, heard):
+async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, home, seen_events):
     await door.start()
     async with running(registration):
         await door.knows()
-        await succeeds(heard)
+        await succeeds(seen_events)
         first = home / "first.sock"
         door.path.rename(first)  # the old one lives on: its stream stays open
         successor = Kubelet(home)
@@ -121,33 +121,33 @@ async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, ho
             await successor.knows()
         finally:
             await successor.stop()
-    assert heard.causes()[0] is Cause.KUBELET_CHANGED
+    assert seen_events.causes()[0] is Cause.KUBELET_CHANGED
     assert len(successor.registers) == 1
 
 
-async def test_a_removed_socket_is_made_and_registered_again(registration, door, home, heard):
+async def test_a_removed_socket_is_made_and_registered_again(registration, door, home, seen_events):
     await door.start()
     async with running(registration):
         for count in range(1, 11):
             await door.knows(count)
-            await succeeds(heard, count)
+            await succeeds(seen_events, count)
             (home / ENDPOINT).unlink()
-            await hears(heard, Cause.SOCKET_GONE, count)
+            await hears(seen_events, Cause.SOCKET_GONE, count)
             await door.until(lambda: not door.listening)
         await door.knows(11)
         assert unix_sockets.connect_error(home / ENDPOINT) is None
         assert own_sockets(home) == [ENDPOINT]
 
 
-async def test_a_stale_socket_at_our_path_is_replaced(registration, door, home, heard):
+async def test_a_stale_socket_at_our_path_is_replaced(registration, door, home, seen_events):
     await door.start()
     async with running(registration):
         await door.knows()
-        await succeeds(heard)
+        await succeeds(seen_events)
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(os.fspath(home / "other"))
             (home / "other").replace(home / ENDPOINT)
-            await hears(heard, Cause.SOCKET_GONE)
+            await hears(seen_events, Cause.SOCKET_GONE)
             await door.until(lambda: not door.listening)
             await door.knows(2)
 
@@ -163,23 +163,23 @@ async def test_another_file_at_the_socket_path_ends_the_program(registration, ho
             await running_
 
 
-async def test_a_stream_that_the_kubelet_ends_is_registered_again(registration, door, heard):
+async def test_a_stream_that_the_kubelet_ends_is_registered_again(registration, door, seen_events):
     await door.start()
     async with running(registration):
         for count in range(1, 4):
             await door.knows(count)
-            await succeeds(heard, count)
+            await succeeds(seen_events, count)
             door.hang_up()
-            await hears(heard, Cause.STREAM_ENDED, count)
+            await hears(seen_events, Cause.STREAM_ENDED, count)
         await door.knows(4)
 
 
-async def test_a_kubelet_that_ends_each_stream_gets_growing_pauses(registration, door, heard):
+async def test_a_kubelet_that_ends_each_stream_gets_growing_pauses(registration, door, seen_events):
     door.drops = True
     await door.start()
     with capture_logs() as logs:
         async with running(registration):
-            await hears(heard, Cause.STREAM_ENDED, 6)
+            await hears(seen_events, Cause.STREAM_ENDED, 6)
             await asyncio.sleep(1.0)  # what is counted is what happens in a span of time
             assert len(door.registers) < 30
             door.drops = False
@@ -188,7 +188,7 @@ async def test_a_kubelet_that_ends_each_stream_gets_growing_pauses(registration,
     assert warned == ["stream-ended"]
 
 
-async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, heard, monkeypatch):
+async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, seen_events, monkeypatch):
     monkeypatch.setattr(kubelet, "SETTLED", 0.0)
     await door.start()
     began = time.monotonic()
@@ -198,71 +198,71 @@ async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, 
             door.hang_up()
             await door.until(lambda: not door.listening)
     assert time.monotonic() - began < WITHIN  # with pauses: minutes
-    assert set(heard.causes()) == {Cause.STREAM_ENDED}
+    assert set(seen_events.causes()) == {Cause.STREAM_ENDED}
 
 
-async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(registration, door, heard, monkeypatch):
+async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(registration, door, seen_events, monkeypatch):
     monkeypatch.setattr(kubelet, "ASK", 0.05)
     door.ignores = True
     await door.start()
     async with running(registration):
-        await hears(heard, Cause.NOT_ASKED, 2)
+        await hears(seen_events, Cause.NOT_ASKED, 2)
         door.ignores = False
         await door.knows(3)
 
 
-async def test_a_refused_registration_is_retried_and_logged_once(registration, door, heard):
+async def test_a_refused_registration_is_retried_and_logged_once(registration, door, seen_events):
     door.refusal = "requested API version is not supported by kubelet. Supported versions are [v1beta1]"
     await door.start()
     with capture_logs() as logs:
         async with running(registration):
-            await hears(heard, Cause.REFUSED, 4)
+            await hears(seen_events, Cause.REFUSED, 4)
             door.refusal = ""
             await door.knows(5)
     warnings = [line for line in logs if line["log_level"] == "warning"]
     assert [line["cause"] for line in warnings] == ["refused"]
     assert "Register failed: UNKNOWN: requested API version is not supported" in warnings[0]["error"]
-    assert heard.kinds(Unregistered)[0].resource == RESOURCE
+    assert seen_events.kinds(Unregistered)[0].resource == RESOURCE
 
 
-async def test_a_new_kubelet_logs_each_cause_again(registration, door, heard):
+async def test_a_new_kubelet_logs_each_cause_again(registration, door, seen_events):
     door.refusal = "not today"
     with capture_logs() as logs:
         async with running(registration):
             for count in (3, 6):
                 await door.start()
-                await hears(heard, Cause.REFUSED, count)
+                await hears(seen_events, Cause.REFUSED, count)
                 await door.stop()
     assert [line["cause"] for line in logs if line["log_level"] == "warning"].count("refused") == 2
 
 
-async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard, monkeypatch):
+async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, seen_events, monkeypatch):
     monkeypatch.setattr(events, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
     door.refusal = "not today"
     await door.start()
     async with running(registration):
-        await hears(heard, Cause.REFUSED)
+        await hears(seen_events, Cause.REFUSED)
         await door.stop()
         door.refusal = ""
         await door.start()
         await door.knows(2)
 
 
-async def test_nothing_is_registered_while_our_own_socket_does_not_answer(registration, door, heard, plugin):
+async def test_nothing_is_registered_while_our_own_socket_does_not_answer(registration, door, seen_events, plugin):
     plugin.broken = True
     await door.start()
     async with running(registration):
-        await hears(heard, Cause.NOT_SERVING, 4)
+        await hears(seen_events, Cause.NOT_SERVING, 4)
         assert door.registers == []
         plugin.broken = False
         await door.knows(1)
 
 
-async def test_a_kubelet_socket_without_a_server_is_not_dialled(registration, home, heard, door):
+async def test_a_kubelet_socket_without_a_server_is_not_dialled(registration, home, seen_events, door):
     with socket.socket(socket.AF_UNIX) as raw:
         raw.bind(os.fspath(home / "kubelet.sock"))
         async with running(registration):
-            await hears(heard, Cause.KUBELET_SILENT, 3)  # bound, and not listening yet
+            await hears(seen_events, Cause.KUBELET_SILENT, 3)  # bound, and not listening yet
             raw.listen()
             raw.setblocking(False)
             with (await asyncio.wait_for(asyncio.get_running_loop().sock_accept(raw), WITHIN))[0]:
@@ -285,7 +285,7 @@ async def test_a_new_kubelet_cancels_a_hanging_register(registration, door, home
 
 
 @pytest.mark.parametrize("kind", ["absent", "hangs", "deaf", "refuses", "there"])
-async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration, door, home, heard, kind):
+async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration, door, home, seen_events, kind):
     deaf = socket.socket(socket.AF_UNIX)
     door.hangs, door.refusal = kind == "hangs", "no" if kind == "refuses" else ""
     if kind == "deaf":  # accepts connections and never says a word
@@ -295,7 +295,7 @@ async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration,
         await door.start()
     async with running(registration):
         if kind == "refuses":
-            await hears(heard, Cause.REFUSED, 5)
+            await hears(seen_events, Cause.REFUSED, 5)
         elif kind == "there":
             await door.knows()
         elif kind == "hangs":

@@ -41,8 +41,8 @@ def door(home):
 
 
 @pytest.fixture
-def registration(home, heard, plugin):
-    return RegistryRegistration(RESOURCE, plugin.add, home / "device-plugins", home / "registry", heard)
+def registration(home, seen_events, plugin):
+    return RegistryRegistration(RESOURCE, plugin.add, home / "device-plugins", home / "registry", seen_events)
 
 
 async def appears(path, before=None):
@@ -54,7 +54,7 @@ async def appears(path, before=None):
 
 
 @asynccontextmanager
-async def visit(door):
+async def connect(door):
     """What the kubelet does with a socket it found; the stream is open inside."""
     async with endpoint.dial(door) as channel:
         registrar = pluginregistration_pb2_grpc.RegistrationStub(channel)
@@ -68,35 +68,35 @@ async def visit(door):
             yield info
 
 
-async def test_the_kubelet_gets_the_resource_and_its_socket(registration, own, door, heard):
+async def test_the_kubelet_gets_the_resource_and_its_socket(registration, own, door, seen_events):
     async with running(registration):
         await appears(door)
-        async with visit(door) as info:
+        async with connect(door) as info:
             assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", RESOURCE, ["v1beta1"])
             assert info.endpoint == str(own)
-            assert [event.resource for event in heard.kinds(Registered)] == [RESOURCE]
+            assert [event.resource for event in seen_events.kinds(Registered)] == [RESOURCE]
     assert not own.exists()
     assert list(door.parent.iterdir()) == []
 
 
-async def test_the_second_socket_is_shown_only_once_the_first_one_answers(registration, own, door, plugin, heard):
+async def test_the_second_socket_appears_when_the_first_answers(registration, own, door, plugin, seen_events):
     plugin.broken = True
     async with running(registration):
-        await hears(heard, Cause.NOT_SERVING, 4)
+        await hears(seen_events, Cause.NOT_SERVING, 4)
         assert own.is_socket()
         assert not door.exists()
         plugin.broken = False
         await appears(door)
 
 
-async def test_a_refusal_is_logged(registration, door, heard):
+async def test_a_refusal_is_logged(registration, door, seen_events):
     with capture_logs() as logs:
         async with running(registration):
             await appears(door)
             async with endpoint.dial(door) as channel:
                 status = pluginregistration_pb2.RegistrationStatus(plugin_registered=False, error="no such version")
                 await pluginregistration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(status)
-            await hears(heard, Cause.REFUSED)
+            await hears(seen_events, Cause.REFUSED)
     assert [line["error"] for line in logs if line["log_level"] == "warning"] == [
         "the kubelet answers: no such version"
     ]
@@ -109,7 +109,7 @@ async def test_the_second_socket_is_made_anew_without_disturbing_the_first(regis
             mine = sockets.identity(own)
             door.unlink()
             await appears(door, before)
-            async with visit(door):
+            async with connect(door):
                 assert sockets.identity(own) == mine
 
 
@@ -120,20 +120,20 @@ async def test_the_first_socket_is_made_anew_and_shown_anew(registration, own, d
             own.unlink()
             await appears(own, before)
             await appears(door, shown)
-            async with visit(door):
+            async with connect(door):
                 pass
 
 
-async def test_a_socket_without_streams_is_shown_again(registration, door, heard, monkeypatch):
+async def test_a_socket_without_streams_is_shown_again(registration, door, seen_events, monkeypatch):
     monkeypatch.setattr(registry, "SHOW_AGAIN_AFTER", 0.05)
     async with running(registration):
         ours = await appears(door)
-        async with visit(door):
+        async with connect(door):
             with Inotify() as inotify:
                 inotify.add_watch(door.parent, Mask.MOVED_TO)
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(inotify.get(), 0.3)
-        await hears(heard, Cause.STREAM_ENDED)
+        await hears(seen_events, Cause.STREAM_ENDED)
         with Inotify() as inotify:
             inotify.add_watch(door.parent, Mask.MOVED_TO)
             async for event in inotify:
@@ -143,16 +143,16 @@ async def test_a_socket_without_streams_is_shown_again(registration, door, heard
         assert sockets.same(sockets.identity(door), ours)  # the same socket, not a new one
 
 
-async def test_each_loss_of_the_kubelet_is_logged(registration, door, heard):
+async def test_each_loss_of_the_kubelet_is_logged(registration, door, seen_events):
     with capture_logs() as logs:
         async with running(registration):
             await appears(door)
             for count in range(1, 4):
-                async with visit(door):
+                async with connect(door):
                     pass
-                await hears(heard, Cause.STREAM_ENDED, count)
-    told = [line["event"] for line in logs]
-    assert told == ["registered", "not registered"] * 3
+                await hears(seen_events, Cause.STREAM_ENDED, count)
+    logged = [line["event"] for line in logs]
+    assert logged == ["registered", "not registered"] * 3
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.002, 0.05])

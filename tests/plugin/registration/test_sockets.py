@@ -64,7 +64,7 @@ def test_a_resource_is_served_one_level_below_the_kubelets_directory():
     assert sockets.endpoint("nvidia.com/mig-1g.10gb.me") == "autoclave/nvidia.com_mig-1g.10gb.me.sock"
 
 
-def test_the_hidden_name_is_ignored_by_the_kubelet_and_no_longer_than_the_real_one(short_tmp):
+def test_the_hidden_name_is_short_and_ignored_by_kubelets(short_tmp):
     path = short_tmp / "nvidia.com_mig-1g.10gb.sock"
     assert sockets.hidden(path).name.startswith(".")
     assert len(os.fspath(sockets.hidden(path))) == len(os.fspath(path))

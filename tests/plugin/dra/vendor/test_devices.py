@@ -166,7 +166,7 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
 
 
-async def test_the_vendor_hears_of_a_claim_only_after_the_claim_before(cluster):
+async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):
     """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)

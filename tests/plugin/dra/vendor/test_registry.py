@@ -58,18 +58,18 @@ async def test_a_driver_that_the_kubelet_finds_without_the_gate_is_named(short_t
     vendor = short_tmp / "vendor"
     for folder in (chosen.gate_dir, chosen.registry_dir, vendor):
         folder.mkdir()
-    heard: asyncio.Queue[str] = asyncio.Queue()
+    notified: asyncio.Queue[str] = asyncio.Queue()
     registry = vendor_registry.VendorRegistry(
-        chosen, vendor, lambda *_: lambda _: None, events.ignore, heard.put_nowait
+        chosen, vendor, lambda *_: lambda _: None, events.ignore, notified.put_nowait
     )
     running = asyncio.create_task(registry.run())
     direct = chosen.registry_dir / "gpu.nvidia.com-reg.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(direct))
         server.listen()
-        assert await asyncio.wait_for(heard.get(), WITHIN) == direct.name
+        assert await asyncio.wait_for(notified.get(), WITHIN) == direct.name
         direct.unlink()
-        assert await asyncio.wait_for(heard.get(), WITHIN) == ""
+        assert await asyncio.wait_for(notified.get(), WITHIN) == ""
     running.cancel()
     await asyncio.wait({running})
 

@@ -67,7 +67,7 @@ def acquire(service: Service, uuid: str) -> None:
     asyncio.run(ask())
 
 
-def test_a_story_is_told_in_figures(service):
+def test_the_metrics_of_a_whole_story(service):
     clean = service.settled(0, "clean")
     service.settled(1, "clean")
     names = {"gpu": "0", "uuid": clean.device}
@@ -104,7 +104,7 @@ def test_a_story_is_told_in_figures(service):
     tenants.release(service.simulated_dir, clean.device)
 
 
-def test_scrubs_and_hooks_of_free_gpus_read_no_list_of_processes(service, running_pod):
+def test_free_gpus_are_served_without_a_process_search(service, running_pod):
     uid, _sandbox = running_pod
     device = service.settled(0, "clean").device
     service.settled(1, "clean")
@@ -119,7 +119,7 @@ def test_scrubs_and_hooks_of_free_gpus_read_no_list_of_processes(service, runnin
     assert scrape(service).one("autoclave_process_passes_total") == 0
 
 
-def test_nothing_is_shown_that_is_not_in_the_table(service):
+def test_every_shown_metric_is_in_the_table(service):
     service.settled(0, "clean")
     service.settled(1, "clean")
     rows = {name: row for row in table.TABLE for name in row.series}
@@ -130,7 +130,7 @@ def test_nothing_is_shown_that_is_not_in_the_table(service):
         assert set(sample.labels) == wanted, sample.name
 
 
-def test_prometheus_finds_nothing_to_object_to(service):
+def test_the_linter_of_prometheus_finds_no_fault(service):
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
@@ -140,7 +140,7 @@ def test_prometheus_finds_nothing_to_object_to(service):
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
-def test_who_cannot_record_is_not_ready_and_says_why(service):
+def test_a_service_that_cannot_record_is_not_ready(service):
     uuid = service.settled(0, "clean").device
     address = address_of(service)
     assert fetch(address, "/readyz") == (200, "ready\n")
@@ -153,7 +153,7 @@ def test_who_cannot_record_is_not_ready_and_says_why(service):
     assert (shown.one("autoclave_ready"), shown.one("autoclave_ledger_fault")) == (0, 1)
 
 
-def test_who_has_no_ledger_yet_is_alive_and_says_what_is_missing(service):
+def test_a_service_without_a_ledger_is_alive(service):
     service.stop()
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
@@ -169,7 +169,7 @@ def test_who_has_no_ledger_yet_is_alive_and_says_what_is_missing(service):
     assert "ledger" in why
 
 
-def test_an_address_that_is_taken_ends_the_start_with_one_line(short_tmp):
+def test_a_metrics_address_in_use_ends_the_start(short_tmp):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ":".join(map(str, taken.getsockname()))
         command: list[str | Path] = [
