@@ -98,7 +98,7 @@ async def answer(channel, method, name) -> object:
 
 
 @pytest.mark.parametrize("socket", SERVICES)
-async def test_a_request_that_is_no_message_is_invalid_in_every_method(house, socket):
+async def test_an_undecodable_request_is_invalid_in_every_method(house, socket):
     async with grpc.aio.insecure_channel(f"unix:{house.config.run_dir / socket}.sock") as channel:
         for service in SERVICES[socket]:
             for method in service.methods:

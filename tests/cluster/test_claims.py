@@ -67,7 +67,7 @@ async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):
     assert cluster.words("first")[-1] == "TERM"
 
 
-async def test_a_claim_waits_for_a_pod_that_was_deleted_by_force(claims):
+async def test_a_claim_waits_for_a_force_deleted_pod(claims):
     """Its Prepare comes before the Unprepare of the claim before, whose container ignores SIGTERM."""
     cluster = claims.cluster
     await claims.hold("first", 4, "-stubborn")
@@ -257,7 +257,7 @@ async def test_the_end_of_a_claim_survives_kills(claims, driver, autoclave, kill
     assert cluster.words("second").count("CLEAN") == 4
 
 
-async def test_a_claim_that_is_prepared_survives_a_kill_of_the_service(claims, driver, autoclave):
+async def test_a_prepared_claim_survives_a_kill_of_the_service(claims, driver, autoclave):
     """Its Prepare waits for the claim before, whose pod was deleted by force."""
     cluster = claims.cluster
     await claims.hold("first", 4, "-stubborn")

@@ -47,7 +47,7 @@ async def test_the_status_of_a_claim_names_its_receipts(claims):
 
 
 @pytest.mark.gate("DRAExtendedResource")
-async def test_a_pod_gets_a_claim_by_the_resource_of_the_chart(claims):
+async def test_a_pod_gets_a_claim_by_the_charts_resource(claims):
     await claims.cluster.create("pod", container(gpus=GPUS, resource=EXTENDED))
     await claims.holds("pod")
     assert claims.cluster.words("pod").count("CLEAN") == GPUS

@@ -105,7 +105,7 @@ async def until_refused(text, request):
             await asyncio.sleep(0.1)
 
 
-async def test_a_driver_writes_only_the_slice_of_the_node_of_its_token(guarded):
+async def test_a_driver_writes_only_its_own_nodes_slice(guarded):
     async with driver_of(guarded, NODE) as ours, driver_of(guarded, "") as nameless:
         await until_refused("slices of its own node only", lambda: write_slice(ours, "other"))
         await write_slice(ours, NODE)
@@ -122,7 +122,7 @@ async def test_a_driver_writes_only_the_slice_of_the_node_of_its_token(guarded):
                 await request
 
 
-async def test_a_pod_with_a_claim_and_no_grace_period_is_refused(guarded):
+async def test_a_pod_with_a_claim_needs_a_grace_period(guarded):
     claim = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "none"}]}
     hasty = {"terminationGracePeriodSeconds": 0}
 

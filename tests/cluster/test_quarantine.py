@@ -24,7 +24,7 @@ async def test_no_pod_gets_a_sick_idle_gpu(cluster, autoclave):
 
 
 @pytest.mark.gate("ResourceHealthStatus")
-async def test_the_status_of_a_pod_shows_that_its_gpu_is_sick(cluster, autoclave):
+async def test_the_status_of_a_pod_shows_its_sick_gpu(cluster, autoclave):
     """The pod goes on; the next pod does not get the GPU."""
     await cluster.hold("holder")
     pod = await cluster.until(Pod, "holder", health)

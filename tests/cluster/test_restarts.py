@@ -89,7 +89,7 @@ async def test_a_pod_deleted_without_kubelet_and_plugin_leaves_nothing(cluster, 
 
 
 @pytest.mark.usefixtures("registry")
-async def test_a_plugin_in_the_registry_survives_a_restart_of_the_kubelet(cluster, autoclave, node):
+async def test_a_registered_plugin_survives_a_restart_of_the_kubelet(cluster, autoclave, node):
     """The plugin registers through the kubelet's directory of plugins."""
     await cluster.hold("first", gpus=2)
     async with autoclave.registered():

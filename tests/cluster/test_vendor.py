@@ -144,7 +144,7 @@ async def test_nvidias_driver_prepares_what_the_gate_has_proven_clean(claims, au
     assert cluster.words("first")[-1] == "TERM"
 
 
-async def test_a_claim_waits_for_a_pod_that_was_deleted_by_force(claims):
+async def test_a_claim_waits_for_a_force_deleted_pod(claims):
     cluster = claims.cluster
     await claims.hold("first", GPUS, "-stubborn")
     await cluster.delete("first", grace=0)
@@ -178,7 +178,7 @@ async def test_a_claim_survives_the_death_of_everything(claims, autoclave, node)
     assert cluster.words("next").count("CLEAN") == GPUS
 
 
-async def test_the_event_of_a_pod_says_why_its_claim_is_refused(claims, autoclave):
+async def test_a_pods_event_says_why_its_claim_is_refused(claims, autoclave):
     """A GPU is not where NVIDIA's driver says: the scrub service would wipe another one."""
     [gpu, *_] = gpus()
     described = json.loads(gpu.device.read_text())

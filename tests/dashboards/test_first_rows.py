@@ -101,7 +101,7 @@ def test_the_first_row_of_each_page_shows_the_bad_day(tmp_path):
     promtool.run_unit_tests(tmp_path, {"first rows": unit_test("30s", series, questions)})
 
 
-def test_every_page_has_its_first_row_and_its_groups_add_up():
+def test_the_groups_of_every_first_row_add_up():
     assert {uid for uid, *_ in FIRST_ROWS} == set(shipped.pages())
     for together, *groups in (
         list(row.values()) for uid, _, row in FIRST_ROWS if uid in ("autoclave-fleet", "autoclave-node")

@@ -58,7 +58,7 @@ def test_opened_sections_push_down_the_panels_below(uid):
     assert queries.height(panels) == max(y for _, y in taken) + 1
 
 
-def test_a_folded_section_in_the_middle_of_a_page_opens_in_place():
+def test_a_folded_section_opens_in_place():
     def panel(number: int, top: int, *inner: dict[str, Any]) -> dict[str, Any]:
         return {"id": number, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}, "panels": list(inner)}
 

@@ -270,7 +270,7 @@ def test_a_probation_without_a_holder_has_no_time(tmp_path):
         )
 
 
-def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):
+def test_a_plugin_that_is_down_makes_the_fleet_unhealthy(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
     expressions = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}

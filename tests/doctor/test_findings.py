@@ -50,7 +50,7 @@ def test_a_gpu_left_unknown_or_dirty_becomes_a_warning(facts, state):
 
 
 @pytest.mark.parametrize("state", ["unknown", "dirty"])
-def test_a_gpu_that_could_not_be_scrubbed_is_a_warning_at_once(facts, state):
+def test_a_failed_scrub_is_a_warning_at_once(facts, state):
     """Each try begins its time in that state anew, so that no clock would ever show that it has been out for hours."""
     said = f"GPU 3 (GPU-1) is {state} and not offered: used by x"
     results = of_device(facts, 1.0, state=state, healthy=False, receipt=None, setback="used by x")
@@ -64,7 +64,7 @@ def test_a_scrubbed_gpu_that_is_not_offered_is_a_warning(facts, state):
     assert [level for level, _ in of_device(facts, state=state)] == [Level.OK]
 
 
-def test_a_gpu_that_was_handed_out_without_a_proof_is_a_warning(facts):
+def test_a_gpu_granted_without_a_proof_is_a_warning(facts):
     said = "GPU 3 (GPU-1) was handed out without a proof"
     assert of_device(facts, state="granted", receipt=None) == [(Level.WARNING, said)]
     assert [level for level, _ in of_device(facts, state="in_use", receipt=None)] == [Level.OK]
@@ -76,7 +76,7 @@ def test_a_proof_of_too_little_memory_is_a_warning(facts):
     assert of_device(facts, receipt=replace(RECEIPT, covered_bytes=994)) == [(Level.WARNING, said)]
 
 
-def test_a_setting_that_a_gpu_does_not_support_is_a_warning(facts):
+def test_an_unsupported_setting_is_a_warning(facts):
     results = of_device(facts, receipt=replace(RECEIPT, unsupported=("a lock is not supported by this GPU",)))
     assert results == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
 

@@ -252,7 +252,7 @@ def test_obstacles_of_a_reset_are_reported_ahead(facts, words):
     assert (found[0], words in found[1]) == (Level.WARNING, True)
 
 
-def test_a_gpu_whose_holders_are_unknown_is_not_called_free_to_reset():
+def test_a_gpu_with_unknown_holders_is_not_ready_for_reset():
     found = only(stands(openers={}), "reset")
     assert (found[0], "the processes that have it open cannot be found" in found[1]) == (Level.WARNING, True)
 
@@ -262,7 +262,7 @@ def test_the_obstacle_of_a_reset_comes_with_its_command():
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false" in finding.remedy
 
 
-def test_the_owner_of_a_gpu_is_no_obstacle_to_a_reset():
+def test_the_owner_of_a_gpu_does_not_prevent_a_reset():
     assert only(with_gpu((Holder(7, 1.0, "train", "pod-2"),), owner="pod-2"), "reset")[0] is Level.WARNING  # of GPU 4
     busy = replace(GPU, owner="pod-2")
     facts = replace(

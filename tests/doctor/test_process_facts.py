@@ -87,7 +87,7 @@ def test_without_proc_no_fact_is_proven(tmp_path):
     assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
 
 
-def test_the_pid_namespace_of_the_node_is_known_by_its_number(monkeypatch):
+def test_the_nodes_pid_namespace_is_known_by_its_number(monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     assert process_facts.sees_all(PROC) is True
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE + 1)

@@ -136,7 +136,7 @@ def test_no_question_of_the_service_ends_in_an_error(nvml, tell) -> None:
     assert [one for one in answers if one.answer == "error"] == []
 
 
-def test_links_past_the_last_one_are_refused_as_the_service_expects(nvml, tell) -> None:
+def test_links_past_the_last_are_refused(nvml, tell) -> None:
     gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
     codes = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):

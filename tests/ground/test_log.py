@@ -73,7 +73,7 @@ def test_repeated_lines_are_written_five_times_then_counted() -> None:
 
 
 @given(st.lists(st.integers(0, 40), max_size=80))
-def test_a_line_is_written_five_times_in_ten_seconds_and_counted(pauses: list[int]) -> None:
+def test_a_repeated_line_is_limited_and_counted(pauses: list[int]) -> None:
     pen, at = Pen(), []
     for pause in pauses:
         pen.clock.now += pause / 8
@@ -125,7 +125,7 @@ def test_every_program_limits_repeats(read: Read) -> None:
     assert len(read()) == log.MAX_REPEATS
 
 
-def test_a_line_in_a_pod_is_json_with_room_level_and_utc(read: Read) -> None:
+def test_a_log_line_is_json_with_room_level_time(read: Read) -> None:
     log.get("api").info("yes", op="0a1b2c3d")
     (line,) = read()
     assert (line["room"], line["level"], line["event"], line["op"]) == ("api", "info", "yes", "0a1b2c3d")

@@ -167,7 +167,7 @@ async def test_a_row_left_by_a_failed_write_counts_once(ledger, store):
     assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.IN_USE)
 
 
-async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, monkeypatch):
+async def test_a_hanging_write_is_a_fault_until_it_ends(ledger, store, monkeypatch):
     monkeypatch.setattr(module, "SLOW", 0.05)
     go = threading.Event()
     store.on_append = go.wait

@@ -99,7 +99,7 @@ def test_a_registry_that_is_not_used_need_not_be_there(good):
     config.check(replace(good, registry_dir=Path("/nonexistent")))
 
 
-def test_a_socket_path_may_be_as_long_as_the_kernel_takes(good):
+def test_a_socket_path_may_have_the_kernels_maximum_length(good):
     config.check(replace(good, run_dir=Path("/" + "d" * (107 - len("/scrubber.sock") - 1))))
     with pytest.raises(FatalError):
         config.check(replace(good, run_dir=Path("/" + "d" * (107 - len("/scrubber.sock")))))

@@ -243,7 +243,7 @@ async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, 
     assert door.asked == []  # what cannot be answered is not acquired
 
 
-async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, registry):
+async def test_each_hook_is_logged_and_measured_once(kubelet, door, registry):
     with capture_logs() as lines:
         await allocate(kubelet, [B], [C])
         await start(kubelet, B)

@@ -23,7 +23,7 @@ SLICE = gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb")
         (SLICE, MigStrategy.MIXED, "a.io/mig-1g.10gb"),
     ],
 )
-def test_the_name_depends_on_the_kind_of_device_and_the_strategy(advert, strategy, expected):
+def test_the_resource_name_depends_on_device_and_strategy(advert, strategy, expected):
     assert devices.resource_name(advert, "a.io", strategy) == expected
 
 

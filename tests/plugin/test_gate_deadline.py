@@ -97,7 +97,7 @@ def test_allocate_ends_within_its_limit(service):
     loop.close()
 
 
-def test_a_pod_waits_for_a_service_that_is_back_after_3_seconds():
+def test_a_pod_waits_for_a_service_away_3_seconds():
     """On a real node, the start of the service takes two seconds of a busy machine. A refusal fails the pod."""
     loop = VirtualLoop()
     assert loop.run_until_complete(took(RestartingService(back=loop.time() + 3.0))) == pytest.approx(3.0, abs=0.1)

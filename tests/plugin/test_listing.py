@@ -141,7 +141,7 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
         assert len(reader.lists) == 2
 
 
-async def test_the_last_list_is_valid_as_long_as_the_service_said(door, followed, read, monkeypatch):
+async def test_the_last_list_is_valid_as_long_as_promised(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 60.0)  # what is asked anew would be found out only then
     door.say(gpu(0), gpu(1))
     door.silence = 0.7

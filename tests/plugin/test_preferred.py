@@ -92,7 +92,7 @@ def test_the_choice(where, state, size, must, available, expected):
     assert pick(machine(*where, **state), size, must, available) == expected
 
 
-def test_equals_are_taken_by_index_in_whatever_order_they_are_listed():
+def test_equal_devices_are_preferred_by_index():
     assert pick(machine(*HGX)[::-1], 2, available=[7, 6, 2, 3, 1, 5]) == [1, 2]
 
 

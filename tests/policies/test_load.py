@@ -357,7 +357,7 @@ def dumped(document):
 
 
 @given(st.sampled_from(list(places(DOCUMENT))), JUNK, st.booleans())
-def test_every_fault_of_a_mutated_document_has_a_line_and_a_column(place, junk, rename):
+def test_every_fault_has_a_line_and_a_column(place, junk, rename):
     text = dumped(mutated(DOCUMENT, place, junk, rename))
     lines = text.splitlines()
     for fault in outcome(text):

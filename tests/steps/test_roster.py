@@ -237,7 +237,7 @@ def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements
 
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
-def test_a_self_test_passes_with_one_test_and_names_the_others(bank, covered) -> None:
+def test_a_self_test_with_one_test_names_the_others(bank, covered) -> None:
     report = report_of(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
     assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
     assert report.detail == "no time was left for random, retention"
@@ -295,7 +295,7 @@ def test_health_that_cannot_be_read_fails(bank) -> None:
     assert "counters.json" in report.detail
 
 
-def test_what_keeps_a_step_from_running_now_is_no_fault_of_the_device(bank) -> None:
+def test_an_obstacle_of_a_step_is_no_device_fault(bank) -> None:
     report = roster.perform(Step.RESET, ORDER, bench(BusyGpu(bank.place(bank.first).directory)))
     assert report == Report(Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE)
 

@@ -94,7 +94,7 @@ async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_worker_still_in_the_kernel_is_lost_with_its_zygote(bank, make: MakeNursery, monkeypatch) -> None:
+async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakeNursery, monkeypatch) -> None:
     """All GPUs of a node at once may keep the kernel busy for longer than anybody waits."""
 
     async def not_yet(_child: Child, _seconds: float) -> Ending | None:

@@ -133,7 +133,7 @@ async def test_a_stalled_clear_is_killed_at_its_deadline(bank, spawn: Spawn) -> 
     ("code", "outcome"),
     [("time.sleep(60)", Outcome.TIMED_OUT), ("os.kill(os.getpid(), signal.SIGSEGV)", Outcome.DIED)],
 )
-async def test_an_evict_without_an_end_is_no_fault_of_the_device(spawn: Spawn, code: str, outcome: Outcome) -> None:
+async def test_an_endless_evict_is_no_fault_of_the_device(spawn: Spawn, code: str, outcome: Outcome) -> None:
     """A dead file system, for one."""
     deadline = 0.2 if outcome is Outcome.TIMED_OUT else LONG
     result = await do(await spawn(saying(code)), Step.EVICT, deadline=deadline)
@@ -187,7 +187,7 @@ async def test_a_child_that_ends_badly_voids_its_last_result(spawn: Spawn, life:
     assert words in result.detail
 
 
-async def test_a_bug_in_a_step_is_a_fault_of_the_service(spawn: Spawn) -> None:
+async def test_a_bug_in_a_step_is_an_internal_fault(spawn: Spawn) -> None:
     result = await do(await spawn(), Step.CLEAR, Order(patterns=("ones",)))
     assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
     assert "status 1" in result.detail

@@ -41,7 +41,7 @@ def test_a_number_that_is_no_plain_decimal_stays_text(text):
     assert plain(f"a: {text}") == {"a": text.strip("'")}
 
 
-def test_every_value_has_its_position_and_the_position_of_its_key():
+def test_every_value_has_its_position_and_its_keys():
     root, _ = tree.parse("# hello\na:\n  b: [1,\n      22]\n", "t.yaml")
     found = root.find(("a", "b", 1))
     assert found is not None

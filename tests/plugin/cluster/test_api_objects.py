@@ -26,7 +26,7 @@ def test_an_event_without_a_node_uid_uses_the_node_name():
 
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
-async def test_the_name_of_an_event_is_one_that_it_may_have(api, node):
+async def test_the_name_of_an_event_is_valid(api, node):
     reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), node, 5.0), node, taint=False, pace=QUICK)
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
@@ -51,7 +51,7 @@ def test_a_taint_is_removed_only_if_it_is_ours():
         ([("others", "NoSchedule"), (api_objects.TAINT, "NoExecute"), (api_objects.TAINT, "NoSchedule")], 2),
     ],
 )
-def test_our_taint_is_the_one_with_our_key_and_our_effect(taints, place):
+def test_our_taint_has_our_key_and_our_effect(taints, place):
     node = Node(spec=NodeSpec(taints=[Taint(key=key, effect=effect) for key, effect in taints]))
     assert apiserver._node(node).taint == place
 
@@ -84,7 +84,7 @@ def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, resul
     assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, result)
 
 
-def test_a_thing_that_cannot_be_said_is_refused_where_nothing_was_tested():
+def test_an_unknown_kind_of_object_is_refused():
     """An Event is not a patch that holds for a state: saying it again does not help."""
     request = httpx2.Request("POST", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(422))

@@ -64,7 +64,7 @@ def test_a_device_fails_by_its_ailment_or_after_long_idleness(looks, report):
         ([GOOD, OUT, IDLE], False), ([GOOD, OUT, GOOD], True), ([IDLE, GOOD, IDLE], True),
     ],
 )  # fmt: skip
-def test_a_device_is_found_healthy_by_health_since_its_last_failure(looks, found_healthy):
+def test_a_device_is_healthy_if_it_was_since_its_failure(looks, found_healthy):
     reports: dict[str, DeviceReport] = {}
     for now, seen in enumerate(looks):
         reports = node_report.report(reports, [seen], now)
@@ -117,7 +117,7 @@ def test_an_absent_device_counts_until_it_is_replaced(looks, counts):
     assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9)}, present=True) is False
 
 
-def test_a_replaced_device_has_an_event_and_is_named_by_uuid():
+def test_a_replaced_device_has_an_event_with_its_uuid():
     before, now = node_report.report({}, [LOST], 0), node_report.report({}, [SWAPPED, NEW], 1)
     (event,) = node_report.node_events(before, now)
     hint = "; run `autoclave explain GPU-0` on the node for details"
@@ -153,7 +153,7 @@ def test_a_time_without_observations_proves_nothing():
     assert node_report.next_change(reports, LATER) == LATER
 
 
-def test_the_next_change_is_when_a_device_is_idle_too_long():
+def test_the_next_change_is_the_end_of_idleness():
     assert (
         node_report.next_change(node_report.report({}, [GOOD, device(1, healthy=False, reason="xid", sick=True)], 5), 5)
         is None
@@ -250,7 +250,7 @@ FINE = ConditionContent(ConditionStatus.TRUE, "C", "c")
         (Condition(SOME, 10, 5), FINE, 50),
     ],
 )  # fmt: skip
-def test_the_time_of_transition_is_kept_while_the_status_is_the_same(present, content, transition):
+def test_the_transition_time_changes_only_with_the_status(present, content, transition):
     assert node_report.condition(present, content, since=50, now=60) == Condition(content, 60, transition)
 
 
@@ -262,7 +262,7 @@ def test_the_time_of_transition_is_kept_while_the_status_is_the_same(present, co
         (Condition(SOME, 10, 5), SOME, 9, 0),
     ],
 )  # fmt: skip
-def test_a_condition_is_due_when_changed_old_or_in_the_future(present, content, now, left):
+def test_a_condition_is_sent_when_changed_or_old(present, content, now, left):
     assert node_report.due(present, content, now, 300) == left
 
 

@@ -22,7 +22,7 @@ class Asked(InFlight):
         return True
 
 
-async def test_a_stop_waits_as_long_as_the_kubelet_for_its_calls(service, short_tmp, monkeypatch):
+async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypatch):
     """A Prepare that is cut off is repeated after a minute only."""
     monkeypatch.setattr("plugin.dra.apiserver.connect", lambda *_: None)
     chosen = DraConfig(

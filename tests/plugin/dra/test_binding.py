@@ -55,7 +55,7 @@ async def until(api, name, wanted):
 
 
 @pytest.mark.usefixtures("door", "reporting")
-async def test_a_pod_is_bound_when_each_gpu_of_its_claim_is_scrubbed(api, door):
+async def test_a_pod_is_bound_when_its_claims_gpus_are_scrubbed(api, door):
     door.say(gpu(0, clean=False), gpu(1, clean=False))
     allocate(api, "job", "gpu-0000", "gpu-0001")
     door.say(gpu(0), gpu(1, clean=False))

@@ -8,7 +8,7 @@ from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 
 
-async def test_a_device_that_the_list_still_shows_as_free_is_given_back(door, followed):
+async def test_a_device_that_an_old_list_shows_free_is_released(door, followed):
     """A claim may end before the list shows that it has a device."""
     door.say(gpu(0), gpu(1))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:

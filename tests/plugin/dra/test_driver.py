@@ -125,7 +125,7 @@ async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
     await cluster.owners("", "")
 
 
-async def test_the_end_of_a_claim_waits_for_its_scrub_however_short_the_claim(cluster, service):
+async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
     """The list of the service may still show the device as clean, as it was before the claim."""
     async with client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
         for _ in range(5):
@@ -135,7 +135,7 @@ async def test_the_end_of_a_claim_waits_for_its_scrub_however_short_the_claim(cl
             assert {device.state for device in (await admin.status()).devices} == {"clean"}
 
 
-async def test_a_claim_that_never_got_a_device_takes_none_from_another(cluster):
+async def test_a_claim_without_devices_releases_none_of_another(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
     await cluster.prepare("a")
@@ -144,7 +144,7 @@ async def test_a_claim_that_never_got_a_device_takes_none_from_another(cluster):
     await cluster.owners("uid-a", "")
 
 
-async def test_a_claim_waits_until_the_claim_before_gives_the_device_back(cluster):
+async def test_a_claim_waits_for_the_claim_before(cluster):
     """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)

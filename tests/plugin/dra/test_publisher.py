@@ -96,7 +96,7 @@ async def test_a_slice_that_the_kubelet_deleted_is_written_again(api, door, publ
 
 
 @pytest.mark.parametrize("code", [410, 429, 500])
-async def test_an_error_that_ends_a_watch_does_not_end_the_driver(api, door, publishing, code):
+async def test_an_error_of_a_watch_does_not_end_the_driver(api, door, publishing, code):
     """The API server forgets old states after some minutes: the driver lists again."""
     door.say(gpu(0))
     async with publishing():
@@ -133,7 +133,7 @@ async def test_an_api_server_without_binding_conditions_gets_plain_devices(api, 
     assert len(writes) == 2
 
 
-async def test_no_claim_gets_a_device_while_the_service_does_not_answer(api, door, publishing):
+async def test_an_unreachable_service_leaves_claims_without_devices(api, door, publishing):
     door.silence = 0.05
     door.say(gpu(0))
     async with publishing():

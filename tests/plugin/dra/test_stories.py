@@ -140,7 +140,7 @@ async def test_a_claim_ends_in_spite_of_kills_during_its_unprepare(node, live_dr
     assert node.kubelet.claims() == {}
 
 
-async def test_a_pod_keeps_its_claim_when_the_kubelet_ends_it_too_early(node, live_driver):
+async def test_a_pod_keeps_its_claim_after_an_early_unprepare(node, live_driver):
     """Fault D1: another pod, with a new claim of the same name, was refused and is deleted."""
     driver = await live_driver()
     await node.kubelet.start()

@@ -78,7 +78,7 @@ async def test_anothers_socket_in_our_place_survives_our_end(path):
         assert path.is_socket()
 
 
-async def test_a_socket_is_gone_with_its_file_and_not_when_relabelled(path):
+async def test_a_relabelled_socket_is_not_gone(path):
     async with endpoint.serve(path, Plugin().add) as served:
         path.chmod(0o660)
         assert not served.gone()
@@ -203,7 +203,7 @@ async def answer(channel, method, name) -> object:
     return await channel.unary_unary(name)(b"\xff", timeout=WITHIN)
 
 
-async def test_a_request_that_is_no_message_is_invalid_in_every_method(path):
+async def test_an_undecodable_request_is_invalid_in_every_method(path):
     service = pb.DESCRIPTOR.services_by_name["DevicePlugin"]
     async with endpoint.serve(path, Plugin().add), endpoint.dial(path) as channel:
         for method in service.methods:

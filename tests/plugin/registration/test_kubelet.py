@@ -97,7 +97,7 @@ async def test_a_new_kubelet_is_registered_with_at_once(registration, door):
     assert sorted(took)[len(took) // 2] < GRPC_PAUSES / 2, took
 
 
-async def test_our_socket_survives_the_clean_up_of_a_kubelet_that_starts(registration, door, home):
+async def test_our_socket_survives_the_clean_up_of_a_kubelet(registration, door, home):
     await door.start()
     async with running(registration):
         await door.knows()
@@ -321,7 +321,7 @@ async def test_a_plugin_can_be_started_and_ended_at_any_moment(home, door, plugi
         assert own_sockets(home) == []
 
 
-async def test_fifty_kubelets_in_a_row_leave_one_socket_and_nothing_else(registration, door, home):
+async def test_fifty_kubelets_in_a_row_leave_one_socket(registration, door, home):
     await door.start()
     async with running(registration):
         await door.knows()
@@ -365,7 +365,7 @@ async def test_resources_register_side_by_side(home, door):
     assert own_sockets(home) == []
 
 
-async def test_a_kubelet_socket_behind_a_link_is_as_good_as_any(registration, door, home, short_tmp):
+async def test_a_kubelet_socket_behind_a_link_works(registration, door, home, short_tmp):
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
     door.path = elsewhere / "kubelet.sock"

@@ -91,7 +91,7 @@ def test_what_is_not_a_socket_is_left_alone(short_tmp, make):
     assert os.path.lexists(path)
 
 
-def test_a_live_socket_is_refused_and_a_stale_one_is_not(short_tmp):
+def test_only_a_live_socket_is_refused(short_tmp):
     path = short_tmp / "x.sock"
     with bound(path, listen=True), pytest.raises(FatalError, match="another server answers on it"):
         sockets.claim(path)

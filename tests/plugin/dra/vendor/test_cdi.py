@@ -56,14 +56,14 @@ def test_the_first_thing_of_another_gpu_is_found(more, found):
     assert vendor_cdi.foreign(edits(**more), [TAKEN], [TAKEN, OTHER]) == found
 
 
-def test_a_slice_has_the_nodes_of_its_gpu_and_its_own():
+def test_a_slice_has_its_own_and_its_gpus_nodes():
     nodes = [{"path": path} for path in SLICE.nodes]
     assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE, OTHER]) == ""
     nodes.append({"path": "/dev/nvidia-caps/nvidia-cap13"})
     assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE]) == "/dev/nvidia-caps/nvidia-cap13"
 
 
-def test_a_number_that_is_left_out_is_that_of_the_first_gpu():
+def test_a_missing_number_means_the_first_gpu():
     node = {"path": "/dev/nvidia1", "major": 195}
     assert vendor_cdi.foreign({"deviceNodes": [node]}, [OTHER], [TAKEN, OTHER]) == "/dev/nvidia1 with the number 0"
     assert vendor_cdi.foreign({"deviceNodes": [node | {"minor": 1}]}, [OTHER], [TAKEN, OTHER]) == ""

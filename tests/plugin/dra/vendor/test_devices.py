@@ -178,7 +178,7 @@ async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Unprepare", ("a",)), ("Prepare", ("b",))]
 
 
-async def test_an_error_of_the_vendor_keeps_the_devices_for_the_claim(cluster):
+async def test_a_vendors_error_keeps_the_devices_for_the_claim(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
     cluster.vendor.fail = dict.fromkeys(("Prepare", "Unprepare"), "no MPS daemon")
@@ -249,7 +249,7 @@ async def test_admin_access_takes_no_device(cluster):
     assert await cluster.states() == ["granted", "clean"]
 
 
-async def test_the_kubelet_registers_the_gate_under_the_name_of_the_vendor(cluster):
+async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
     async with cluster.registrar() as registrar:
         info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name) == ("DRAPlugin", VENDOR_DRIVER)

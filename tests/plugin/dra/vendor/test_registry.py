@@ -52,7 +52,7 @@ def test_sockets_of_killed_gates_are_removed(short_tmp):
     servers[2].close()
 
 
-async def test_a_driver_that_the_kubelet_finds_without_the_gate_is_named(short_tmp):
+async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
     """Its registry directory was not moved: the kubelet calls it, and nothing is proven."""
     chosen = DraConfig(driver="gpu.nvidia.com", plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
     vendor = short_tmp / "vendor"
