@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
-from autoclave.doctor.facts import container_toolkit, gpu_openers, kubelet_devices, posture, process_facts, safe_read
+from autoclave.doctor.facts import container_toolkit, kubelet_devices, posture, process_facts, safe_read
 from plugin.cluster import credentials
 from plugin.cluster.base import Failure, Unusable
 from plugin.cluster.credentials import ReportChoice, Reports
@@ -153,7 +153,7 @@ def _openers(answer: views.Status | AutoclaveError, run_dir: Path, root: Path) -
     if not isinstance(answer, views.Status) or answer.service.backend != base.NVIDIA:
         return {}
     addresses = {device.device: device.pci_address for device in answer.devices}
-    return gpu_openers.openers(root, PROC, addresses, process_facts.pids(paths.admin_socket(run_dir)))
+    return process_facts.openers(root, PROC, addresses, process_facts.pids(paths.admin_socket(run_dir)))
 
 
 def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:

@@ -1,20 +1,25 @@
-"""How the servers answer every request: one log line, its metrics, and errors with a reason.
+"""How the servers answer every request: a place, a decoded message, one log line, its metrics, errors with a reason.
 
-A granted request is logged at level info, a refused one as a warning, an internal error with its traceback.
+Streams have a limit of their own, so that streams that stay open leave a place for the requests of the plugin. The
+limit of gRPC counts both together. A message that cannot be decoded is the caller's fault; gRPC says UNKNOWN for it. A
+granted request is logged at level info, a refused one as a warning, an internal error with its traceback.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -27,6 +32,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Count = Callable[[str, str, str, float], None]  # request name, outcome, reason of a refusal, seconds
 
 FAULT = "internal error in the scrub service"
+REQUESTS, STREAMS = "requests", "streams"
+MOST = {REQUESTS: 448, STREAMS: 64}  # at the same time, for each socket; a node has one plugin and few people
 
 
 @dataclass(slots=True)
@@ -126,3 +133,66 @@ def _code(error: AutoclaveError) -> grpc.StatusCode:
     if isinstance(error, NotReady) or error.reason is Reason.LEDGER_UNAVAILABLE:
         return grpc.StatusCode.UNAVAILABLE
     return grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Screening(grpc.aio.ServerInterceptor):
+    """The screening of one server."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a method, behind the screening."""
+        found = await continuation(handler_call_details)
+        if found is None:  # there is no such method
+            return None
+        handler: Any = found  # the stubs of gRPC describe handlers of threads
+        name = handler_call_details.method.rpartition("/")[2].lower()
+
+        async def request(raw: bytes, context: Context) -> object:
+            async with self._admitted(REQUESTS, name, raw, handler.request_deserializer, context) as message:
+                return await handler.unary_unary(message, context)
+
+        async def stream(raw: bytes, context: Context) -> None:
+            async with self._admitted(STREAMS, name, raw, handler.request_deserializer, context) as message:
+                answers = handler.unary_stream(message, context)
+                if inspect.isawaitable(answers):  # it writes its answers itself
+                    await answers
+                    return
+                async with aclosing(answers):
+                    async for answer in answers:
+                        await context.write(answer)
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(request, None, handler.response_serializer)
+
+    @asynccontextmanager
+    async def _admitted(
+        self, kind: str, name: str, raw: bytes, decode: Callable[[bytes], object], context: Context
+    ) -> AsyncIterator[object]:
+        """The message of a call, which has a place until the end of the block. A call that may not begin ends here."""
+        try:
+            if self._open[kind] >= MOST[kind]:
+                text = f"cannot serve more than {MOST[kind]} {kind} at the same time; try again"
+                raise NotReady(Reason.TOO_MANY_CALLS, text)
+            message = _decoded(raw, decode)
+        except AutoclaveError:
+            async with answered(context, name):
+                raise
+        self._open[kind] += 1
+        try:
+            yield message
+        finally:
+            self._open[kind] -= 1
+
+
+def _decoded(raw: bytes, decode: Callable[[bytes], object]) -> object:
+    try:
+        return decode(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"cannot read the request: {error}") from error

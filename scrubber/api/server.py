@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from scrubber.api import convert, screening, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
@@ -270,7 +270,7 @@ class GrpcServers:
     async def open(self) -> None:
         """Bind the sockets and serve. The caller holds the lock of the run directory."""
         for name in SOCKETS:
-            server = grpc.aio.server(interceptors=(screening.Screening(),), options=SERVER_OPTIONS)
+            server = grpc.aio.server(interceptors=(answering.Screening(),), options=SERVER_OPTIONS)
             if name == "scrubber":
                 scrub_pb2_grpc.add_ScrubberServicer_to_server(
                     ScrubberServicer(self._service, self._reporter, self._counters), server

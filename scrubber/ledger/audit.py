@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.ground.errors import FatalError
-from scrubber.ledger import chain, codec, database, faults, files, headfile, migrations, store
+from scrubber.ledger import chain, codec, database, files, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ def verify(path: Path) -> Audit:
     count, head = 0, None
     try:
         # Read the head first: a writer may add rows meanwhile, so the rows may be ahead of the head, never behind.
-        with faults.translated("read the ledger", path):
+        with database.translated("read the ledger", path):
             where.demand_regular()
-            noted = headfile.read(where.head)
+            noted = files.read_head(where.head)
         with _reading(where) as connection:
             cut = database.cut(connection)
             for row in chain.check(cut, database.rows(connection), noted):
@@ -76,11 +76,11 @@ def _parsed(text: str) -> object:
 def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
-    with faults.translated("read the ledger", where.database):
+    with database.translated("read the ledger", where.database):
         where.demand_regular()
         connection = _connect(where)
         try:
-            migrations.version(connection, where.database)
+            database.schema_version(connection, where.database)
             with database.transaction(connection, "BEGIN"):
                 yield connection
         finally:

@@ -1,17 +1,25 @@
-"""Open the SQLite file, and read and write its rows."""
+"""The SQLite file: its schema and migrations, its rows, and its errors as messages that say what to do.
+
+A schema newer than this program is refused. Only append to ``SCRIPTS``. A script may not change a column that the chain
+covers: every hash would break. When only the stored events change, append an empty script: it makes an older program
+refuse the file.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
-from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, migrations, store
+from scrubber.ground.errors import FatalError, LedgerUnavailable
+from scrubber.ground.private_files import ForeignFileError
+from scrubber.ledger import chain, store
 
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
 BUSY_SECONDS = 2.0
@@ -32,6 +40,85 @@ _NEWEST = """
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3
 """
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+SCRIPTS = (
+    """
+    CREATE TABLE entries (
+        seq    INTEGER PRIMARY KEY,
+        device TEXT NOT NULL,
+        wall   REAL NOT NULL,
+        uptime REAL NOT NULL,
+        op     TEXT NOT NULL,
+        kind   TEXT NOT NULL,
+        body   TEXT NOT NULL,
+        prev   TEXT NOT NULL,
+        hash   TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE snapshot (
+        one     INTEGER PRIMARY KEY CHECK (one = 1),
+        seq     INTEGER NOT NULL,
+        hash    TEXT NOT NULL,
+        records TEXT NOT NULL
+    ) STRICT;
+    """,
+)
+
+# SQLite makes these tables when a person runs ANALYZE. They only help it to choose how to search.
+_MADE_BY_ANALYZE = frozenset(
+    (b"table", name, b"CREATE TABLE %b(%b)" % (name, columns))
+    for name, columns in ((b"sqlite_stat1", b"tbl,idx,stat"), (b"sqlite_stat4", b"tbl,idx,neq,nlt,ndlt,sample"))
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> None:
+    """Bring the schema to the newest version. Each script is one transaction, so a crash leaves a complete version."""
+    found = schema_version(connection, path, scripts)
+    for number, script in enumerate(scripts[found:], start=found + 1):
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def schema_version(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> int:
+    """The file's schema version; FatalError when it is newer than this program."""
+    [(found,)] = connection.execute("PRAGMA user_version")
+    if found > len(scripts):
+        raise FatalError(
+            f"cannot open the ledger {path}: its schema is version {found}, this program knows up to {len(scripts)}; "
+            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
+        )
+    return int(found)
+
+
+def foreign(connection: sqlite3.Connection, path: Path) -> str | None:
+    """A table, index, view or trigger that this schema version does not have so, or lacks; None if there is none.
+
+    A trigger could change or drop rows as they are written.
+    """
+    different = (_schema(connection) - _MADE_BY_ANALYZE) ^ _expected(schema_version(connection, path))
+    return min((b" ".join(each[:2]).decode(errors="replace") for each in different), default=None)
+
+
+@cache
+def _expected(version: int) -> frozenset[tuple[bytes, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(";".join(SCRIPTS[:version]))
+        return _schema(connection)
+
+
+def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
+    columns = "CAST(type AS BLOB), CAST(name AS BLOB), CAST(ifnull(sql, '') AS BLOB)"  # damaged text is not UTF-8
+    return frozenset(connection.execute(f"SELECT {columns} FROM sqlite_schema"))  # noqa: S608 - our own column names
+
+
+def outdated(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the schema needs a migration."""
+    return schema_version(connection, path) < len(SCRIPTS)
 
 
 def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
@@ -138,8 +225,8 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
     [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
     if verdict != b"ok":
         raise store.CorruptLedgerError(f"cannot read the ledger: the SQLite file is damaged ({verdict.decode()})")
-    if (foreign := migrations.foreign(connection, path)) is not None:
-        raise store.CorruptLedgerError(f"cannot read the ledger: {foreign} is not as this program creates it")
+    if (unknown := foreign(connection, path)) is not None:
+        raise store.CorruptLedgerError(f"cannot read the ledger: {unknown} is not as this program creates it")
 
 
 def _row(columns: tuple[object, ...]) -> chain.ChainRow:
@@ -169,3 +256,53 @@ def _text(stored: bytes, seq: int | None) -> str:
     except UnicodeDecodeError as error:
         place = "the snapshot" if seq is None else f"row {seq}"
         raise store.CorruptLedgerError(f"{place} was changed: a column is not text", seq) from error
+
+
+@contextmanager
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the kernel into LedgerUnavailable; ``action`` as in "write to the ledger"."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a bug of this program, not a fault of the ledger
+    except sqlite3.Error as error:
+        raise _from_sqlite(error, action, path) from error
+    except OSError as error:
+        raise LedgerUnavailable(f"cannot {action} {path}: {_from_kernel(error, path)}") from error
+
+
+def _from_sqlite(error: sqlite3.Error, action: str, path: Path) -> LedgerUnavailable:
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
+        case sqlite3.SQLITE_FULL:
+            why = _full(path)
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            why = _read_only(path)
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+            why = "another program has it locked; close that program (an open sqlite3 shell, a backup)"
+        case sqlite3.SQLITE_CANTOPEN:
+            why = f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
+            why = f"the disk reports an I/O error ({name}); check the kernel log and the disk"
+        case _:
+            damage = f"the file is damaged ({error}); restart the service, which sets the file aside"
+            return store.CorruptLedgerError(f"cannot {action} {path}: {damage}")
+    return LedgerUnavailable(f"cannot {action} {path}: {why}")
+
+
+def _from_kernel(error: OSError, path: Path) -> str:
+    if isinstance(error, ForeignFileError):
+        return f"{error.filename}: {error.strerror}"
+    if error.errno in _FULL:
+        return _full(path)
+    if error.errno in _READ_ONLY:
+        return _read_only(path)
+    return f"{error.strerror or error}; check the kernel log and the disk"
+
+
+def _full(path: Path) -> str:
+    return f"the disk is full or a size limit is reached; free some space under {path.parent}"
+
+
+def _read_only(path: Path) -> str:
+    return f"it is read-only; mount {path.parent} writable, or correct its permissions"

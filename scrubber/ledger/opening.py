@@ -15,7 +15,7 @@ from pathlib import Path
 from scrubber.core.model import Moment
 from scrubber.ground import calendar_time
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, database, faults, files, headfile, migrations, sqlite, store
+from scrubber.ledger import chain, database, files, sqlite, store
 
 Accept = Callable[[store.Loaded], object]
 """Checks the loaded rows; raises CorruptLedgerError when the transition table does not allow them."""
@@ -38,7 +38,7 @@ def open_or_set_aside(
     a person has to act. Neither changes the stored data. ``run_head``: where the head is stored a second time.
     """
     where = files.Places(path, run_head)
-    with faults.translated("open the ledger", path):
+    with database.translated("open the ledger", path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.Lock(where)
         try:
@@ -60,7 +60,7 @@ def _open(
     except store.CorruptLedgerError as error:
         aside = SetAside(_move(where, at), error.message)
     try:
-        with faults.translated("create a new ledger at", where.database):
+        with database.translated("create a new ledger at", where.database):
             _create(where, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(where, lock, accept), aside
     except LedgerUnavailable as error:
@@ -118,14 +118,14 @@ def _create(where: files.Places, first: chain.Content) -> None:
     with closing(database.connect(where.fresh)) as connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
         database.make_durable(connection)
-        migrations.migrate(connection, where.database)
+        database.migrate(connection, where.database)
         [row] = chain.seal(chain.START, [first])
         with database.transaction(connection):
             connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
             database.insert(connection, [row])
         database.checkpoint(connection)  # closing does it too, but does not report an error
     where.fresh.rename(where.database)
-    with closing(headfile.HeadFile(where.head)) as kept:
+    with closing(files.HeadFile(where.head)) as kept:
         kept.write(store.Head(row.seq, row.hash))
         kept.sync()
     _sync_directory(where)

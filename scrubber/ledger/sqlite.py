@@ -14,7 +14,7 @@ from dataclasses import replace
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, codec, database, faults, files, headfile, migrations, store
+from scrubber.ledger import chain, codec, database, files, store
 
 
 class SqliteStore:
@@ -24,8 +24,8 @@ class SqliteStore:
         self._where = where
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
-        self._headfile: headfile.HeadFile | None = None
-        self._run_headfile: headfile.HeadFile | None = None
+        self._headfile: files.HeadFile | None = None
+        self._run_headfile: files.HeadFile | None = None
         self._head: store.Head | None = None  # the newest acknowledged row; None until the first load
 
     @property
@@ -35,7 +35,7 @@ class SqliteStore:
 
     def load(self) -> store.Loaded:
         """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
-        with faults.translated("read the ledger", self._where.database), self._disconnecting():
+        with database.translated("read the ledger", self._where.database), self._disconnecting():
             if self._head is not None:
                 self._connected()  # deletes the rows that a failed append may have left
             loaded = self._read()
@@ -57,7 +57,7 @@ class SqliteStore:
         self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last. It opens a new connection, so any thread may call it."""
-        with faults.translated("read the ledger", self._where.database), self._read_only() as connection:
+        with database.translated("read the ledger", self._where.database), self._read_only() as connection:
             return chain.entries(database.newest(connection, device, since, limit, window))
 
     def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
@@ -70,7 +70,7 @@ class SqliteStore:
             cut = chain.fold(before, folded, fold)
             database.fold(connection, cut)
             database.insert(connection, chain.seal(head, [chain.compaction(at, cut)]))
-        with faults.translated("shrink the ledger", self._where.database), self._disconnecting():
+        with database.translated("shrink the ledger", self._where.database), self._disconnecting():
             database.shrink(self._connected())
         return len(folded)
 
@@ -88,7 +88,7 @@ class SqliteStore:
         """Close the database, force the head file to the disk, release the lock."""
         lock, self._lock = self._lock, None
         try:
-            with faults.translated("close the ledger", self._where.database):
+            with database.translated("close the ledger", self._where.database):
                 if self._headfile is not None:
                     self._headfile.sync()
         finally:
@@ -99,12 +99,12 @@ class SqliteStore:
     def _read(self) -> store.Loaded:
         # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
         with self._read_only() as connection:
-            outdated = migrations.outdated(connection, self._where.database)
+            outdated = database.outdated(connection, self._where.database)
             database.check_format(connection, self._where.database)
             if outdated:
                 self._connected()  # migrates
             with database.transaction(connection, "BEGIN"):
-                noted = headfile.read(self._where.head)
+                noted = files.read_head(self._where.head)
                 cut = database.cut(connection)
                 entries = chain.entries(chain.check(cut, database.rows(connection), noted))
                 records = codec.decode_records(cut.records) if cut else ()
@@ -119,14 +119,14 @@ class SqliteStore:
         if self._where.run_head is None:
             return False
         try:
-            seen = headfile.read(self._where.run_head)
+            seen = files.read_head(self._where.run_head)
         except store.CorruptLedgerError:  # the file is damaged, not the ledger
             return True
         return seen is None or [seen.hash] != [row.hash for row in database.rows(connection, seen.seq, seen.seq)]
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, store.Head]]:
-        with faults.translated("write to the ledger", self._where.database), self._disconnecting():
+        with database.translated("write to the ledger", self._where.database), self._disconnecting():
             connection = self._connected()
             if self._head is None:
                 raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
@@ -151,7 +151,7 @@ class SqliteStore:
         if self._connection is None:
             self._where.demand_own()
             self._connection = database.connect(self._where.database)
-            migrations.migrate(self._connection, self._where.database)
+            database.migrate(self._connection, self._where.database)
             database.make_durable(self._connection)
             if self._head is not None:
                 self._head = _remove_unacknowledged(self._connection, self._head)
@@ -159,7 +159,7 @@ class SqliteStore:
 
     def _acknowledge(self, head: store.Head) -> None:
         if self._headfile is None:
-            self._headfile = headfile.HeadFile(self._where.head)
+            self._headfile = files.HeadFile(self._where.head)
         self._headfile.write(head)
         self._head = head
 
@@ -171,7 +171,7 @@ class SqliteStore:
         if self._where.run_head is None:
             return
         if self._run_headfile is None:
-            self._run_headfile = headfile.HeadFile(self._where.run_head)
+            self._run_headfile = files.HeadFile(self._where.run_head)
         self._run_headfile.write(head)
 
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scrubber.api import client, screening, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.api import answering, client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
@@ -126,7 +126,7 @@ async def test_streams_without_number_leave_a_place_for_requests(house):
         found = await asyncio.gather(*map(anext, streams), return_exceptions=True)
         refused = [each for each in found if isinstance(each, BaseException)]
         assert {(type(each), getattr(each, "reason", None)) for each in refused} == {(NotReady, Reason.TOO_MANY_CALLS)}
-        assert len(found) - len(refused) == screening.MOST[screening.STREAMS]
+        assert len(found) - len(refused) == answering.MOST[answering.STREAMS]
         await service.acquire([house.uuids[0]])
         for stream in streams:
             await stream.aclose()
@@ -134,7 +134,7 @@ async def test_streams_without_number_leave_a_place_for_requests(house):
 
 
 async def test_requests_have_a_limit_of_their_own(house, monkeypatch):
-    monkeypatch.setitem(screening.MOST, screening.REQUESTS, 1)
+    monkeypatch.setitem(answering.MOST, answering.REQUESTS, 1)
     async with house.admin() as admin:
         rows = (await admin.status()).service.ledger_rows
         waiting = asyncio.create_task(admin.status(newer_than=rows, wait=WITHIN))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core import events, model
-from scrubber.ledger import chain, codec, migrations, store
+from scrubber.ledger import chain, codec, database, store
 
 HERE = Path(__file__).parent
 EVENTS = typing.get_args(events.Event)
@@ -136,9 +136,9 @@ def described(wanted: object) -> object:
 def test_the_stored_format_changes_only_with_the_schema_version() -> None:
     stored = {kind: described(event) for kind, event in codec.CLASSES.items()} | {"snapshot": described(model.Record)}
     found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
-    version = str(len(migrations.SCRIPTS))
+    version = str(len(database.SCRIPTS))
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
         f"the stored events changed: released versions would stumble over them. Append a migration (an empty one will "
-        f"do) to migrations.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
+        f"do) to database.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
         f"{version} was never released, replacing its line is enough"
     )

@@ -20,7 +20,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError, LedgerUnavailable
-from scrubber.ledger import audit, chain, database, files, headfile, opening, sqlite, store
+from scrubber.ledger import audit, chain, database, files, opening, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -180,7 +180,7 @@ def write(path: Path, kind: str, body: str) -> None:
     with closing(database.connect(path)) as connection, database.transaction(connection):
         [row] = chain.seal(database.head(connection), [chain.Content("GPU-1", NOW, "op-1", kind, body)])
         database.insert(connection, [row])
-    with closing(headfile.HeadFile(files.Places(path).head)) as kept:
+    with closing(files.HeadFile(files.Places(path).head)) as kept:
         kept.write(store.Head(row.seq, row.hash))
 
 
@@ -316,7 +316,7 @@ def test_a_damaged_head_is_noticed(open_ledger: Opener, draft: Drafter, path: Pa
     aside = open_ledger()[1]
     assert aside is not None
     assert "ledger.head is damaged" in aside.why
-    head = headfile.read(files.Places(path).head)
+    head = files.read_head(files.Places(path).head)
     assert head is not None
     assert head.seq == 1
 

@@ -1,4 +1,4 @@
-"""Find the process that serves a socket and its rights, and the processes of CUDA's multi-process service."""
+"""Find processes: the one that serves a socket, with its rights, those of CUDA's MPS, and those with a GPU open."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import os
 import re
 import socket
 import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from autoclave.doctor.base import CheckFault, Process
 from autoclave.doctor.facts import safe_read
+from scrubber.core.model import Holder
+from scrubber.node.cgroups import Containers
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
+from scrubber.node.processes import Processes
 
 MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+_WITHIN = 5.0  # seconds: a doctor that finds nothing in time says nothing
+_CLOSES_ITSELF = "nvidia-persistenced"[:15]  # at the request of the reset
 
 
 def mps(proc: Path) -> tuple[str, ...] | CheckFault:
@@ -79,3 +86,29 @@ def _listener(path: Path) -> int | CheckFault:
         except OSError as error:
             return safe_read.fault(error)
     return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def openers(
+    root: Path, proc: Path, addresses: Mapping[str, str], ours: Collection[int]
+) -> dict[str, tuple[Holder, ...]]:
+    """The processes that have each GPU open, by its UUID. ``addresses``: the PCI address of each GPU.
+
+    Without the service (``ours``) and its workers, which close the GPU for a reset, and without the persistence daemon.
+    GPUs whose holders cannot be found are missing.
+    """
+    files = {uuid: (str(node),) for uuid, address in addresses.items() if (node := _node(root, address)) is not None}
+    if not files:
+        return {}
+    search = Processes(proc, Containers(proc).of, whole_node=False)
+    found = search.holders(files, ours, within=_WITHIN)
+    return {
+        uuid: tuple(it for it in holders if it.command != _CLOSES_ITSELF and not search.descends(it.pid, ours))
+        for uuid, holders in found.items()
+        if holders is not None
+    }
+
+
+def _node(root: Path, address: str) -> Path | None:
+    said = safe_read.text(root / "proc/driver/nvidia/gpus" / address / "information")
+    minor = _MINOR.search(said) if isinstance(said, str) else None
+    return root / f"dev/nvidia{minor[1]}" if minor else None

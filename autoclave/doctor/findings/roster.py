@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autoclave.doctor.base import Finding, Level, NodeFacts
-from autoclave.doctor.findings import devices, hardware, kubelet, node, service
+from autoclave.doctor.findings import hardware, kubelet, node, service
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     *service.CHECKS,
-    *devices.CHECKS,
     *hardware.CHECKS,
     *node.CHECKS,
     *kubelet.CHECKS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.ground.errors import FatalError
-from scrubber.ledger import migrations
+from scrubber.ledger import database
 
 PATH = Path("ledger.sqlite")
 
@@ -23,22 +23,22 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 def test_every_step_is_taken_once_in_order(connection: sqlite3.Connection) -> None:
     steps = ("CREATE TABLE t (a)", "INSERT INTO t VALUES (1); ALTER TABLE t ADD b", "")
-    migrations.migrate(connection, PATH, steps[:1])
-    migrations.migrate(connection, PATH, steps)
-    migrations.migrate(connection, PATH, steps)
+    database.migrate(connection, PATH, steps[:1])
+    database.migrate(connection, PATH, steps)
+    database.migrate(connection, PATH, steps)
     assert connection.execute("SELECT * FROM t").fetchall() == [(1, None)]
-    assert migrations.version(connection, PATH, steps) == 3
+    assert database.schema_version(connection, PATH, steps) == 3
 
 
 def test_a_step_that_fails_leaves_the_version_before(connection: sqlite3.Connection) -> None:
     with pytest.raises(sqlite3.Error):
-        migrations.migrate(connection, PATH, ("CREATE TABLE t (a)", "CREATE TABLE u (a); nonsense"))
+        database.migrate(connection, PATH, ("CREATE TABLE t (a)", "CREATE TABLE u (a); nonsense"))
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("t",)]
-    assert migrations.version(connection, PATH) == 1
+    assert database.schema_version(connection, PATH) == 1
 
 
 def test_a_newer_schema_is_refused_in_words_and_left_alone(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA user_version = 7")
     with pytest.raises(FatalError, match=r"schema is version 7, this program knows up to 1.*install the newer"):
-        migrations.migrate(connection, PATH)
+        database.migrate(connection, PATH)
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == []
