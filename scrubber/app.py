@@ -42,8 +42,8 @@ from scrubber.service.monitor import Monitor
 from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
 from scrubber.workers.nursery import Nursery
+from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Worker
-from scrubber.workers.worker_wire import Assignment
 
 logger = log.get("app")
 

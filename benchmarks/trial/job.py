@@ -24,7 +24,7 @@ from scrubber.devices.nvidia.host import NAME
 from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker_wire import Assignment
+from scrubber.workers.wire import Assignment
 
 COLD_SHARE = 4  # warm workers for each cold zygote
 DEADLINE = 60.0  # seconds of a step

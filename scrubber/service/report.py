@@ -18,7 +18,7 @@ from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, Window
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
-from scrubber.workers.zygote_wire import Ready
+from scrubber.workers.wire import Ready
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
 _KINDS = f"the kinds are {', '.join(codec.CLASSES)}"

@@ -23,7 +23,7 @@ from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.steps import roster
 from scrubber.steps.base import Bench
-from scrubber.workers import worker_wire
+from scrubber.workers import wire
 
 _BETWEEN_PROGRESS = 0.05
 _CANCELLED = 3  # exit status when the service closed stdin in the middle of a step
@@ -34,7 +34,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which then closes stdin
     zygote = os.getppid()  # the parent of workers only; the service may be the first process of its pid namespace
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
-    assignment = worker_wire.assignment(lines.readline())
+    assignment = wire.assignment(lines.readline())
     proc = Path("/proc")
     container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
     observer = Processes(
@@ -58,14 +58,14 @@ def main() -> None:
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, requests, busy), daemon=True).start()
     while True:
-        request = worker_wire.request(requests.get())
-        if isinstance(request, worker_wire.Prepare):
+        request = wire.request(requests.get())
+        if isinstance(request, wire.Prepare):
             roster.prepare(bench)
             continue
         busy.set()
         report = roster.perform(request.step, request.order, bench)
         busy.clear()
-        _send(answers, worker_wire.Answer(report=report))
+        _send(answers, wire.Answer(report=report))
 
 
 def _answers() -> BinaryIO:
@@ -82,8 +82,8 @@ def _listen(lines: BinaryIO, requests: queue.SimpleQueue[bytes], busy: threading
     os._exit(_CANCELLED if busy.is_set() else 0)
 
 
-def _send(answers: BinaryIO, answer: worker_wire.Answer) -> None:
-    answers.write(worker_wire.encode(answer))
+def _send(answers: BinaryIO, answer: wire.Answer) -> None:
+    answers.write(wire.encode(answer))
     answers.flush()
 
 
@@ -95,7 +95,7 @@ def _progress(answers: BinaryIO) -> Callable[[int, int], None]:
         if done < total and time.monotonic() < sent + _BETWEEN_PROGRESS:
             return
         sent = time.monotonic()
-        _send(answers, worker_wire.Answer(progress=(done, total)))
+        _send(answers, wire.Answer(progress=(done, total)))
 
     return progress
 

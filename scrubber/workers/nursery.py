@@ -18,9 +18,9 @@ from io import FileIO
 from typing import TypeVar, cast
 
 from scrubber.ground import log
-from scrubber.workers import zygote_wire
+from scrubber.workers import wire
+from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Child, Pipes, Tail, Worker
-from scrubber.workers.worker_wire import Assignment
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Nursery:
         self._program = (*program, *(("--warm", "cuda") if warm_cuda else ()))
         self._zygote: _Zygote | None = None
         self._closed = False
-        self.cupy = zygote_wire.Ready()  # what the last zygote that was ready said about CuPy
+        self.cupy = wire.Ready()  # what the last zygote that was ready said about CuPy
 
     async def start(self) -> None:
         """Start the zygote, and do not wait until it is ready: the first worker does."""
@@ -81,14 +81,14 @@ class Nursery:
                 raise BrokenError(f"cannot start a worker: its zygote does not start: {error.strerror}") from error
         return self._zygote
 
-    def _on_ready(self, ready: zygote_wire.Ready) -> None:
+    def _on_ready(self, ready: wire.Ready) -> None:
         self.cupy = ready
 
 
 class _Zygote:
     """One zygote process. It answers requests in their order."""
 
-    def __init__(self, program: Sequence[str], on_ready: Callable[[zygote_wire.Ready], None]) -> None:
+    def __init__(self, program: Sequence[str], on_ready: Callable[[wire.Ready], None]) -> None:
         loop = asyncio.get_running_loop()
         self._process, self._line, self._handle = _start(program)
         self._stderr = cast("FileIO", self._process.stderr)
@@ -160,7 +160,7 @@ class _Zygote:
         asked: asyncio.Future[Child] = _answer()
         self._asked.append((asked, pipes))
         try:
-            zygote_wire.send(self._line, zygote_wire.FORK, [end.fileno() for end in pipes.of_child])
+            wire.send(self._line, wire.FORK, [end.fileno() for end in pipes.of_child])
         except OSError as error:
             self._discard(f"it cannot be asked: {error.strerror}")
         finally:
@@ -169,32 +169,32 @@ class _Zygote:
 
     def _on_packet(self) -> None:
         try:
-            packet, files = zygote_wire.receive(self._line, 1)
+            packet, files = wire.receive(self._line, 1)
         except OSError as error:
             self._discard(f"it cannot be heard: {error.strerror}")
             return
         if not packet:
             self._discard("it closed its socket")
             return
-        message = zygote_wire.decode(packet)
-        if len(files) != isinstance(message, zygote_wire.Forked):
+        message = wire.decode_packet(packet)
+        if len(files) != isinstance(message, wire.Forked):
             self._discard("a child's pidfd did not come through: too many files are open")
             return
         match message:
-            case zygote_wire.Ready():
+            case wire.Ready():
                 self._note_ready(message)
-            case zygote_wire.Forked(pid):
+            case wire.Forked(pid):
                 asked, pipes = self._asked.popleft()
                 self._children[pid] = Child(pid, files[0], pipes)
                 asked.set_result(self._children[pid])
-            case zygote_wire.ForkFailed(why):
+            case wire.ForkFailed(why):
                 asked, pipes = self._asked.popleft()
                 pipes.close()
                 asked.set_exception(BrokenError(f"cannot start a worker: {why}"))
-            case zygote_wire.Ended(pid, status):
+            case wire.Ended(pid, status):
                 self._children.pop(pid).reaped(status)
 
-    def _note_ready(self, ready: zygote_wire.Ready) -> None:
+    def _note_ready(self, ready: wire.Ready) -> None:
         seconds = round(asyncio.get_running_loop().time() - self._began, 3)
         logger.info("zygote ready", pid=self._process.pid, cupy=ready.cupy, seconds=seconds)
         if ready.lacks:

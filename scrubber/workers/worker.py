@@ -10,12 +10,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 
-from pydantic import TypeAdapter, ValidationError
-
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report
-from scrubber.workers import worker_wire
+from scrubber.workers import wire
 
 _LONGEST_LINE = 2**20
 _TAIL = 4096
@@ -23,7 +21,6 @@ _REPORTED_WITHIN = 10.0  # seconds that the zygote has to report how a child end
 _ENDS_WITHIN = 2.0  # seconds to wait for a child that was killed and is not used again
 _LEAVES_WITHIN = 10.0  # seconds for a child to end: the kernel takes all memory of a device back before that
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
-_ANSWER = TypeAdapter(worker_wire.Answer)
 
 
 class BrokenError(Exception):
@@ -229,7 +226,7 @@ class Worker:
     late, dies, or sends a line that is no frame is killed, and that is the result.
     """
 
-    def __init__(self, child: Child, assignment: worker_wire.Assignment) -> None:
+    def __init__(self, child: Child, assignment: wire.Assignment) -> None:
         """Send the assignment. A child that is gone already is noticed by the first step."""
         self._child = child
         self.pid = child.pid  # the child is no holder of the device, although it has the device open
@@ -237,11 +234,11 @@ class Worker:
 
     def prepare(self) -> None:
         """Have the child open the device for its steps on memory, while the device is observed."""
-        self._tell(worker_wire.Prepare())
+        self._tell(wire.Prepare())
 
-    def _tell(self, message: worker_wire.Assignment | worker_wire.Prepare) -> None:
+    def _tell(self, message: wire.Assignment | wire.Prepare) -> None:
         try:
-            self._child.send(worker_wire.encode(message))
+            self._child.send(wire.encode(message))
         except BrokenError:
             self._child.kill()
 
@@ -251,7 +248,7 @@ class Worker:
         report: Report | None = None
         try:
             async with asyncio.timeout(deadline):
-                report = await self._converse(worker_wire.StepRequest(step, order), on_progress)
+                report = await self._converse(wire.StepRequest(step, order), on_progress)
         except TimeoutError:
             text = f"{step.value} was not done within {deadline:g} s"
             report = Report(Outcome.TIMED_OUT, f"{text}; {self._describe(await self._kill_and_wait())}", _blame(step))
@@ -285,8 +282,8 @@ class Worker:
         self._child.kill()
         await self._child.wait(_ENDS_WITHIN)
 
-    async def _converse(self, request: worker_wire.StepRequest, on_progress: Progress) -> Report:
-        self._child.send(worker_wire.encode(request))
+    async def _converse(self, request: wire.StepRequest, on_progress: Progress) -> Report:
+        self._child.send(wire.encode(request))
         while True:
             answer = _answer(await self._child.receive())
             if (answer.progress is None) == (answer.report is None):
@@ -331,11 +328,11 @@ def _crashed_in_driver(ending: Ending) -> bool:
     return ending.status is not None and -ending.status in _CRASHES
 
 
-def _answer(line: bytes) -> worker_wire.Answer:
+def _answer(line: bytes) -> wire.Answer:
     try:
-        return _ANSWER.validate_json(line, strict=True)
-    except ValidationError as error:
-        raise BrokenError(f"the worker sent a line that is no frame ({error.error_count()} faults)") from error
+        return wire.answer(line)
+    except ValueError as error:  # without its words: they may quote what was on the device
+        raise BrokenError("the worker sent a line that is no frame") from error
 
 
 def _pipe(made: ExitStack) -> tuple[FileIO, FileIO]:

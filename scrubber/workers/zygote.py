@@ -22,7 +22,7 @@ from typing import NoReturn
 from scrubber.cuda import warmth
 from scrubber.devices import roster
 from scrubber.workers import __main__ as worker
-from scrubber.workers import zygote_wire
+from scrubber.workers import wire
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +41,7 @@ class Zygote:
         self._poll.register(self._line, select.POLLIN)
         self._children: dict[int, int] = {}  # pids, by their pidfds
 
-    def serve(self, ready: zygote_wire.Ready) -> None:
+    def serve(self, ready: wire.Ready) -> None:
         """Serve until the service closes the socket, then kill all children."""
         with suppress(ConnectionError):  # the service is gone, and the poll has not shown it yet
             self._send(ready)
@@ -60,7 +60,7 @@ class Zygote:
 
     def _answer(self) -> bool:
         """Answer a request; False when the service has closed the socket."""
-        request, files = zygote_wire.receive(self._line, _STANDARD)
+        request, files = wire.receive(self._line, _STANDARD)
         if not request:
             return False
         message, held = self._fork(files)
@@ -69,39 +69,39 @@ class Zygote:
         self._send(message, *held)
         return True
 
-    def _fork(self, files: Sequence[int]) -> tuple[zygote_wire.Message, Sequence[int]]:
+    def _fork(self, files: Sequence[int]) -> tuple[wire.Message, Sequence[int]]:
         if len(files) != _STANDARD:
-            return zygote_wire.ForkFailed("its pipes did not come through: too many files are open"), ()
+            return wire.ForkFailed("its pipes did not come through: too many files are open"), ()
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            return zygote_wire.ForkFailed(f"no process can be made: {error.strerror}"), ()
+            return wire.ForkFailed(f"no process can be made: {error.strerror}"), ()
         if pid == 0:
             self._line.detach()  # its number becomes the stdin of the child
             _run(files, parent, self._run_child)
         return self._hold(pid)
 
-    def _hold(self, pid: int) -> tuple[zygote_wire.Message, Sequence[int]]:
+    def _hold(self, pid: int) -> tuple[wire.Message, Sequence[int]]:
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so that the pid is still that of the child
             os.waitpid(pid, 0)
-            return zygote_wire.ForkFailed(f"its process cannot be held: {error.strerror}"), ()
+            return wire.ForkFailed(f"its process cannot be held: {error.strerror}"), ()
         self._children[handle] = pid
         self._poll.register(handle, select.POLLIN)
-        return zygote_wire.Forked(pid), (handle,)
+        return wire.Forked(pid), (handle,)
 
     def _collect(self, handle: int) -> None:
         pid = self._children.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
-        self._send(zygote_wire.Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._send(wire.Ended(pid, os.waitstatus_to_exitcode(status)))
 
-    def _send(self, message: zygote_wire.Message, *files: int) -> None:
-        zygote_wire.send(self._line, zygote_wire.encode(message), files)
+    def _send(self, message: wire.Message, *files: int) -> None:
+        wire.send(self._line, wire.encode_packet(message), files)
 
 
 def end_with_parent() -> None:
@@ -141,13 +141,13 @@ def _detach(files: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _warmed() -> zygote_wire.Ready:
+def _warmed() -> wire.Ready:
     """Load CuPy. A CuPy that cannot be loaded is reported, and steps that do not need CuPy still run."""
     roster.load_nvidia()
     try:
-        return zygote_wire.Ready(warmth.warm())
+        return wire.Ready(warmth.warm())
     except warmth.UnusableError as error:
-        return zygote_wire.Ready(lacks=str(error))
+        return wire.Ready(lacks=str(error))
 
 
 def main() -> NoReturn:
@@ -157,7 +157,7 @@ def main() -> NoReturn:
     end_with_parent()
     match sys.argv[1:]:
         case []:
-            ready = zygote_wire.Ready()
+            ready = wire.Ready()
         case ["--warm", "cuda"]:
             ready = _warmed()
         case _:

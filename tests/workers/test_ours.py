@@ -10,7 +10,7 @@ from scrubber.devices.base import Care
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker_wire import Assignment
+from scrubber.workers.wire import Assignment
 from tests.devices.conftest import Bank
 
 SEIZES = Order(terminate_foreign=True, terminate_leftovers=True, tenancy=(0.0, math.inf), grace=0.05)

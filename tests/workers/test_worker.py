@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -15,11 +16,12 @@ import pytest
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Address, Care
 from scrubber.devices.simulated import drills, tenants
-from scrubber.steps.base import Order
+from scrubber.steps.base import Order, Report
+from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.nursery import Nursery
+from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Worker
-from scrubber.workers.worker_wire import Assignment
 from tests.patience import WITHIN
 from tests.workers.zygotes import LAST, children, descriptors, exists, gone_within, left, links, living
 
@@ -194,17 +196,26 @@ async def test_a_bug_in_a_step_is_an_internal_fault(spawn: Spawn) -> None:
     assert "ValueError: cannot write pattern 'ones'" in result.detail
 
 
+PASSED = json.loads(wire.encode(wire.Answer(report=Report(Outcome.PASSED))))["report"]
+
+
+def printed(progress: object, report: object, end: str = "\n") -> str:
+    """Code that answers so."""
+    return f"print({json.dumps({'progress': progress, 'report': report})!r}, end={end!r})"
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("print('hello')", "no frame"),
-        ("print('{}')", "neither progress nor a report"),
-        ("""print('{"progress": [1]}')""", "no frame"),
-        ("""print('{"report": {}}')""", "no frame"),
-        ("""print('{"report": {"outcome": "fine"}}')""", "no frame"),
-        ("""print('{"report": {"outcome": true}}')""", "no frame"),
-        ("""print('{"progress": [1, 2], "report": {"outcome": "passed"}}')""", "neither progress nor a report"),
-        ("""print('{"report": {"outcome": "passed"}}', end="")""", "closed its output"),
+        ("print('{}')", "no frame"),
+        (printed(None, None), "neither progress nor a report"),
+        (printed([1], None), "no frame"),
+        (printed(None, {}), "no frame"),
+        (printed(None, PASSED | {"outcome": "fine"}), "no frame"),
+        (printed(None, PASSED | {"outcome": True}), "no frame"),
+        (printed([1, 2], PASSED), "neither progress nor a report"),
+        (printed(None, PASSED, end=""), "closed its output"),
         ("print('x' * 2**21)", "more than"),
         ("os._exit(0)", "status 0"),
         ("print('oops', file=sys.stderr); os._exit(5)", "status 5 oops"),
@@ -336,7 +347,7 @@ from scrubber.ground import log
 from scrubber.core.model import Path, Step
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order
-from scrubber.workers.worker_wire import Assignment
+from scrubber.workers.wire import Assignment
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.worker import Worker
 

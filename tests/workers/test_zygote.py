@@ -17,7 +17,7 @@ from scrubber.core.model import Outcome, Path, Step
 from scrubber.cuda import warmth
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
-from scrubber.workers import zygote_wire
+from scrubber.workers import wire
 from scrubber.workers.worker import BrokenError
 from tests.patience import WITHIN
 from tests.workers.zygotes import (
@@ -124,10 +124,10 @@ def test_a_zygote_ends_its_children_when_the_service_ends(launch_zygote, ends: s
     freed = "assert ctypes.CDLL(None).prctl(1, 0) == 0\n" if ends == "alone" else ""
     zygote, line = launch_zygote(f"{freed}os.write(1, b'here')\n{ASLEEP}")
     said, answer = os.pipe()
-    zygote_wire.send(line, zygote_wire.FORK, (said, answer, answer))
+    wire.send(line, wire.FORK, (said, answer, answer))
     os.close(answer)
-    packet, (child,) = zygote_wire.receive(line, 1)
-    assert isinstance(zygote_wire.decode(packet), zygote_wire.Forked)
+    packet, (child,) = wire.receive(line, 1)
+    assert isinstance(wire.decode_packet(packet), wire.Forked)
     assert not os.get_inheritable(child)
     assert os.read(said, 9) == b"here"
     line.close()
@@ -153,7 +153,7 @@ def test_a_child_of_an_ended_zygote_does_not_run(launch_zygote) -> None:
     _, line = launch_zygote("os.write(1, b'here')", LATE)
     said, answer = os.pipe()
     with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 -- as a file descriptor
-        zygote_wire.send(line, zygote_wire.FORK, (nothing.fileno(), answer, nothing.fileno()))
+        wire.send(line, wire.FORK, (nothing.fileno(), answer, nothing.fileno()))
     os.close(answer)
     assert os.read(said, 9) == b""  # its end
     os.close(said)
@@ -168,7 +168,7 @@ def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], soc
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             launched.append((subprocess.Popen(living(life, before), stdin=theirs.fileno()), line))
-        assert zygote_wire.decode(zygote_wire.receive(line, 1)[0]) == zygote_wire.Ready()
+        assert wire.decode_packet(wire.receive(line, 1)[0]) == wire.Ready()
         return launched[-1]
 
     yield launch
@@ -239,7 +239,7 @@ async def test_a_cupy_that_fails_is_reported_by_its_zygote(make: MakeNursery, cu
     nursery = make(ECHO, warm_cuda=True)
     zygote = await zygote_of(nursery)
     reason = error.replace("('", ": ").removesuffix("')")
-    assert nursery.cupy == zygote_wire.Ready(lacks=f"CuPy is installed but cannot be loaded: {reason}")
+    assert nursery.cupy == wire.Ready(lacks=f"CuPy is installed but cannot be loaded: {reason}")
     assert await zygote_of(nursery) == zygote
 
 
@@ -265,13 +265,13 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
 async def test_a_nursery_knows_what_the_last_warm_zygote_said(make: MakeNursery, cupy) -> None:
     cupy()
     nursery = make(warm_cuda=True)
-    assert nursery.cupy == zygote_wire.Ready()
+    assert nursery.cupy == wire.Ready()
     zygote = await zygote_of(nursery)
-    assert nursery.cupy == zygote_wire.Ready("98.7")
+    assert nursery.cupy == wire.Ready("98.7")
     os.kill(zygote, signal.SIGKILL)
     cupy("raise ImportError('gone')")
     await zygote_of(nursery)
-    assert nursery.cupy == zygote_wire.Ready(lacks="CuPy is installed but cannot be loaded: ImportError: gone")
+    assert nursery.cupy == wire.Ready(lacks="CuPy is installed but cannot be loaded: ImportError: gone")
 
 
 async def test_a_library_that_starts_threads_is_not_forked(make: MakeNursery, cupy) -> None:

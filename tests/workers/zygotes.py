@@ -20,8 +20,8 @@ from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
 from scrubber.workers.nursery import Nursery
+from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import Child, Ending, Worker
-from scrubber.workers.worker_wire import Assignment
 from tests import forking
 from tests.patience import WITHIN
 

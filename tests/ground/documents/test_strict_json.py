@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -45,6 +46,11 @@ def test_a_document_is_decoded_as_it_was_encoded(document, indent):
     text = strict_json.encode(document, indent=indent)
     assert text.endswith(b"\n")
     assert strict_json.decode(Whole, text) == document
+
+
+def test_a_time_without_an_end_is_kept():
+    endless = Whole(Part(1), share=math.inf)
+    assert strict_json.decode(Whole, strict_json.encode(endless)) == endless
 
 
 def test_a_whole_number_is_read_as_a_float():

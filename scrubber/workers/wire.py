@@ -1,0 +1,143 @@
+"""The messages between the service, its zygote and its workers.
+
+To and from a worker: one JSON object a line. From the zygote: one JSON packet each, with open files. The zygote and the
+workers import this module, so it imports no library.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from scrubber.core.model import Step
+from scrubber.devices.base import Address, Counts
+from scrubber.ground.documents import strict_json
+from scrubber.steps.base import Order, Report
+
+FORK = b"fork"  # the only request to the zygote; stdin, stdout and stderr of the child come with it
+
+_LONGEST = 4096  # bytes of a packet
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The first line to a worker: its device, which never changes."""
+
+    address: Address
+    files: tuple[str, ...]
+    whole_node: bool
+    service: int  # the pid of the service, which may have the device open and is no holder
+    reach: tuple[str, ...] = ()  # the files of all devices that a reset takes down
+    bystanders: tuple[str, ...] = ()  # the programs that may have the device open
+    pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod
+    pid_namespace: int | None = None  # the one that shows the whole node, if not the first of the machine
+    memory: Counts | None = None  # of the device, as the service has just read it
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """Every further line to a worker: one step."""
+
+    step: Step
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A line to a worker before its first step on memory: open the device meanwhile. It has no answer."""
+
+    prepare: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A line from a worker: the progress or the report of a step, exactly one of the two."""
+
+    progress: tuple[int, int] | None = None
+    report: Report | None = None
+
+
+def encode(message: Assignment | StepRequest | Prepare | Answer) -> bytes:
+    """A message as a line."""
+    return strict_json.encode(message)
+
+
+def assignment(line: bytes) -> Assignment:
+    """The assignment in the first line to a worker."""
+    return strict_json.decode(Assignment, line)
+
+
+def request(line: bytes) -> StepRequest | Prepare:
+    """The request in any later line to a worker."""
+    fields = strict_json.parse(line)
+    return Prepare() if fields == asdict(Prepare()) else strict_json.build(StepRequest, fields)
+
+
+def answer(line: bytes) -> Answer:
+    """The answer in a line from a worker; ValueError for any other line."""
+    return strict_json.decode(Answer, line)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The zygote answers requests from now on."""
+
+    cupy: str | None = None  # the version of CuPy, if it is loaded
+    lacks: str = ""  # why CuPy could not be loaded; steps that do not need CuPy still run
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A child runs. Its pidfd comes with the packet."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    """There is no child."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child has ended and was reaped: its pid may belong to another process now."""
+
+    pid: int
+    status: int  # negative: the signal that ended it
+
+
+Message = Ready | Forked | ForkFailed | Ended
+
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, Forked, ForkFailed, Ended)}
+
+
+def encode_packet(message: Message) -> bytes:
+    """A message of the zygote as a packet."""
+    return json.dumps([type(message).__name__, asdict(message)]).encode()
+
+
+def decode_packet(packet: bytes) -> Message:
+    """The message in a packet of the zygote."""
+    kind, fields = cast("list[Any]", strict_json.parse(packet))
+    return strict_json.build(_KINDS[kind], fields)
+
+
+def send(line: socket.socket, packet: bytes, files: Sequence[int] = ()) -> None:
+    """Send one packet; the receiver gets the open files too."""
+    line.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else [])
+
+
+def receive(line: socket.socket, most: int) -> tuple[bytes, tuple[int, ...]]:
+    """The next packet, with at most so many open files; an empty packet when the other end is gone."""
+    files = array("i")
+    packet, ancillary, _, _ = line.recvmsg(_LONGEST, socket.CMSG_SPACE(most * files.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    return packet, tuple(files)
