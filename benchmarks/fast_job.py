@@ -18,8 +18,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from policies.model import Policy
 from scrubber.core import verdict
-from scrubber.core.model import Findings, Outcome, Step
-from scrubber.core.model import Path as ScrubPath
+from scrubber.core.model import Findings, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device, warmth
 from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
@@ -28,7 +27,7 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.jobs import scrub_job
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps import roster
-from scrubber.steps.base import Bench, Order
+from scrubber.steps.base import Order, StepContext
 from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
@@ -108,11 +107,11 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     return cost
 
 
-def _bench(gpu: NvidiaGpu) -> Bench:
-    return Bench(gpu, lambda: (), lambda _done, _total: None)
+def _bench(gpu: NvidiaGpu) -> StepContext:
+    return StepContext(gpu, lambda: (), lambda _done, _total: None)
 
 
-def _done(step: Step, order: Order, bench: Bench) -> Findings:
+def _done(step: Step, order: Order, bench: StepContext) -> Findings:
     report = roster.perform(step, order, bench)
     if report.outcome is not Outcome.PASSED:
         raise RuntimeError(f"{step.value} failed: {report.detail}")

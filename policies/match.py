@@ -61,14 +61,14 @@ def _clauses(match: Match, subject: Subject) -> Iterator[str | None]:
     if match.resource is not None:
         yield _fits("resource", subject.resource, match.resource)
     if match.gpu is not None:
-        yield next((clause for entry in match.gpu if (clause := _named(entry, subject))), None)
+        yield next((clause for entry in match.gpu if (clause := _gpu_clause(entry, subject))), None)
 
 
 def _fits(name: str, value: str, pattern: str) -> str | None:
     return f'{name} "{value}" matches "{pattern}"' if fnmatchcase(value, pattern) else None
 
 
-def _named(entry: int | str, subject: Subject) -> str | None:
+def _gpu_clause(entry: int | str, subject: Subject) -> str | None:
     match entry:
         case int():
             return f"its index is {entry}" if entry == subject.index else None

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from policies.base import Duration, Model, Size, Word, impossible
 from policies.hardware import Reset, SettingsPolicy
 from policies.health import Periodic, QuarantinePolicy
-from policies.path import Path
+from policies.path import ScrubPath
 from scrubber.ground.documents.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
@@ -154,10 +154,10 @@ class Budgets(Model):
 class Paths(Model):
     """Which path is taken in which situation."""
 
-    first_look: Path = Path.SLOW
+    first_look: ScrubPath = ScrubPath.SLOW
     """The path for an unknown device: seen for the first time, after a reboot, after a driver reload."""
 
-    new_tenant: Path = Path.FAST
+    new_tenant: ScrubPath = ScrubPath.FAST
     """The path between two tenants: fast, slow (with a self-test) or reset (with a self-test and a device reset)."""
 
     escalate: bool = True
@@ -328,9 +328,9 @@ class Policy(Model):
 
 
 @cache
-def _digest(clear: Clear, new_tenant: Path) -> str:
+def _digest(clear: Clear, new_tenant: ScrubPath) -> str:
     """Cached, as every grant asks for it. A more thorough path gives a better proof."""
-    thorough = "" if new_tenant is Path.FAST else new_tenant.value
+    thorough = "" if new_tenant is ScrubPath.FAST else new_tenant.value
     return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Path(str, Enum):
+class ScrubPath(str, Enum):
     """How thorough a scrub is. Each path does everything that the one before it does."""
 
     FAST = "fast"
@@ -13,6 +13,6 @@ class Path(str, Enum):
     RESET = "reset"
 
 
-def most_thorough(*paths: Path | None) -> Path:
+def most_thorough(*paths: ScrubPath | None) -> ScrubPath:
     """The most thorough of these paths; the fast path if there is none."""
-    return max((path for path in paths if path is not None), key=list(Path).index, default=Path.FAST)
+    return max((path for path in paths if path is not None), key=list(ScrubPath).index, default=ScrubPath.FAST)

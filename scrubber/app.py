@@ -16,7 +16,7 @@ from policies.model import Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder, Step
-from scrubber.devices.base import Address, Backend, Care
+from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
@@ -98,10 +98,10 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
         raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
 
 
-def _care(policy: Policy) -> Care:
+def _handling(policy: Policy) -> DeviceHandling:
     """What the policy says about the handling of a device, as backends read it."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    return Care(policy.reset.slices.value, settings, policy.timeouts.reset)
+    return DeviceHandling(policy.reset.slices.value, settings, policy.timeouts.reset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ class _WorkerStarter:
     namespace: int | None
 
     async def start(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> Worker:
-        care = _care(policy)
+        handling = _handling(policy)
         assignment = Assignment(
-            self.backend.address(device, care),
+            self.backend.address(device, handling),
             self.backend.files(device),
             self.whole_node,
             service=os.getpid(),
-            reach=self.backend.reach(device, care),
+            reach=self.backend.reach(device, handling),
             bystanders=policy.evict.bystanders,
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,

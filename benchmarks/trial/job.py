@@ -81,7 +81,7 @@ async def _worker(nursery: Nursery, assignment: Assignment) -> dict[str, float]:
     try:
         for step in STEPS:
             began = time.perf_counter()
-            results.append(_passed(await worker.do(step, model.Path.SLOW, _order(), DEADLINE, _unwatched)))
+            results.append(_passed(await worker.do(step, model.ScrubPath.SLOW, _order(), DEADLINE, _unwatched)))
             found[step.value] = time.perf_counter() - began
         found |= _sizes(worker.pid)
     except BaseException:

@@ -16,8 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
-from scrubber.core.model import Path as ScrubPath
-from scrubber.core.model import State
+from scrubber.core.model import ScrubPath, State
 from scrubber.ground import private_files, request_limits, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Path, Trigger
+from scrubber.core.model import Blame, ScrubPath, Trigger
 from scrubber.ground.errors import Reason
 
 
@@ -37,7 +37,7 @@ class Admit:
 class Scrub:
     """Start a scrub."""
 
-    path: Path
+    path: ScrubPath
     trigger: Trigger
 
 
@@ -98,7 +98,7 @@ class Blocked:
 class StartProbation:
     """Start the probation of a quarantined device."""
 
-    path: Path
+    path: ScrubPath
 
 
 @dataclass(frozen=True, slots=True)

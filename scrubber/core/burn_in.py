@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from policies.model import Mode, Policy
 from scrubber.core import presence, proof
-from scrubber.core.model import Moment, Path, Record, State, Trigger
+from scrubber.core.model import Moment, Record, ScrubPath, State, Trigger
 from scrubber.core.siblings import siblings
 
 SPREAD = 0.25  # the pause of a device is longer than the policy's by up to this share; its UUID says by how much
@@ -18,7 +18,7 @@ def is_due(record: Record, records: Collection[Record], policy: Policy, now: Mom
     rules = policy.periodic
     if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
         return False
-    if spare_devices(record, records) < rules.keep_free or proof.next_path(record, policy) is not Path.FAST:
+    if spare_devices(record, records) < rules.keep_free or proof.next_path(record, policy) is not ScrubPath.FAST:
         return False  # a path that is due, or follows every tenant, tests as much
     # A time in the future is from before the clock was set back: it says nothing.
     known = [wall for wall in (record.tested, record.burn_in_begun) if wall is not None and wall <= now.wall]
@@ -46,6 +46,6 @@ def spare_devices(record: Record, records: Collection[Record]) -> int:
 def gives_way(record: Record) -> bool:
     """Whether the device's job is a test that ends when a pod needs the device. One that found a fault goes on."""
     job = record.job
-    if job is None or record.quarantine is not None or job.path is Path.RESET:
+    if job is None or record.quarantine is not None or job.path is ScrubPath.RESET:
         return False
     return job.trigger is Trigger.BURN_IN

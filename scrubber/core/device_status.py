@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from policies.model import Policy
 from scrubber.core import answers, presence, proof, remedy, verdict, views
-from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
+from scrubber.core.model import Job, Moment, Quarantine, Receipt, Record, ScrubPath, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
@@ -36,7 +36,7 @@ def job_status(job: Job, done: int, total: int, queue_place: int | None) -> view
     return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total, queue_place)
 
 
-def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.QuarantineStatus:
+def quarantine_status(quarantine: Quarantine, path: ScrubPath, now: Moment) -> views.QuarantineStatus:
     """A quarantine as people see it. ``path`` is the path of its next probation."""
     due = quarantine.next_probe
     return views.QuarantineStatus(

@@ -17,9 +17,9 @@ from scrubber.core.model import (
     Job,
     Moment,
     Owner,
-    Path,
     Quarantine,
     Receipt,
+    ScrubPath,
     Step,
     StepResult,
 )
@@ -108,7 +108,7 @@ class StepStarted:
 
     job: str
     step: Step
-    path: Path
+    path: ScrubPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Escalated:
 
     job: str
     why: str
-    path: Path
+    path: ScrubPath
 
 
 @dataclass(frozen=True, slots=True)

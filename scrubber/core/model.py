@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.path import Path as Path  # noqa: PLC0414 - exported for packages that must not import policies
+from policies.path import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.path import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
-from scrubber.core.names import named
+from scrubber.core.names import device_name
 
 
 class State(Enum):
@@ -152,7 +152,7 @@ class DeviceInfo:
     @property
     def name(self) -> str:
         """The name that people use, such as ``0`` or ``0:1``."""
-        return named(self.index, self.slice)
+        return device_name(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class StepResult:
     """How one step ended. ``detail`` is for operators and may name processes."""
 
     step: Step
-    path: Path
+    path: ScrubPath
     outcome: Outcome
     seconds: float
     detail: str = ""
@@ -269,7 +269,7 @@ class Receipt(Measurements):
     id: str
     device: str
     job: str
-    path: Path
+    path: ScrubPath
     incarnation: Incarnation
     policy: str
     policy_digest: str
@@ -311,7 +311,7 @@ class Job:
     """A running scrub."""
 
     id: str
-    path: Path
+    path: ScrubPath
     trigger: Trigger
     started: Moment
     step: Step | None = None
@@ -362,7 +362,7 @@ class Record:
     quarantine: Quarantine | None = None
     ailment: Ailment | None = None  # found while in use: leads to a quarantine after the release
     setback: Setback | None = None
-    due_path: Path | None = None  # the next scrub takes at least this path
+    due_path: ScrubPath | None = None  # the next scrub takes at least this path
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
     errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed

@@ -10,6 +10,6 @@ def is_pod(name: str) -> bool:
     return not name.startswith(CONTAINER)
 
 
-def named(index: int, number: int | None) -> str:
+def device_name(index: int, number: int | None) -> str:
     """The name of a device: its index, and for a slice its number on that GPU, as in ``0:1``."""
     return str(index) if number is None else f"{index}:{number}"

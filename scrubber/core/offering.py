@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
-from scrubber.core.model import Availability, Moment, Path, Record, State, Trigger
+from scrubber.core.model import Availability, Moment, Record, ScrubPath, State, Trigger
 
 
 def availability(record: Record, *, offered: bool, in_the_way: bool) -> Availability:
@@ -66,7 +66,7 @@ def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
     """Whether a tenant has just left. A device that is dirty for longer has a holder that does not leave."""
-    if record.setback is not None or proof.next_path(record, policy) is not Path.FAST:
+    if record.setback is not None or proof.next_path(record, policy) is not ScrubPath.FAST:
         return False
     if not pauses.fits_allocate_budget(record, policy):
         return False
@@ -75,6 +75,6 @@ def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
 
 def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
     job = record.job
-    if job is None or record.setback is not None or job.path is not Path.FAST or job.trigger is Trigger.REINSTATE:
+    if job is None or record.setback is not None or job.path is not ScrubPath.FAST or job.trigger is Trigger.REINSTATE:
         return False
     return pauses.fits_allocate_budget(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate

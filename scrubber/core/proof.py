@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.model import Policy
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Facts, Moment, Path, Receipt, Record, State, most_thorough
+from scrubber.core.model import AilmentKind, Facts, Moment, Receipt, Record, ScrubPath, State, most_thorough
 
 
 def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
@@ -55,7 +55,7 @@ def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted 
     return ev.Distrusted(why, record.incarnation, older_ledger=True)
 
 
-def next_path(record: Record, policy: Policy) -> Path:
+def next_path(record: Record, policy: Policy) -> ScrubPath:
     """Which path the device's next scrub takes."""
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
     # After another MIG layout, as at a first observation, nothing is known about the memory.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from policies.xids import Action, required_action
-from scrubber.core.model import Ailment, AilmentKind, Path, Vitals
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, Vitals
 
 
 class Course(Enum):
@@ -91,10 +91,10 @@ def of(ailment: Ailment) -> Remedy:
     return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
 
 
-def path(ailment: Ailment) -> Path:
+def path(ailment: Ailment) -> ScrubPath:
     """The least thorough path that may prove a device clean after this ailment. Only a doubt asks for a reset."""
     without_reset = of(ailment).course is Course.WAIT or ailment.kind is AilmentKind.OPERATOR
-    return Path.FAST if without_reset else Path.RESET
+    return ScrubPath.FAST if without_reset else ScrubPath.RESET
 
 
 def rank(ailment: Ailment) -> int:

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import leftover, pauses, remedy
-from scrubber.core.model import Baseline, Job, Moment, Path, Receipt, Record, State, Step, Trigger, most_thorough
+from scrubber.core.model import Baseline, Job, Moment, Receipt, Record, ScrubPath, State, Step, Trigger, most_thorough
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -166,7 +166,7 @@ def _demand_receipt(record: Record, receipt: Receipt) -> None:
     _demand(receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
     _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
     was_reset = any(step is Step.RESET for step, _ in receipt.steps)
-    _demand(was_reset or record.due_path is not Path.RESET, "the device needs a reset, and the receipt names none")
+    _demand(was_reset or record.due_path is not ScrubPath.RESET, "the device needs a reset, and the receipt names none")
 
 
 def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
@@ -224,7 +224,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubInterrupted():
             return replace(record, job=None, half_cleared=_half_cleared(record))
         case ev.ErrorsNoted():
-            due = Path.RESET if event.grave else record.due_path
+            due = ScrubPath.RESET if event.grave else record.due_path
             return replace(
                 record, baseline=replace(record.baseline, last_xid=event.last), errors_noted=at.uptime, due_path=due
             )  # fmt: skip
@@ -289,7 +289,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
         baseline = Baseline()
-        due = Path.SLOW if due is Path.RESET else due  # and has reset the device
+        due = ScrubPath.SLOW if due is ScrubPath.RESET else due  # and has reset the device
     if quarantine is not None:
         probe = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
         quarantine = replace(quarantine, next_probe=probe, baseline=baseline)
@@ -305,7 +305,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         setback=None,  # its processes have ended, and its times may be of another boot
         errors_noted=None,
         baseline=baseline,
-        due_path=most_thorough(Path.SLOW, due) if quarantine is not None else due,  # as after a first observation
+        due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
     )
@@ -318,7 +318,7 @@ def _counts_as_flap(record: Record) -> bool:
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the receipt is valid from now on. It ends the quarantine, the setback and the tenancy."""
     returns, took = record.returns, record.fast_seconds
-    if event.receipt.path is Path.FAST:
+    if event.receipt.path is ScrubPath.FAST:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
         # A reinstatement clears the returns: maintenance is no flapping.
@@ -340,7 +340,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         due_path=None if most_thorough(record.due_path, event.receipt.path) is event.receipt.path else record.due_path,
         returns=returns,
         fast_seconds=took,
-        tested=at.wall if event.receipt.path is not Path.FAST or record.tested is None else record.tested,
+        tested=at.wall if event.receipt.path is not ScrubPath.FAST or record.tested is None else record.tested,
     )
 
 

@@ -31,9 +31,9 @@ from scrubber.core.model import (
     Job,
     Moment,
     Outcome,
-    Path,
     Receipt,
     Record,
+    ScrubPath,
     Step,
     StepResult,
     Vitals,
@@ -41,10 +41,10 @@ from scrubber.core.model import (
 from scrubber.ground.documents.units import format_size
 
 _THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
-PLANS: dict[Path, tuple[Step, ...]] = {
-    Path.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH),
-    Path.SLOW: (Step.EVICT, *_THOROUGH),
-    Path.RESET: (Step.EVICT, Step.RESET, *_THOROUGH),
+PLANS: dict[ScrubPath, tuple[Step, ...]] = {
+    ScrubPath.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH),
+    ScrubPath.SLOW: (Step.EVICT, *_THOROUGH),
+    ScrubPath.RESET: (Step.EVICT, Step.RESET, *_THOROUGH),
 }
 MEASURED = (Step.CLEAR, Step.VERIFY)
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
@@ -80,7 +80,7 @@ Verdict = Passed | Failed
 class Escalate:
     """Try the more thorough path in the same job."""
 
-    path: Path
+    path: ScrubPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class EnterQuarantine:
 Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
 
 
-def plan(path: Path, policy: Policy) -> tuple[Step, ...]:
+def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     """The steps of a path, without those that the policy leaves out in writing."""
-    leaves_chip = path is Path.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
+    leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
 
 
@@ -152,15 +152,15 @@ def proven_fault(job: Job) -> Ailment | None:
 
 
 def consequence(
-    failure: Failed, path: Path, *, escalate: bool, quarantined: bool, given_up: bool = False
+    failure: Failed, path: ScrubPath, *, escalate: bool, quarantined: bool, given_up: bool = False
 ) -> Consequence:  # fmt: skip
     """What follows a failed path. ``quarantined``: the device is on probation, so it stays in quarantine.
 
     ``given_up``: the service has waited long enough for a process that does not end.
     """
     logged = failure.ailment.kind is AilmentKind.XID  # no scrub removes a logged error: it needs a quarantine
-    if failure.blame is Blame.DEVICE and path is not Path.RESET and escalate and not logged:
-        return Escalate(Path.RESET)
+    if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and not logged:
+        return Escalate(ScrubPath.RESET)
     if failure.blame is Blame.DEVICE:
         return EnterQuarantine(failure.ailment)
     if quarantined:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.core.measurements import Measurements
-from scrubber.core.names import named
+from scrubber.core.names import device_name
 from scrubber.ground.errors import Reason
 
 HANDED_OUT = frozenset({"granted", "in_use"})
@@ -101,7 +101,7 @@ class DeviceStatus:
     @property
     def name(self) -> str:
         """The name that people use, such as ``0`` or ``0:1``."""
-        return named(self.index, self.slice)
+        return device_name(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class HistoryEntry:
     @property
     def name(self) -> str:
         """The name of its device, such as ``0`` or ``0:1``."""
-        return named(self.index, self.slice)
+        return device_name(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def clear(
     ``census``: one stretch in so many is searched for old data. ``confirm``: read the last pattern back too. Covered
     are the bytes that were written, and that the device counted in each comparison; none without a pattern.
     """
-    chosen = [patterns.named(name, key) for name in names]
+    chosen = [patterns.by_name(name, key) for name in names]
     passes = 2 * len(chosen) - (not confirm and bool(chosen))
     step = counted(progress, memory.expected * passes)
     first = patterns.keyed(key, "census").first if key else 0

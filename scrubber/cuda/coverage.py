@@ -13,7 +13,7 @@ SLACK_SHARE = 1 / 1000  # ... this share of the memory: the driver's own tables,
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class MemoryCounts:
     """A GPU's memory as the driver accounts for it, in bytes."""
 
     total: int
@@ -38,7 +38,7 @@ class Account:
     No document says that both count the same total. What CUDA does not show is counted as our context.
     """
 
-    before: Books
+    before: MemoryCounts
     opened: Free
     after: Free
 

@@ -75,7 +75,7 @@ def keyed(key: bytes, label: str) -> Pattern:
     return Pattern(PatternKind.KEYED, int.from_bytes(words[:8]), int.from_bytes(words[8:16]))
 
 
-def named(name: str, key: bytes) -> Pattern:
+def by_name(name: str, key: bytes) -> Pattern:
     """The pattern with this name."""
     match name:
         case "zero":

@@ -57,7 +57,7 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class DeviceHandling:
     """The parts of the policy that a backend needs, as plain values."""
 
     slices: str = "wait"  # how a slice is reset
@@ -122,10 +122,10 @@ class Backend(Protocol):
     def files(self, uuid: str) -> tuple[str, ...]:
         """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
 
-    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
+    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
         """The paths of all devices that a reset of this device affects, with its own paths."""
 
-    def address(self, uuid: str, care: Care) -> Address:
+    def address(self, uuid: str, handling: DeviceHandling) -> Address:
         """The address of the device for a worker, with the policy values that the worker needs."""
 
     def container_of(self, pid: int) -> str | None:

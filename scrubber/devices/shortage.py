@@ -30,7 +30,7 @@ def of(error: BaseException) -> str | None:
     The errors that led to the error tell, whatever they were turned into. Libraries do not say why they fail, so a
     shortage that this process has just now counts as well.
     """
-    found = (_named(each) for each in _causes(error))
+    found = (_lack_behind(each) for each in _causes(error))
     return next((lack for lack in found if lack is not None), None) or _present()
 
 
@@ -65,7 +65,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         unread += [it for it in (each.__cause__, each.__context__, *several) if it is not None]
 
 
-def _named(error: BaseException) -> str | None:
+def _lack_behind(error: BaseException) -> str | None:
     match error:
         case ShortageError():
             return str(error)
@@ -84,5 +84,5 @@ def _present() -> str | None:
     try:
         os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
     except OSError as error:
-        return _named(error)
+        return _lack_behind(error)
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from scrubber.core import events as ev
-from scrubber.core.model import Job, Moment, Path, State, Step, StepResult, Trigger
+from scrubber.core.model import Job, Moment, ScrubPath, State, Step, StepResult, Trigger
 from scrubber.devices.base import Address
 from scrubber.ground import aio
 from scrubber.ground.errors import NotReady, Reason
@@ -58,7 +58,7 @@ class Jobs:
     async def start(
         self,
         device: str,
-        path: Path,
+        path: ScrubPath,
         trigger: Trigger,
         device_policy: DevicePolicy,
         op: str,
@@ -68,7 +68,7 @@ class Jobs:
         return await aio.finish(self._start(device, path, trigger, device_policy, op, by))
 
     async def _start(
-        self, device: str, path: Path, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str
+        self, device: str, path: ScrubPath, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str
     ) -> ScrubJob:  # fmt: skip
         context = self._context
         recorded = Job(context.token(6), path, trigger, context.now())
@@ -121,4 +121,6 @@ class Jobs:
                 return None
             async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:
                 worker = await starting
-                return await worker.do(Step.SETTINGS, Path.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None)
+                return await worker.do(
+                    Step.SETTINGS, ScrubPath.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None
+                )

@@ -35,12 +35,12 @@ from scrubber.core.model import (
     Outcome,
     Receipt,
     Record,
+    ScrubPath,
     State,
     Step,
     StepResult,
     Vitals,
 )
-from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import DeviceError, Progress
 from scrubber.ground import log
 from scrubber.ground.aio import Changed

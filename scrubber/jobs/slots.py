@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
-from scrubber.core.model import Job, Path, Record, Step
+from scrubber.core.model import Job, Record, ScrubPath, Step
 from scrubber.ground.aio import RWLock
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
@@ -54,7 +54,8 @@ class Slots:
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
-                    if job.path is not Path.RESET:  # a job without a reset waits for its turn, but does not keep it
+                    # A job without a reset waits for its turn, but does not keep it.
+                    if job.path is not ScrubPath.RESET:
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             yield

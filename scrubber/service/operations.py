@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scrubber.core import events as ev
 from scrubber.core import eviction, ownership, proof, refusals, upkeep
-from scrubber.core.model import Ailment, AilmentKind, Facts, Path, Record, State, Trigger, most_thorough
+from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
@@ -19,7 +19,7 @@ class Operations:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
 
-    async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
+    async def scrub(self, device: str, path: ScrubPath | None, *, op: str = "") -> ScrubJob:
         """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due.
 
         A running job that is less thorough than ``path`` is cancelled: it would not do what was asked for.
@@ -83,7 +83,7 @@ class Operations:
             await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
             context.require_running()  # again: the service may have begun to stop since
-            path = most_thorough(Path.SLOW, proof.next_path(context.record(device), device_policy.policy))
+            path = most_thorough(ScrubPath.SLOW, proof.next_path(context.record(device), device_policy.policy))
             return await context.jobs.start(
                 device, path, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scrubber.core import answers, burn_in, ownership, presence, proof, siblings, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Path, Record, State, Trigger, Vitals
+from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.policy import DevicePolicy
@@ -191,7 +191,7 @@ class Upkeep:
             due = self._burn_in_due(record, device_policy)
             if due:
                 device = record.device.uuid
-                await self._context.jobs.start(device, Path.SLOW, Trigger.BURN_IN, device_policy, op)
+                await self._context.jobs.start(device, ScrubPath.SLOW, Trigger.BURN_IN, device_policy, op)
             return due
 
     def _burn_in_due(self, record: Record, device_policy: DevicePolicy) -> bool:

@@ -45,7 +45,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class StepContext:
     """What a step works with."""
 
     gpu: Gpu
@@ -57,5 +57,5 @@ class Bench:
 class StepModule(Protocol):
     """A step is a module with one function."""
 
-    def run(self, order: Order, bench: Bench) -> Report:
+    def run(self, order: Order, context: StepContext) -> Report:
         """Run the step."""

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(order: Order, bench: Bench) -> Report:
+def run(order: Order, context: StepContext) -> Report:
     """Passes when bytes were written, and all that was read back was as written."""
     key = bytes.fromhex(order.key)
-    cleared = bench.gpu.clear(key, order.patterns, bench.progress, order.census, confirm=order.confirm)
+    cleared = context.gpu.clear(key, order.patterns, context.progress, order.census, confirm=order.confirm)
     if cleared.mismatch is not None:
         return Report(Outcome.FAILED, _describe(cleared.mismatch), findings=cleared)
     if not cleared.covered_bytes:

@@ -18,7 +18,7 @@ from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
 from scrubber.ground import process_names
 from scrubber.node.proc import DEAD
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 _KILLED_WITHIN = 2.0  # seconds after SIGKILL; a process that runs longer is stuck in the kernel
 _OBSERVE_EVERY = 0.2  # seconds; a process may also close the device without ending
@@ -26,25 +26,25 @@ _OBSERVE_EVERY = 0.2  # seconds; a process may also close the device without end
 _Key = tuple[int, float]
 
 
-def run(order: Order, bench: Bench) -> Report:
+def run(order: Order, context: StepContext) -> Report:
     """End the holders that may be ended, and wait for the others. Passes only when no holder is left."""
     patience_ends = time.monotonic() + order.patience
     found: dict[_Key, Holder] = {}
     ended: list[int] = []
     tried: set[_Key] = set()
     survivors: set[_Key] = set()
-    while (holders := _observe(bench)) is not None:
+    while (holders := _observe(context)) is not None:
         found |= {_key(holder): holder for holder in holders}
         findings = Findings(holders=tuple(found.values()), terminated=tuple(ended))
         if not holders:
             return Report(Outcome.PASSED, findings=findings)
-        tenants = tuple(it for it in holders if it.container is not None and not bench.ours(it.pid))
+        tenants = tuple(it for it in holders if it.container is not None and not context.ours(it.pid))
         if tenants:
             return _refuse(f"a live container is on the device: {_names(tenants)}", findings)
         # A worker of another device may open all devices for a moment. This step waits for it, and never ends it.
-        targets = {_key(it) for it in holders if _may_end(it, order) and not bench.ours(it.pid)} - tried
+        targets = {_key(it) for it in holders if _may_end(it, order) and not context.ours(it.pid)} - tried
         if targets:
-            gone, alive = _terminate(targets, bench, order.grace)
+            gone, alive = _terminate(targets, context, order.grace)
             ended += gone
             survivors |= alive
             tried |= targets
@@ -60,8 +60,8 @@ def run(order: Order, bench: Bench) -> Report:
     )
 
 
-def _observe(bench: Bench) -> tuple[Holder, ...] | None:
-    holders = bench.holders()
+def _observe(context: StepContext) -> tuple[Holder, ...] | None:
+    holders = context.holders()
     # A process that died meanwhile holds nothing any more.
     return None if holders is None else tuple(holder for holder in holders if holder.state not in DEAD)
 
@@ -89,11 +89,11 @@ def _name(holder: Holder) -> str:
     return f"pid {holder.pid} ({process_names.quoted(holder.command)} in {where}, {stuck or f'state {holder.state}'})"
 
 
-def _terminate(targets: Collection[_Key], bench: Bench, grace: float) -> tuple[list[int], set[_Key]]:
+def _terminate(targets: Collection[_Key], context: StepContext, grace: float) -> tuple[list[int], set[_Key]]:
     """Send TERM, wait for the grace period, send KILL. Returns the pids that ended, and the processes that did not."""
     with _pinned(targets) as pinned:
         # A pidfd refers to the process that has the pid now. Only an observation after that shows which process it is.
-        again = {_key(holder): holder for holder in _observe(bench) or ()}
+        again = {_key(holder): holder for holder in _observe(context) or ()}
         confirmed = {
             handle: key
             for handle, key in pinned.items()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scrubber.core.model import Findings, Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(_order: Order, bench: Bench) -> Report:
+def run(_order: Order, context: StepContext) -> Report:
     """Passes when the device answered."""
-    return Report(Outcome.PASSED, findings=Findings(vitals=bench.gpu.vitals()))
+    return Report(Outcome.PASSED, findings=Findings(vitals=context.gpu.vitals()))

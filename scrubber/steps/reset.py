@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scrubber.core.model import Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(_order: Order, bench: Bench) -> Report:
+def run(_order: Order, context: StepContext) -> Report:
     """Passes when the device is back after the reset."""
-    return Report(Outcome.PASSED, bench.gpu.reset())
+    return Report(Outcome.PASSED, context.gpu.reset())

@@ -6,7 +6,7 @@ from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.steps import clear, evict, health, reset, scratch, selftest, settings, verify
-from scrubber.steps.base import Bench, Order, Report, StepModule
+from scrubber.steps.base import Order, Report, StepContext, StepModule
 
 STEPS: dict[Step, StepModule] = {
     Step.EVICT: evict,
@@ -20,19 +20,19 @@ STEPS: dict[Step, StepModule] = {
 }
 
 
-def prepare(bench: Bench) -> None:
+def prepare(context: StepContext) -> None:
     """Prepare the device for the steps on memory. What fails now fails again in the step, which reports it."""
     try:
-        bench.gpu.prepare()
+        context.gpu.prepare()
     except Exception as error:
         if shortage.of(error) is None and not isinstance(error, DeviceError):
             raise
 
 
-def perform(step: Step, order: Order, bench: Bench) -> Report:
+def perform(step: Step, order: Order, context: StepContext) -> Report:
     """Run a step. Errors of the device and shortages become a report; any other error is a bug and ends the worker."""
     try:
-        return STEPS[step].run(order, bench)
+        return STEPS[step].run(order, context)
     except Exception as error:
         lack = shortage.of(error)
         if lack is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from scrubber.core.model import Findings, Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(order: Order, bench: Bench) -> Report:
+def run(order: Order, context: StepContext) -> Report:
     """Passes when there are units, every unit was reached, and each unit held what was written."""
-    found = bench.gpu.scratch(order.key_for("scratch"))
+    found = context.gpu.scratch(order.key_for("scratch"))
     findings = Findings(units=found.units, units_reached=found.reached, units_faulty=found.faulty)
     if found.faulty:
         wrong = f"memory on the chip does not hold what is written to it, on {found.faulty} unit(s)"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from scrubber.core.measurements import Tested
 from scrubber.core.model import Findings, Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(order: Order, bench: Bench) -> Report:
+def run(order: Order, context: StepContext) -> Report:
     """Passes when at least one test was completed and no test found a fault."""
-    tested = bench.gpu.selftest(order.key_for("selftest"), order.seconds, bench.progress)
+    tested = context.gpu.selftest(order.key_for("selftest"), order.seconds, context.progress)
     findings = Findings(
         covered_bytes=tested.covered_bytes,
         mismatch=tested.mismatch,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from scrubber.core.model import Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(_order: Order, bench: Bench) -> Report:
+def run(_order: Order, context: StepContext) -> Report:
     """Passes when the baseline is in force. A named setting that the device does not support is only reported."""
-    findings = bench.gpu.restore_settings()
+    findings = context.gpu.restore_settings()
     return Report(Outcome.PASSED, "; ".join(findings.unsupported), findings=findings)

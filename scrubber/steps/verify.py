@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Outcome
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 
-def run(_order: Order, bench: Bench) -> Report:
+def run(_order: Order, context: StepContext) -> Report:
     """Passes when bytes were read and all of them were zero."""
-    verified = bench.gpu.verify(bench.progress)
+    verified = context.gpu.verify(context.progress)
     if verified.mismatch is not None:
         return Report(Outcome.FAILED, _describe(verified.mismatch), findings=verified)
     if not verified.covered_bytes:

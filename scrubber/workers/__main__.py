@@ -22,7 +22,7 @@ from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.steps import roster
-from scrubber.steps.base import Bench
+from scrubber.steps.base import StepContext
 from scrubber.workers import wire
 
 _BETWEEN_PROGRESS = 0.05
@@ -53,17 +53,17 @@ def main() -> None:
         return observer.descends(pid, (zygote,))
 
     node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of), assignment.memory)
-    bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
+    context = StepContext(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, requests, busy), daemon=True).start()
     while True:
         request = wire.request(requests.get())
         if isinstance(request, wire.Prepare):
-            roster.prepare(bench)
+            roster.prepare(context)
             continue
         busy.set()
-        report = roster.perform(request.step, request.order, bench)
+        report = roster.perform(request.step, request.order, context)
         busy.clear()
         _send(answers, wire.Answer(report=report))
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 
-from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
+from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
@@ -242,7 +242,7 @@ class Worker:
         except BrokenError:
             self._child.kill()
 
-    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Run one step. The worker can run another step only after a report of its child."""
         began = time.monotonic()
         report: Report | None = None

@@ -26,10 +26,10 @@ from scrubber.core.model import (
     Moment,
     Outcome,
     Owner,
-    Path,
     Quarantine,
     Receipt,
     Record,
+    ScrubPath,
     Step,
     StepResult,
     Trigger,
@@ -46,7 +46,7 @@ DEVICE = DeviceInfo("GPU-1", 0, "NVIDIA H100 80GB HBM3", 1000)
 
 ENFORCE = Policy()
 OBSERVE = Policy(mode=Mode.OBSERVE, evict=Evict(leftovers=Eviction.WAIT))
-STRICT = Policy(paths=Paths(new_tenant=Path.SLOW), evict=Evict(leftovers=Eviction.WAIT, foreign=Eviction.WAIT))
+STRICT = Policy(paths=Paths(new_tenant=ScrubPath.SLOW), evict=Evict(leftovers=Eviction.WAIT, foreign=Eviction.WAIT))
 RUTHLESS = Policy(evict=Evict(leftovers=Eviction.TERMINATE, foreign=Eviction.TERMINATE))
 POLICIES = (ENFORCE, OBSERVE, STRICT, RUTHLESS)
 
@@ -72,12 +72,14 @@ def later(seconds: float) -> Moment:
     return Moment(NOW.wall + seconds, NOW.uptime + seconds)
 
 
-def job(path: Path = Path.FAST, trigger: Trigger = Trigger.RELEASE, name: str = "job-1") -> Job:
+def job(path: ScrubPath = ScrubPath.FAST, trigger: Trigger = Trigger.RELEASE, name: str = "job-1") -> Job:
     """A job that has just begun."""
     return Job(name, path, trigger, NOW)
 
 
-def result(step: Step, path: Path = Path.FAST, outcome: Outcome = Outcome.PASSED, **findings: object) -> StepResult:
+def result(
+    step: Step, path: ScrubPath = ScrubPath.FAST, outcome: Outcome = Outcome.PASSED, **findings: object
+) -> StepResult:
     """A step's end, with measurements where the step has any."""
     measured: dict[Step, dict[str, object]] = {
         Step.CLEAR: {
@@ -92,13 +94,13 @@ def result(step: Step, path: Path = Path.FAST, outcome: Outcome = Outcome.PASSED
     return StepResult(step, path, outcome, 0.25, findings=found)
 
 
-def results(path: Path = Path.FAST, **findings: dict[str, object]) -> tuple[StepResult, ...]:
+def results(path: ScrubPath = ScrubPath.FAST, **findings: dict[str, object]) -> tuple[StepResult, ...]:
     """A path on which every step passed; findings by the name of the step."""
     passed = Outcome.PASSED
     return tuple(result(step, path, passed, **findings.get(step.value, {})) for step in verdict.PLANS[path])
 
 
-def finished(path: Path = Path.FAST, name: str = "job-1", **findings: dict[str, object]) -> Job:
+def finished(path: ScrubPath = ScrubPath.FAST, name: str = "job-1", **findings: dict[str, object]) -> Job:
     """A job all of whose steps passed."""
     return replace(job(path, name=name), results=results(path, **findings))
 
@@ -139,7 +141,7 @@ def live(record: Record | None, *events: ev.Event, at: Moment = NOW) -> Record:
 
 
 UNKNOWN = live(None, ev.Discovered(DEVICE, HERE))
-FIRST_LOOK = live(UNKNOWN, ev.ScrubStarted(job(Path.SLOW, Trigger.FIRST_LOOK)))
+FIRST_LOOK = live(UNKNOWN, ev.ScrubStarted(job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
 CLEAN = live(FIRST_LOOK, passed(FIRST_LOOK))
 GRANTED = live(CLEAN, ev.Granted(grant(CLEAN)))
 UNANNOUNCED = live(CLEAN, ev.Granted(grant(CLEAN, announced=False)))
@@ -161,8 +163,8 @@ SCRUBBING = live(DIRTY, ev.ScrubStarted(job()))
 SET_BACK = live(SCRUBBING, ev.ScrubFailed("job-1", "a process is on it"))
 QUARANTINED = live(CLEAN, ev.Quarantined(quarantine()))
 STICKY = live(CLEAN, ev.Quarantined(quarantine(PULLED, None)))
-PROBED = live(QUARANTINED, ev.ProbationStarted(job(Path.RESET, Trigger.PROBATION), "autoclave"))
-REINSTATED = live(STICKY, ev.ProbationStarted(job(Path.SLOW, Trigger.REINSTATE), "ann"))
+PROBED = live(QUARANTINED, ev.ProbationStarted(job(ScrubPath.RESET, Trigger.PROBATION), "autoclave"))
+REINSTATED = live(STICKY, ev.ProbationStarted(job(ScrubPath.SLOW, Trigger.REINSTATE), "ann"))
 SICK_IN_USE = live(IN_USE, ev.AilmentFound(LOST))
 SICK_GRANTED = live(GRANTED, ev.AilmentFound(LOST))
 SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
@@ -199,10 +201,10 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Released("its pod is gone"),
         ev.Soiled("it was used without a grant", (FOREIGN,)),
         ev.ScrubStarted(job(name="job-2")),
-        ev.ProbationStarted(job(Path.RESET, Trigger.PROBATION, "job-2"), "autoclave"),
-        ev.StepStarted(name, Step.CLEAR, Path.FAST),
+        ev.ProbationStarted(job(ScrubPath.RESET, Trigger.PROBATION, "job-2"), "autoclave"),
+        ev.StepStarted(name, Step.CLEAR, ScrubPath.FAST),
         ev.StepFinished(name, result(Step.CLEAR)),
-        ev.Escalated(name, "clear failed", Path.RESET),
+        ev.Escalated(name, "clear failed", ScrubPath.RESET),
         passed(running, at),
         ev.ScrubFailed(name, "a process is on it"),
         ev.ScrubInterrupted(name, "the service was stopped"),

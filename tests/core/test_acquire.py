@@ -11,7 +11,7 @@ from policies.model import Clear, GateMode, Paths, Proof
 from scrubber.core import acquire, eviction, fence, ownership, proof, release, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Blocked, Defer, Fenced, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
-from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
+from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import (
@@ -38,12 +38,12 @@ IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
 HELD = "cannot hand out GPU-1: it is {}; run `autoclave release` once its owner has ended"
 GONE = RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
-FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
-SLOW = Scrub(Path.SLOW, Trigger.ACQUIRE)
-EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
+FAST = Scrub(ScrubPath.FAST, Trigger.ACQUIRE)
+SLOW = Scrub(ScrubPath.SLOW, Trigger.ACQUIRE)
+EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
 OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
-BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Path.FAST)})
+BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 

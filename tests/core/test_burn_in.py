@@ -10,13 +10,13 @@ from policies.health import Periodic
 from policies.model import Mode, Policy
 from scrubber.core import burn_in
 from scrubber.core import events as ev
-from scrubber.core.model import Path, Record, State, Trigger
+from scrubber.core.model import Record, ScrubPath, State, Trigger
 from tests.core import lives
 from tests.core.lives import ENFORCE, later, live, rows
 
 OVERDUE = later(1e6)
-TESTED = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
-AFTER_A_TENANT = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.FAST, Trigger.RELEASE)))
+TESTED = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
+AFTER_A_TENANT = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.FAST, Trigger.RELEASE)))
 
 
 def named(name: str, record: Record = lives.CLEAN, domain: str | None = None, resource: str = "a/gpu") -> Record:
@@ -74,11 +74,11 @@ def test_a_clean_device_is_tested_by_policy_while_enough_are_free():
 
 def test_a_burn_in_makes_no_path_due():
     assert (TESTED.due_path, TESTED.burn_in_begun) == (None, lives.NOW.wall)
-    assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (Path.FAST, None)
+    assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (ScrubPath.FAST, None)
 
 
 def test_after_the_first_proof_only_slow_scrubs_count_as_tests():
-    fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(Path.FAST)))
+    fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(ScrubPath.FAST)))
     assert live(fast, lives.passed(fast), at=later(1)).tested == later(1).wall
     known = replace(fast, tested=lives.NOW.wall)
     assert live(known, lives.passed(known), at=later(1)).tested == lives.NOW.wall

@@ -8,7 +8,7 @@ import pytest
 from scrubber.core import event_text
 from scrubber.core import events as ev
 from scrubber.core.measurements import Mismatch, Uncovered
-from scrubber.core.model import Outcome, Owner, Path, Quarantine, Receipt, Step
+from scrubber.core.model import Outcome, Owner, Quarantine, Receipt, ScrubPath, Step
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
 
@@ -19,13 +19,13 @@ def test_every_event_tells_one_plain_line(kind):
         told = event_text.tell(events_about(record)[kind])
         assert told == " ".join(told.split())
         assert told[0].islower()
-        assert not {"None", "Step", "Path"} & set(told.replace(".", " ").split())
+        assert not {"None", "Step", "ScrubPath"} & set(told.replace(".", " ").split())
 
 
 RECEIPT = Receipt(
-    id="r-1", device="GPU-1", job="job-1", path=Path.FAST, incarnation=lives.HERE, policy="defaults", policy_digest="d",
-    finished=NOW, steps=(), covered_bytes=995, allocatable_bytes=1000, residue_bytes=64, processes_found=2,
-    processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
+    id="r-1", device="GPU-1", job="job-1", path=ScrubPath.FAST, incarnation=lives.HERE, policy="defaults",
+    policy_digest="d", finished=NOW, steps=(), covered_bytes=995, allocatable_bytes=1000, residue_bytes=64,
+    processes_found=2, processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
 )  # fmt: skip
 PROVEN = replace(
     RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
@@ -39,8 +39,8 @@ FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
 LIFE = [
     (ev.Discovered(lives.DEVICE, lives.HERE),
      "found NVIDIA H100 80GB HBM3 at index 0; nothing is known about its memory"),
-    (ev.ScrubStarted(lives.job(Path.SLOW)), "scrub job-1 on the slow path (release) started"),
-    (ev.StepStarted("job-1", Step.RESET, Path.SLOW), "reset started (slow path)"),
+    (ev.ScrubStarted(lives.job(ScrubPath.SLOW)), "scrub job-1 on the slow path (release) started"),
+    (ev.StepStarted("job-1", Step.RESET, ScrubPath.SLOW), "reset started (slow path)"),
     (ev.StepFinished("job-1", result(Step.RESET)), "reset passed in 0.250 s"),
     (ev.ScrubPassed("job-1", RECEIPT),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
@@ -83,7 +83,7 @@ LIFE = [
      "quarantined by autoclave (lost): the device has fallen off its bus; it will be tried again"),
     (ev.Quarantined(Quarantine(lives.PULLED, NOW, "ann")),
      "quarantined by ann (operator): suspect; until an operator reinstates it"),
-    (ev.ProbationStarted(lives.job(Path.SLOW), "ann"),
+    (ev.ProbationStarted(lives.job(ScrubPath.SLOW), "ann"),
      "probation: scrub job-1 on the slow path (release) started by ann"),
     (ev.StepFinished("job-1", result(Step.EVICT, holders=(lives.LEFTOVER,), terminated=(43, 44))),
      'evict passed in 0.250 s: found "orphan" (pid 43, no container); ended pid 43, 44'),
@@ -105,7 +105,7 @@ LIFE = [
      "settings passed in 0.250 s: restored clocks, power limit"),
     (ev.StepFinished("job-1", result(Step.HEALTH, outcome=Outcome.TIMED_OUT)),
      "health timed-out in 0.250 s - not clean"),
-    (ev.Escalated("job-1", "verify failed", Path.SLOW), "escalated to the slow path: verify failed"),
+    (ev.Escalated("job-1", "verify failed", ScrubPath.SLOW), "escalated to the slow path: verify failed"),
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),

@@ -8,7 +8,7 @@ from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
-from scrubber.core.model import Availability, Path, Record, State
+from scrubber.core.model import Availability, Record, ScrubPath, State
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
 
@@ -23,7 +23,7 @@ ADVERT = rows(
     ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
     ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
     ("on its fast path, again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), ENFORCE, False, "scrubbing"),
-    ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW)), ENFORCE, False, "scrubbing"),
+    ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", ScrubPath.SLOW)), ENFORCE, False, "scrubbing"),
     ("soiled", lives.SOILED, ENFORCE, False, "dirty"),
     ("its scrub failed", lives.SET_BACK, ENFORCE, False, "dirty"),
     ("unknown", lives.UNKNOWN, ENFORCE, False, "unknown"),
@@ -85,7 +85,7 @@ def test_a_device_is_not_offered_when_its_scrubs_exceed_the_allocate_budget(reco
 
 
 def test_a_device_that_waits_for_the_slow_path_is_not_offered():
-    assert not offering.offer(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy
+    assert not offering.offer(replace(lives.DIRTY, due_path=ScrubPath.SLOW), STRICT, NOW).healthy
 
 
 AVAILABILITY: tuple[tuple[str, Record, Policy, dict[str, object], Availability], ...] = (

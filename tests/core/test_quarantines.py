@@ -7,7 +7,18 @@ from dataclasses import replace
 from scrubber.core import acquire, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Wait
-from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, Quarantine, Record, Step, Trigger, Vitals
+from scrubber.core.model import (
+    Ailment,
+    AilmentKind,
+    Blame,
+    Outcome,
+    Quarantine,
+    Record,
+    ScrubPath,
+    Step,
+    Trigger,
+    Vitals,
+)
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, facts, later, live
@@ -54,14 +65,14 @@ def test_a_step_that_lost_its_device_blames_the_device():
 
 def test_a_stuck_process_quarantines_the_device_only_after_give_up():
     stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Ailment(AilmentKind.STUCK_PROCESS, "x"))
-    assert verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False) == verdict.LeaveDirty()
-    given_up = verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False, given_up=True)
+    assert verdict.consequence(stuck, ScrubPath.FAST, escalate=True, quarantined=False) == verdict.LeaveDirty()
+    given_up = verdict.consequence(stuck, ScrubPath.FAST, escalate=True, quarantined=False, given_up=True)
     assert given_up == verdict.EnterQuarantine(stuck.ailment)
 
 
 def test_a_request_during_the_reset_of_a_burn_in_waits():
-    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
-    resetting = live(begun, ev.Escalated("job-1", "clear failed", Path.RESET))
+    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
+    resetting = live(begun, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
     asked = acquire.decide(resetting, facts(), ENFORCE, NOW)
     assert isinstance(asked, Wait)
     assert asked.reason is Reason.SCRUBBING

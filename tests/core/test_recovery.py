@@ -11,7 +11,7 @@ from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, s
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
 from scrubber.core.measurements import Mismatch
-from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, rows
@@ -30,8 +30,8 @@ def tend(record, vitals=lives.WELL, at=LATE):
     return upkeep.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
 
 
-FIRST = {AilmentKind.RELAID: StartProbation(Path.SLOW)}  # as of one that was never seen
-TRIED = {Course.WAIT: StartProbation(Path.FAST), Course.RESET: StartProbation(Path.RESET)}
+FIRST = {AilmentKind.RELAID: StartProbation(ScrubPath.SLOW)}  # as of one that was never seen
+TRIED = {Course.WAIT: StartProbation(ScrubPath.FAST), Course.RESET: StartProbation(ScrubPath.RESET)}
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
@@ -55,14 +55,14 @@ def test_proven_hardware_faults_get_no_probation(kind):
     assert out(kind).quarantine.next_probe is None
 
 
-@pytest.mark.parametrize(("owed", "left"), [(None, None), (Path.FAST, None), (Path.SLOW, Path.SLOW)])
+@pytest.mark.parametrize(("owed", "left"), [(None, None), (ScrubPath.FAST, None), (ScrubPath.SLOW, ScrubPath.SLOW)])
 def test_a_passed_fast_path_leaves_a_due_slow_path_due(owed, left):
     passing = replace(lives.SCRUBBING, due_path=owed)
     assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).due_path is left
 
 
 def test_a_probation_takes_the_slow_path_that_is_due():
-    assert tend(out(AilmentKind.HEAT, due_path=Path.SLOW)) == StartProbation(Path.SLOW)
+    assert tend(out(AilmentKind.HEAT, due_path=ScrubPath.SLOW)) == StartProbation(ScrubPath.SLOW)
 
 
 STILL = rows(
@@ -87,7 +87,7 @@ def test_probation_waits_until_the_ailment_is_no_longer_reported(kind, vitals):
 
 def test_an_unrelated_sign_does_not_delay_a_probation():
     assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == StartProbation(
-        Path.FAST
+        ScrubPath.FAST
     )
 
 
@@ -120,11 +120,11 @@ def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     assert gone.quarantine is not None
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
-    assert tend(gone, at=later(100_000)) == StartProbation(Path.RESET)
+    assert tend(gone, at=later(100_000)) == StartProbation(ScrubPath.RESET)
 
 
 def test_the_result_of_a_probation_is_kept():
-    trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
+    trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(ScrubPath.FAST), "autoclave"))
     failed = upkeep.quarantine(
         trial, Ailment(AilmentKind.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
     )
@@ -157,7 +157,7 @@ def test_a_probation_judges_only_errors_after_its_start():
     assert tend(record, burst, lives.NOW) == Proceed()
     heard = tend(record, burst)
     assert heard == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, heard.event), burst) == StartProbation(Path.RESET)
+    assert tend(live(record, heard.event), burst) == StartProbation(ScrubPath.RESET)
 
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
@@ -200,14 +200,14 @@ def test_a_quarantined_gpu_with_a_successor_gets_the_reason_replaced(kind):
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
 
 
-STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})
+STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)})
 
 
 def test_a_probation_is_as_thorough_as_the_next_scrub():
-    assert proof.next_path(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
-    assert proof.next_path(out(AilmentKind.HEAT), STRICT) is Path.SLOW
+    assert proof.next_path(out(AilmentKind.HEAT), ENFORCE) is ScrubPath.FAST
+    assert proof.next_path(out(AilmentKind.HEAT), STRICT) is ScrubPath.SLOW
     rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
-    assert proof.next_path(rebooted, ENFORCE) is Path.SLOW
+    assert proof.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
 
 
 CUT = [
@@ -232,7 +232,7 @@ def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, 
 
 def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
-    trial = live(proven, ev.ProbationStarted(lives.job(Path.RESET, Trigger.REINSTATE), "ann"))
+    trial = live(proven, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.REINSTATE), "ann"))
     for ailment in (
         Ailment(AilmentKind.RESET_FAILED, "refused"),
         Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
@@ -285,11 +285,11 @@ def test_a_clock_that_was_wrong_makes_no_device_flap(offset):
 
 
 def burning(step=None):
-    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
-    return live(begun, ev.StepStarted("job-1", step, Path.SLOW)) if step else begun
+    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
+    return live(begun, ev.StepStarted("job-1", step, ScrubPath.SLOW)) if step else begun
 
 
-FAULTY_IN_BURN_IN = live(burning(), ev.Escalated("job-1", "clear failed", Path.RESET))
+FAULTY_IN_BURN_IN = live(burning(), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
 
 
 def test_a_burn_in_gives_way_until_it_finds_a_fault():
@@ -325,7 +325,7 @@ def test_the_last_burn_in_sets_the_next_despite_clock_changes():
     ahead = later(9e9).wall
     assert due(replace(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
     assert not due(replace(tried, tested=ahead), later(1)), "or each test would be followed by another"
-    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)}))
+    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)}))
     assert (
         live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).burn_in_begun
         == LATE.wall

@@ -9,7 +9,7 @@ from policies.model import Paths
 from scrubber.core import answers, device_status, offering, presence, remedy, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
-from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger, Vitals
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
 
@@ -116,9 +116,13 @@ def test_relaid_persists_until_the_device_returns():
 
 
 COMEBACKS = rows(
-    ("as policy has it", ENFORCE, Path.SLOW),
-    ("fast where that is enough", ENFORCE.model_copy(update={"paths": Paths(first_look=Path.FAST)}), Path.FAST),
-    ("never less than at a first look", lives.STRICT, Path.SLOW),
+    ("as policy has it", ENFORCE, ScrubPath.SLOW),
+    (
+        "fast where that is enough",
+        ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)}),
+        ScrubPath.FAST,
+    ),
+    ("never less than at a first look", lives.STRICT, ScrubPath.SLOW),
 )
 
 
@@ -136,7 +140,7 @@ def test_changes_of_the_mig_layout_are_no_flapping():
         at = later(turn * 100.0)
         out = after(record, RELAID, at)
         assert reason(out) is AilmentKind.RELAID
-        tried = live(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=at)
+        tried = live(out, ev.ProbationStarted(lives.job(ScrubPath.SLOW, Trigger.PROBATION), "autoclave"), at=at)
         record = live(tried, lives.passed(tried, at), at=at)
     assert (record.state, record.returns) == (State.CLEAN, ())
 

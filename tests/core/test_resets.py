@@ -7,7 +7,7 @@ from policies.load import load
 from policies.model import Paths, Policy
 from scrubber.core import events as ev
 from scrubber.core import proof, remedy, states, verdict
-from scrubber.core.model import Ailment, AilmentKind, Blame, Path, State, Step, Trigger
+from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
@@ -49,10 +49,10 @@ def test_policy_strict_resets_always(record):
 def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
     out = found_on(record, kind)
     assert resets(out)
-    for path in (Path.FAST, Path.SLOW):
+    for path in (ScrubPath.FAST, ScrubPath.SLOW):
         with pytest.raises(states.IllegalEventError, match="needs a reset"):
             scrubbed(out, path)
-    assert scrubbed(out, Path.RESET).due_path is None
+    assert scrubbed(out, ScrubPath.RESET).due_path is None
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -67,12 +67,12 @@ def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
     assert resets(out)
 
 
-@pytest.mark.parametrize("path", [Path.FAST, Path.SLOW])
+@pytest.mark.parametrize("path", [ScrubPath.FAST, ScrubPath.SLOW])
 def test_a_failed_path_owes_a_reset_until_one_passes(path):
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
     then = verdict.consequence(failure, path, escalate=True, quarantined=False)
-    assert then == verdict.Escalate(Path.RESET)
-    failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", Path.RESET))
+    assert then == verdict.Escalate(ScrubPath.RESET)
+    failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
     for refused in (ev.ScrubFailed("job-1", "a bystander has it open"), ev.ScrubInterrupted("job-1", "stopped")):
         assert resets(live(failed, refused))
 
@@ -82,23 +82,23 @@ def test_a_reboot_counts_as_the_reset_and_a_new_driver_does_not():
     out = found_on(lives.CLEAN, AilmentKind.XID)
     assert resets(live(out, ev.Distrusted("x", lives.RELOADED)))
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
-    assert proof.next_path(rebooted, ENFORCE) is Path.SLOW
-    assert scrubbed(rebooted, Path.SLOW).state is State.CLEAN
+    assert proof.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
+    assert scrubbed(rebooted, ScrubPath.SLOW).state is State.CLEAN
 
 
 @given(lives.walks())
 def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
     for before, event, after in steps:
-        if isinstance(event, ev.ScrubPassed) and before.due_path is Path.RESET:
+        if isinstance(event, ev.ScrubPassed) and before.due_path is ScrubPath.RESET:
             assert after.receipt is not None
             assert Step.RESET in [step for step, _ in after.receipt.steps]
 
 
 def test_paths_are_ordered_by_what_they_do():
-    fast, slow, reset = (set(verdict.PLANS[path]) for path in Path)
+    fast, slow, reset = (set(verdict.PLANS[path]) for path in ScrubPath)
     assert fast < slow < reset
 
 
 def test_a_proof_without_resets_is_none_where_policy_demands_them():
-    slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (Path.SLOW, Path.RESET))
+    slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (ScrubPath.SLOW, ScrubPath.RESET))
     assert slow != reset

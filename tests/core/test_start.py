@@ -12,7 +12,7 @@ from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
-from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, Path, Trigger
+from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -22,7 +22,7 @@ BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
 ADMIT = Admit(ev.PutInUse(Owner(A, later(1))))
 CROWD = RecordFirst(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
-EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
+EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
 
 
 def seen_claimant():
@@ -84,11 +84,11 @@ START = rows(
     ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
-     Scrub(Path.SLOW, Trigger.START)),
+     Scrub(ScrubPath.SLOW, Trigger.START)),
     ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
-     Scrub(Path.FAST, Trigger.START)),
+     Scrub(ScrubPath.FAST, Trigger.START)),
     ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
     ("a start on a clean device with an old proof", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
     ("a start on a dirty device that is in use", lives.DIRTY, facts((OF_B,)), ENFORCE, BUSY),
@@ -199,7 +199,7 @@ DOUBLE = rows(
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("another pod", live(DOUBLED, ev.PutInUse(Owner(B, lives.NOW, seen=True))), facts(alive=False), 1,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
-    ("it is scrubbed", RESTARTED, facts(), 1, Scrub(Path.FAST, Trigger.START)),
+    ("it is scrubbed", RESTARTED, facts(), 1, Scrub(ScrubPath.FAST, Trigger.START)),
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Baseline, Moment, Owner, Path, Setback, State, Step
+from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step
 from scrubber.core.states import TABLE, IllegalEventError
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
@@ -201,9 +201,9 @@ def test_a_device_is_discovered_once():
 
 
 OTHER_JOB = [
-    ev.StepStarted("job-9", Step.CLEAR, Path.FAST),
+    ev.StepStarted("job-9", Step.CLEAR, ScrubPath.FAST),
     ev.StepFinished("job-9", lives.result(Step.CLEAR)),
-    ev.Escalated("job-9", "clear failed", Path.SLOW),
+    ev.Escalated("job-9", "clear failed", ScrubPath.SLOW),
     replace(lives.passed(lives.SCRUBBING), job="job-9"),
     ev.ScrubFailed("job-9", "x"),
     ev.ScrubInterrupted("job-9", "x"),
@@ -298,16 +298,16 @@ CHANGES = [
     ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
     ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
-     {"job": lives.job(name="job-2"), "receipt": None, "due_path": Path.FAST}),
-    ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST),
+     {"job": lives.job(name="job-2"), "receipt": None, "due_path": ScrubPath.FAST}),
+    ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST),
      {"job": replace(lives.job(), step=Step.CLEAR)}),
-    ("a step that ends leaves its result", live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST)),
+    ("a step that ends leaves its result", live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST)),
      ev.StepFinished("job-1", lives.result(Step.CLEAR)),
      {"job": replace(lives.job(), results=(lives.result(Step.CLEAR),))}),
-    ("a fast job does not pay the debt of a slow one that was cut off", replace(lives.DIRTY, due_path=Path.SLOW),
-     ev.ScrubStarted(lives.job()), {"job": lives.job(), "due_path": Path.SLOW}),
-    ("an escalated job owes its new path", lives.SCRUBBING, ev.Escalated("job-1", "x", Path.RESET),
-     {"job": replace(lives.job(), path=Path.RESET), "due_path": Path.RESET}),
+    ("a fast job does not pay the debt of a slow one that was cut off", replace(lives.DIRTY, due_path=ScrubPath.SLOW),
+     ev.ScrubStarted(lives.job()), {"job": lives.job(), "due_path": ScrubPath.SLOW}),
+    ("an escalated job owes its new path", lives.SCRUBBING, ev.Escalated("job-1", "x", ScrubPath.RESET),
+     {"job": replace(lives.job(), path=ScrubPath.RESET), "due_path": ScrubPath.RESET}),
     ("a failed job is remembered", lives.SCRUBBING, ev.ScrubFailed("job-1", "busy"),
      {"job": None, "setback": Setback("busy", AT, 1)}),
     ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
@@ -316,17 +316,17 @@ CHANGES = [
     ("errors that were heard are no news", lives.CLEAN, ev.ErrorsNoted(((13, 2),), 7),
      {"baseline": replace(lives.CLEAN.baseline, last_xid=7), "errors_noted": AT.uptime}),
     ("who is brought back by a person's word owes nothing and starts anew",
-     replace(lives.QUARANTINED, due_path=Path.SLOW, returns=(1.0,)), ev.Reinstated("ann"),
+     replace(lives.QUARANTINED, due_path=ScrubPath.SLOW, returns=(1.0,)), ev.Reinstated("ann"),
      {"quarantine": None, "due_path": None, "returns": ()}),
     ("a sickness waits", lives.IN_USE, ev.AilmentFound(lives.LOST),
-     {"ailment": lives.LOST, "due_path": Path.RESET}),
+     {"ailment": lives.LOST, "due_path": ScrubPath.RESET}),
     ("a quarantine takes the sickness over, and what is known of the health", lives.SICK_DIRTY,
      ev.Quarantined(replace(lives.quarantine(), baseline=MARKED)),
      {"ailment": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),
     ("a quarantine ends the job", lives.SCRUBBING, ev.Quarantined(lives.quarantine()),
-     {"job": None, "quarantine": lives.quarantine(), "due_path": Path.RESET}),
+     {"job": None, "quarantine": lives.quarantine(), "due_path": ScrubPath.RESET}),
     ("a quarantine ends the proof", lives.CLEAN, ev.Quarantined(lives.quarantine()),
-     {"receipt": None, "quarantine": lives.quarantine(), "due_path": Path.RESET}),
+     {"receipt": None, "quarantine": lives.quarantine(), "due_path": ScrubPath.RESET}),
     ("distrust ends everything but the quarantine", lives.IN_USE, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None, "handouts": 0}),
     ("distrust keeps the handouts that no tenant has used", lives.GRANTED, ev.Distrusted("x", lives.REBOOTED),
@@ -339,21 +339,22 @@ CHANGES = [
      ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "due_path": Path.SLOW}),
+     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60),
+      "due_path": ScrubPath.SLOW}),
     ("a reload of the driver is no reset", lives.QUARANTINED, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
-    ("a reboot counts as the reset that was due", replace(lives.DIRTY, due_path=Path.RESET),
+    ("a reboot counts as the reset that was due", replace(lives.DIRTY, due_path=ScrubPath.RESET),
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "due_path": Path.SLOW}),
+     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "due_path": ScrubPath.SLOW}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "due_path": Path.SLOW}),
+     {"incarnation": lives.REBOOTED, "due_path": ScrubPath.SLOW}),
     ("a reboot begins what a quarantine knows anew as well",
      live(lives.DIRTY, ev.Quarantined(replace(lives.quarantine(), baseline=MARKED))),
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "due_path": Path.SLOW, "tenancy_began": None,
+     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "due_path": ScrubPath.SLOW, "tenancy_began": None,
       "tenancy_ended": None, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
     ("a grave error that is not judged is owed a reset", lives.UNKNOWN, ev.ErrorsNoted(((79, 1),), 7, grave=True),
-     {"baseline": Baseline(7), "errors_noted": AT.uptime, "due_path": Path.RESET}),
+     {"baseline": Baseline(7), "errors_noted": AT.uptime, "due_path": ScrubPath.RESET}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "baseline": Baseline()}),
     ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),
@@ -396,8 +397,8 @@ def test_the_durations_of_the_last_five_fast_scrubs_are_kept():
     before = replace(began, fast_seconds=(1.0, 2.0, 3.0, 4.0, 5.0))
     assert live(before, lives.passed(before), at=AT).fast_seconds == (2.0, 3.0, 4.0, 5.0, 7.0)
     slow = live(
-        live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW))),
-        lives.passed(live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW)))),
+        live(lives.DIRTY, ev.ScrubStarted(lives.job(ScrubPath.SLOW))),
+        lives.passed(live(lives.DIRTY, ev.ScrubStarted(lives.job(ScrubPath.SLOW)))),
         at=AT,
     )
     assert slow.fast_seconds == ()
@@ -439,9 +440,9 @@ def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
 
 def test_a_clear_without_a_proof_is_remembered_until_the_next_tenant_or_proof():
     """What a scrub then finds in memory may be the pattern of the one before."""
-    clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     assert not clearing.half_cleared
-    assert live(clearing, ev.Escalated("job-1", "it failed", Path.RESET)).half_cleared
+    assert live(clearing, ev.Escalated("job-1", "it failed", ScrubPath.RESET)).half_cleared
     half = live(clearing, ev.ScrubInterrupted("job-1", "the service was stopped"))
     assert half.half_cleared
     again = live(half, ev.ScrubStarted(lives.job(name="job-2")))

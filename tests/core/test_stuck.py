@@ -18,8 +18,8 @@ from scrubber.core.model import (
     Holder,
     Moment,
     Outcome,
-    Path,
     Record,
+    ScrubPath,
     Setback,
     Sign,
     State,
@@ -117,7 +117,7 @@ THEN = rows(
 
 
 @pytest.mark.parametrize(("ailment", "blame", "quarantined", "given_up", "then"), THEN)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("path", ScrubPath)
 def test_a_stuck_process_quarantines_only_after_it_is_given_up(ailment, blame, quarantined, given_up, then, path):
     failure = verdict.failed(Step.EVICT, blame, "x", ailment)
     assert verdict.consequence(failure, path, escalate=True, quarantined=quarantined, given_up=given_up) == then
@@ -132,7 +132,7 @@ def out(record: Record = lives.DIRTY, vitals: Vitals | None = None) -> Record:
 
 
 BACK = rows(
-    ("nobody is on it any more", (), RUTHLESS, StartProbation(Path.FAST)),
+    ("nobody is on it any more", (), RUTHLESS, StartProbation(ScrubPath.FAST)),
     ("it is still there", (STUCK,), ENFORCE, Proceed()),
     ("it left state D and is still there", (LEFTOVER,), RUTHLESS, Proceed()),
     ("somebody else came", (FOREIGN,), ENFORCE, Proceed()),
@@ -148,8 +148,8 @@ def test_probation_starts_once_the_device_has_no_holder(holders, policy, answer)
 
 def test_a_due_slow_path_outlives_a_stuck_process():
     assert upkeep.tend(
-        out(replace(lives.DIRTY, due_path=Path.SLOW)), facts(), ENFORCE, later(90), 0.0
-    ) == StartProbation(Path.SLOW)
+        out(replace(lives.DIRTY, due_path=ScrubPath.SLOW)), facts(), ENFORCE, later(90), 0.0
+    ) == StartProbation(ScrubPath.SLOW)
 
 
 # -- while its pod counts as alive: a killed container's process stays in its control group
@@ -191,7 +191,9 @@ def test_a_device_with_a_hung_process_is_quarantined_after_release():
     assert isinstance(out, RecordFirst)
     assert isinstance(out.event, ev.Quarantined)
     assert out.event.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
-    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(Path.FAST)
+    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(
+        ScrubPath.FAST
+    )
 
 
 def test_the_advice_for_a_stuck_process_says_what_to_check():
@@ -203,7 +205,7 @@ def test_the_advice_for_a_stuck_process_says_what_to_check():
 
 def test_a_return_after_a_stuck_process_is_no_flapping():
     tried = live(
-        replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(Path.FAST, Trigger.PROBATION), "autoclave")
+        replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(ScrubPath.FAST, Trigger.PROBATION), "autoclave")
     )
     assert live(tried, lives.passed(tried)).returns == (1.0,)
     flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
@@ -224,4 +226,4 @@ def test_a_reboot_leads_to_a_slow_probation():
     after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
     assert after.state is State.QUARANTINED
     seen = facts(incarnation=lives.REBOOTED)
-    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == StartProbation(Path.SLOW)
+    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == StartProbation(ScrubPath.SLOW)

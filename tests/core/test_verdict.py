@@ -19,8 +19,8 @@ from scrubber.core.model import (
     Incarnation,
     Moment,
     Outcome,
-    Path,
     Receipt,
+    ScrubPath,
     Step,
     Vitals,
     Xid,
@@ -45,7 +45,7 @@ def spoiled(path, step, **changes):
     return replace(job, results=tuple(replace(it, **changes) if it.step is step else it for it in job.results))
 
 
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("path", ScrubPath)
 def test_a_path_passes_when_every_step_passed(path):
     assert isinstance(judge(finished(path)), Passed)
 
@@ -55,9 +55,9 @@ def test_each_path_has_its_steps_in_the_right_order():
         assert (plan[0], plan[-1]) == (Step.EVICT, Step.HEALTH)
         assert plan.index(Step.CLEAR) < plan.index(Step.VERIFY) < plan.index(Step.SETTINGS)
         assert plan.index(Step.VERIFY) < plan.index(Step.SCRATCH) < plan.index(Step.SETTINGS)
-        assert (Step.RESET in plan) == (path is Path.RESET)
-        assert (Step.SELFTEST in plan) == (path is not Path.FAST)
-    slow, reset = verdict.PLANS[Path.SLOW], verdict.PLANS[Path.RESET]
+        assert (Step.RESET in plan) == (path is ScrubPath.RESET)
+        assert (Step.SELFTEST in plan) == (path is not ScrubPath.FAST)
+    slow, reset = verdict.PLANS[ScrubPath.SLOW], verdict.PLANS[ScrubPath.RESET]
     assert reset == (Step.EVICT, Step.RESET, *slow[1:])
     assert slow.index(Step.SCRATCH) < slow.index(Step.SELFTEST)
     assert slow.index(Step.SELFTEST) < slow.index(Step.HEALTH), "what the tests brought out is seen by the last look"
@@ -65,9 +65,11 @@ def test_each_path_has_its_steps_in_the_right_order():
 
 def test_only_a_fast_path_and_only_a_written_word_leaves_the_chip_out():
     leaves = Policy(clear=Clear(on_chip=OnChip.SLOW_PATH))
-    plans = {path: verdict.plan(path, leaves) for path in Path}
-    assert plans[Path.SLOW] == verdict.plan(Path.SLOW, ENFORCE) == verdict.PLANS[Path.SLOW]
-    assert [step for step in verdict.plan(Path.FAST, ENFORCE) if step not in plans[Path.FAST]] == [Step.SCRATCH]
+    plans = {path: verdict.plan(path, leaves) for path in ScrubPath}
+    assert plans[ScrubPath.SLOW] == verdict.plan(ScrubPath.SLOW, ENFORCE) == verdict.PLANS[ScrubPath.SLOW]
+    assert [step for step in verdict.plan(ScrubPath.FAST, ENFORCE) if step not in plans[ScrubPath.FAST]] == [
+        Step.SCRATCH
+    ]
     assert leaves.proof_digest != ENFORCE.proof_digest
 
 
@@ -93,7 +95,7 @@ def test_a_step_that_ran_twice_fails_the_job(path, step):
     assert isinstance(judge(replace(job, results=(*job.results, result(step, path)))), Failed)
 
 
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("path", ScrubPath)
 def test_steps_in_another_order_fail_the_job(path):
     job = finished(path)
     judged = judge(replace(job, results=job.results[::-1]))
@@ -106,18 +108,18 @@ def test_a_job_without_results_fails():
 
 
 def test_a_failed_extra_step_fails_the_job():
-    job = finished(Path.FAST)
+    job = finished(ScrubPath.FAST)
     assert isinstance(judge(replace(job, results=(*job.results, result(Step.RESET, outcome=Outcome.FAILED)))), Failed)
 
 
 def test_results_of_the_fast_path_do_not_count_for_the_slow_one():
-    job = replace(finished(Path.FAST), path=Path.SLOW)
+    job = replace(finished(ScrubPath.FAST), path=ScrubPath.SLOW)
     assert isinstance(judge(job), Failed)
 
 
 def escalated(*fast):
     """A job that failed on the fast path and passed on the one with a reset."""
-    return replace(finished(Path.RESET), results=(*fast, *results(Path.RESET)))
+    return replace(finished(ScrubPath.RESET), results=(*fast, *results(ScrubPath.RESET)))
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIED])
@@ -137,17 +139,17 @@ FAULTY = [
 @pytest.mark.parametrize("outcome", Outcome)
 @pytest.mark.parametrize(("step", "findings", "kind"), FAULTY)
 def test_a_measured_hardware_fault_fails_the_job_whatever_else_passes(step, findings, kind, outcome):
-    once = result(step, Path.SLOW, outcome, **findings)
-    again = replace(finished(Path.SLOW), results=(once, *results(Path.SLOW)))
-    for job in (spoiled(Path.SLOW, step, outcome=outcome, findings=once.findings), again):
+    once = result(step, ScrubPath.SLOW, outcome, **findings)
+    again = replace(finished(ScrubPath.SLOW), results=(once, *results(ScrubPath.SLOW)))
+    for job in (spoiled(ScrubPath.SLOW, step, outcome=outcome, findings=once.findings), again):
         judged = judge(job)
         assert isinstance(judged, Failed)
         assert (judged.step, judged.blame, judged.ailment.kind) == (step, Blame.DEVICE, kind)
 
 
 def test_a_compute_fault_repeats_the_words_of_its_step():
-    found = replace(result(Step.SELFTEST, Path.SLOW, Outcome.FAILED, deviating=(3,)), detail="unit 3 deviates")
-    judged = judge(replace(finished(Path.SLOW), results=(found,)))
+    found = replace(result(Step.SELFTEST, ScrubPath.SLOW, Outcome.FAILED, deviating=(3,)), detail="unit 3 deviates")
+    judged = judge(replace(finished(ScrubPath.SLOW), results=(found,)))
     assert judged.ailment == Ailment(AilmentKind.COMPUTE_FAULT, "selftest failed: unit 3 deviates")
 
 
@@ -160,15 +162,15 @@ def test_a_memory_fault_of_the_fast_path_fails_the_job(outcome):
 
 def test_a_memory_fault_outlives_an_aborted_slow_path():
     fast = result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=WRONG)
-    cut = replace(result(Step.EVICT, Path.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
-    judged = judge(replace(lives.job(Path.SLOW), results=(fast, cut)))
+    cut = replace(result(Step.EVICT, ScrubPath.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
+    judged = judge(replace(lives.job(ScrubPath.SLOW), results=(fast, cut)))
     assert judged.ailment.kind is AilmentKind.MEMORY_FAULT
 
 
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("blame", Blame)
 def test_a_failure_takes_its_blame_from_the_step(step, blame):
-    judged = judge(spoiled(Path.RESET, step, outcome=Outcome.ABORTED, blame=blame))
+    judged = judge(spoiled(ScrubPath.RESET, step, outcome=Outcome.ABORTED, blame=blame))
     kind = AilmentKind.RESET_FAILED if (step, blame) == (Step.RESET, Blame.DEVICE) else AilmentKind.SCRUB_FAILED
     assert (judged.blame, judged.ailment) == (blame, Ailment(kind, f"{step.value} aborted"))
 
@@ -256,18 +258,18 @@ def test_an_older_or_empty_event_log_forgets_no_error():
 def test_a_logged_error_quarantines_without_a_slow_path():
     reported = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
-    assert verdict.consequence(failure, Path.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
+    assert verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
 
 
 CONSEQUENCES = [
-    (Blame.DEVICE, Path.FAST, True, False, Escalate(Path.RESET)),
-    (Blame.DEVICE, Path.FAST, True, True, Escalate(Path.RESET)),
-    (Blame.DEVICE, Path.SLOW, True, False, Escalate(Path.RESET)),
-    (Blame.DEVICE, Path.FAST, False, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, Path.RESET, True, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, Path.SLOW, False, True, EnterQuarantine(lives.LOST)),
-    *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
-    *((blame, path, True, True, StayInQuarantine()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
+    (Blame.DEVICE, ScrubPath.FAST, True, False, Escalate(ScrubPath.RESET)),
+    (Blame.DEVICE, ScrubPath.FAST, True, True, Escalate(ScrubPath.RESET)),
+    (Blame.DEVICE, ScrubPath.SLOW, True, False, Escalate(ScrubPath.RESET)),
+    (Blame.DEVICE, ScrubPath.FAST, False, False, EnterQuarantine(lives.LOST)),
+    (Blame.DEVICE, ScrubPath.RESET, True, False, EnterQuarantine(lives.LOST)),
+    (Blame.DEVICE, ScrubPath.SLOW, False, True, EnterQuarantine(lives.LOST)),
+    *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((blame, path, True, True, StayInQuarantine()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
 ]
 
 
@@ -295,7 +297,7 @@ def receipt_of(job, record=lives.FIRST_LOOK):
 
 def test_a_receipt_says_what_was_measured():
     job = finished(
-        Path.SLOW,
+        ScrubPath.SLOW,
         evict={"holders": (ORPHAN, TWIN), "terminated": (7,)},
         clear={
             "covered_bytes": 990, "allocatable_bytes": 1000, "residue_bytes": 5, "residue_at": (64, 512),
@@ -307,8 +309,8 @@ def test_a_receipt_says_what_was_measured():
     )  # fmt: skip
     said = receipt_of(job)
     assert said == Receipt(
-        id=said.digest[:16], device="GPU-1", job="job-1", path=Path.SLOW, incarnation=lives.HERE, policy="rule-1",
-        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in verdict.PLANS[Path.SLOW]),
+        id=said.digest[:16], device="GPU-1", job="job-1", path=ScrubPath.SLOW, incarnation=lives.HERE, policy="rule-1",
+        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in verdict.PLANS[ScrubPath.SLOW]),
         covered_bytes=980, allocatable_bytes=1000, residue_bytes=5, processes_found=2, processes_terminated=1,
         baseline=Baseline(3, 0), previous=None, digest=verdict.digest_of(said), residue_at=(64, 512),
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
@@ -338,7 +340,7 @@ def test_a_receipt_names_the_receipt_before():
 
 
 OTHER = {
-    "device": "GPU-2", "job": "job-9", "path": Path.FAST, "incarnation": Incarnation("boot-1", "driver-9"),
+    "device": "GPU-2", "job": "job-9", "path": ScrubPath.FAST, "incarnation": Incarnation("boot-1", "driver-9"),
     "policy": "rule-2", "policy_digest": "digest-2", "finished": Moment(NOW.wall, 1.0), "steps": (),
     "covered_bytes": 1, "allocatable_bytes": 1, "residue_bytes": 1, "processes_found": 1, "processes_terminated": 1,
     "baseline": Baseline(0, 1), "previous": "0000", "residue_at": (1,), "uncovered": (Uncovered("", 1),),
@@ -349,24 +351,28 @@ OTHER = {
 
 @pytest.mark.parametrize("field", [it.name for it in dataclasses.fields(Receipt) if it.name not in {"id", "digest"}])
 def test_changing_any_field_of_a_receipt_changes_its_digest(field):
-    said = receipt_of(finished(Path.SLOW))
+    said = receipt_of(finished(ScrubPath.SLOW))
     forged = replace(said, **{field: OTHER[field]})
     assert forged != said
     assert verdict.digest_of(forged) != said.digest
 
 
 def test_the_digest_of_a_receipt_never_changes_between_versions():
-    steps = tuple((step, 0.25) for step in verdict.PLANS[Path.RESET])
-    digest = verdict.digest_of(replace(receipt_of(finished(Path.SLOW)), patterns=(), steps=steps))
+    steps = tuple((step, 0.25) for step in verdict.PLANS[ScrubPath.RESET])
+    digest = verdict.digest_of(replace(receipt_of(finished(ScrubPath.SLOW)), patterns=(), steps=steps))
     assert digest == "f7ef52dc0547be93072dcf483ba36f773087820e3f106fe09d098579ec55c04b"
 
 
 # -- any job
 
 
-@given(st.lists(st.builds(result, st.sampled_from(Step), st.sampled_from(Path), st.sampled_from(Outcome)), max_size=14))
+@given(
+    st.lists(
+        st.builds(result, st.sampled_from(Step), st.sampled_from(ScrubPath), st.sampled_from(Outcome)), max_size=14
+    )
+)
 def test_i6_only_the_whole_plan_passes_with_any_results(found):
-    for path in Path:
+    for path in ScrubPath:
         if isinstance(judge(replace(lives.job(path), results=tuple(found))), Passed):
             ran = [(it.step, it.outcome) for it in found if it.path is path]
             assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import verdict
-from scrubber.core.model import Ailment, AilmentKind, Baseline, Blame, Path, Step, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Baseline, Blame, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Failed
 from tests.core import lives
 from tests.core.lives import ENFORCE, finished
 
 FRESH = Baseline()
-PASSED = verdict.judge(finished(Path.FAST), FRESH, ENFORCE)
+PASSED = verdict.judge(finished(ScrubPath.FAST), FRESH, ENFORCE)
 SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.model import Clear, Passes
 from scrubber.core import verdict
 from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
-from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, Path, Step, Vitals
+from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Failed, LeaveDirty, Passed
 from tests.core.lives import ENFORCE, finished
 
@@ -91,7 +91,7 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
         "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
         "before the scrub; no fault of the device: give it a rule with clear.own_memory 1MiB",
     )
-    assert verdict.consequence(judged, Path.SLOW, escalate=True, quarantined=False) == LeaveDirty()
+    assert verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False) == LeaveDirty()
     assert isinstance(without(own=32, allowed="1MiB"), Passed), "what it says is enough"
 
 
@@ -210,18 +210,18 @@ def test_covered_and_uncovered_bytes_add_up_to_the_allocatable_memory(parts, res
 
 @pytest.mark.parametrize(("reached", "units"), [(None, 132), (132, None), (None, None), (0, 0), (132, 0)])
 def test_scratch_must_say_how_many_units_it_reached(reached, units):
-    judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
+    judged = judge(finished(ScrubPath.SLOW, scratch={"units_reached": reached, "units": units}))
     assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
 
 
 @pytest.mark.parametrize(("reached", "units"), [(131, 132), (0, 132), (133, 132), (-1, 132), (1, -1)])
 def test_one_unit_that_was_not_overwritten_fails_the_job(reached, units):
-    judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
+    judged = judge(finished(ScrubPath.SLOW, scratch={"units_reached": reached, "units": units}))
     assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
 
 
 def test_a_self_test_that_names_no_test_fails_the_job():
-    judged = judge(finished(Path.SLOW, selftest={"tests": ()}))
+    judged = judge(finished(ScrubPath.SLOW, selftest={"tests": ()}))
     assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, "selftest did not say which tests it ran")
 
 
@@ -239,7 +239,7 @@ UNTESTED = [
 
 @pytest.mark.parametrize(("said", "why"), UNTESTED)
 def test_an_incomplete_self_test_is_the_services_fault(said, why):
-    judged = judge(finished(Path.SLOW, selftest=said))
+    judged = judge(finished(ScrubPath.SLOW, selftest=said))
     assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}")
 
 
@@ -247,5 +247,5 @@ def test_an_incomplete_self_test_is_the_services_fault(said, why):
 def test_a_self_test_must_cover_the_bytes_of_the_receipt(tested, enough):
     clear: dict[str, object] = {"covered_bytes": 995, "allocatable_bytes": 1000}
     verify = {**clear, "covered_bytes": 990}
-    job = finished(Path.SLOW, clear=clear, verify=verify, selftest={"covered_bytes": tested})
+    job = finished(ScrubPath.SLOW, clear=clear, verify=verify, selftest={"covered_bytes": tested})
     assert isinstance(judge(job, HALF), Passed) is enough

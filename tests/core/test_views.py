@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import device_status, offering, remedy, views
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Ailment, AilmentKind, Path, Step
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -107,7 +107,7 @@ def test_only_granted_or_used_devices_may_have_a_pod():
 
 
 def test_a_job_shows_its_present_step_and_how_far_it_is():
-    record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     assert shown(record, (64, 1000)).job == views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
 
 
@@ -135,7 +135,7 @@ def test_a_quarantine_shows_when_it_will_be_tried_again():
 
 
 def test_an_overdue_probation_is_shown_as_due_now():
-    assert device_status.quarantine_status(lives.quarantine(), Path.SLOW, later(1000)).next_probe_seconds == 0.0
+    assert device_status.quarantine_status(lives.quarantine(), ScrubPath.SLOW, later(1000)).next_probe_seconds == 0.0
 
 
 def test_a_sticky_quarantine_shows_no_next_probe():

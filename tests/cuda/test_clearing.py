@@ -50,12 +50,12 @@ def test_streams_differ_by_key_and_purpose():
 
 def test_without_a_key_no_byte_is_written():
     with pytest.raises(ValueError, match="its key is missing"):
-        patterns.named("random", b"")
+        patterns.by_name("random", b"")
 
 
 def test_a_pattern_of_unknown_name_is_not_written():
     with pytest.raises(ValueError, match="'noise'"):
-        patterns.named("noise", KEY)
+        patterns.by_name("noise", KEY)
 
 
 def test_all_memory_is_taken_in_ever_smaller_pieces(gpu):
@@ -239,6 +239,6 @@ def test_two_jobs_write_two_patterns():
     written = []
     for key in (KEY, KEY[::-1]):
         gpu = HostGpu(np.zeros(PAGE, np.uint8))
-        taken(gpu).write(patterns.named("random", key), lambda _size: None)
+        taken(gpu).write(patterns.by_name("random", key), lambda _size: None)
         written.append(gpu.cells.tobytes())
     assert written[0] != written[1]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from scrubber.core.measurements import OURS, Uncovered
 from scrubber.cuda.card import Free
-from scrubber.cuda.coverage import CONTEXT_AT_MOST, SLACK, Account, Books, disturbance, uncovered
+from scrubber.cuda.coverage import CONTEXT_AT_MOST, SLACK, Account, MemoryCounts, disturbance, uncovered
 
 GIB = 2**30
-IDLE = Books(total=141 * GIB, reserved=GIB, used=0)
+IDLE = MemoryCounts(total=141 * GIB, reserved=GIB, used=0)
 CONTEXT = 300 * 2**20
 COVERED = 139 * GIB
 
@@ -104,4 +104,4 @@ def test_a_context_of_the_reported_size_is_no_disturbance():
 
 def test_small_devices_allow_the_same_driver_tables():
     books = (Free(free, 16 * GIB) for free in (10 * GIB - CONTEXT, 9 * GIB - CONTEXT - SLACK))
-    assert disturbance(Account(Books(16 * GIB, 6 * GIB, 0), *books), GIB) is None
+    assert disturbance(Account(MemoryCounts(16 * GIB, 6 * GIB, 0), *books), GIB) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.devices.base import Care
+from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import creation
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
@@ -50,7 +50,7 @@ class Bank:
         return self.backend.inventory()[1].uuid
 
     def place(self, uuid: str) -> GpuFiles:
-        return GpuFiles(Path(self.backend.address(uuid, Care()).place))
+        return GpuFiles(Path(self.backend.address(uuid, DeviceHandling()).place))
 
     def gpu(self, uuid: str) -> SimulatedGpu:
         return SimulatedGpu(self.place(uuid).directory)

@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core.model import AilmentKind, Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DeviceNode, DriverClosedError
+from scrubber.devices.base import Backend, DeviceError, DeviceHandling, DeviceLostError, DeviceNode, DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
@@ -208,7 +208,7 @@ def test_service_and_worker_see_a_sign_of_its_device_only(subject: Subject) -> N
     one, other = first(subject), second(subject)
     subject.sign(one)
     node = DeviceNode(lambda: (), lambda _name: False)
-    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
+    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, DeviceHandling()), node) for uuid in (one, other)}
     for read in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
         assert [sign.kind for sign in read(one).signs] == [AilmentKind.SRAM]
         assert read(other) == Vitals()
@@ -254,10 +254,10 @@ def test_a_driver_that_is_loaded_anew_has_another_name(subject: Subject) -> None
 
 def test_a_released_driver_keeps_names_and_invents_no_data(subject: Subject) -> None:
     backend, one = subject.backend, first(subject)
-    known = backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())
+    known = backend.inventory(), backend.driver(), backend.files(one), backend.address(one, DeviceHandling())
     backend.release_driver()
     backend.release_driver()
-    assert (backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())) == known
+    assert (backend.inventory(), backend.driver(), backend.files(one), backend.address(one, DeviceHandling())) == known
     for question in (backend.vitals, backend.has_holders):
         try:
             assert question(one) in (Vitals(), False)
@@ -319,7 +319,7 @@ def test_an_alarm_is_set_and_removed_once(subject: Subject) -> None:
 
 def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> None:
     uuids = [info.uuid for info in subject.backend.inventory()]
-    assert len({subject.backend.address(uuid, Care()) for uuid in uuids}) == len(uuids)
+    assert len({subject.backend.address(uuid, DeviceHandling()) for uuid in uuids}) == len(uuids)
     files = [subject.backend.files(uuid) for uuid in uuids]
     assert all(files)
     assert len({name for names in files for name in names}) == sum(map(len, files))
@@ -327,14 +327,14 @@ def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> N
 
 def test_a_holder_of_a_device_is_in_its_reset_domain(subject: Subject) -> None:
     for info in subject.backend.inventory():
-        assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, Care())}
+        assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, DeviceHandling())}
 
 
 def test_what_an_address_opens_is_that_device(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.damage(one)
     node = DeviceNode(lambda: (), lambda _name: False)
-    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
+    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, DeviceHandling()), node) for uuid in (one, other)}
     assert hands[one].vitals() == Vitals(ecc_uncorrectable=2)
     assert hands[other].vitals() == Vitals()
 
@@ -344,8 +344,8 @@ def test_an_unknown_name_is_an_error(subject: Subject) -> None:
     questions: tuple[Callable[[str], object], ...] = (
         backend.files,
         backend.has_holders,
-        lambda uuid: backend.address(uuid, Care()),
-        lambda uuid: backend.reach(uuid, Care()),
+        lambda uuid: backend.address(uuid, DeviceHandling()),
+        lambda uuid: backend.reach(uuid, DeviceHandling()),
     )
     for question in questions:
         with pytest.raises(DeviceError):

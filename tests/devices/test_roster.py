@@ -8,13 +8,13 @@ import pytest
 
 from scrubber.core.model import Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Address, Care, DeviceError, DeviceNode
+from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceNode
 
 NODE = DeviceNode(lambda: (), lambda _name: False)
 
 
 def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
-    address = bank.backend.address(bank.first, Care())
+    address = bank.backend.address(bank.first, DeviceHandling())
     assert roster.open_gpu(address, NODE).vitals() == Vitals()
     container_of = roster.container_of(address)
     assert container_of is not None

@@ -32,7 +32,7 @@ from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.simulated import chip, condition, containers, layout, memory
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
-from scrubber.steps.base import Bench, Order
+from scrubber.steps.base import Order, StepContext
 from tests.devices.conftest import Bank
 
 LONG = 60.0  # seconds, more than a test waits for anything
@@ -229,7 +229,7 @@ async def test_questions_in_turn_have_no_answers_during_a_shortage() -> None:
 @pytest.mark.parametrize("error", [OSError(number, "") for number in SHORT] + [MemoryError()], ids=repr)
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.EVICT])
 def test_no_step_blames_the_device_for_a_shortage(bank: Bank, step: Step, error: BaseException) -> None:
-    bench = Bench(bank.gpu(bank.first), lambda: (), lambda _done, _total: None)
+    bench = StepContext(bank.gpu(bank.first), lambda: (), lambda _done, _total: None)
     with failing((os, "open"), error):
         report = roster.perform(step, Order(key="00ff" * 8), bench)
     assert report.outcome is Outcome.FAILED
@@ -241,7 +241,7 @@ def test_evict_does_not_blame_the_device_for_a_shortage(bank: Bank) -> None:
     def holders() -> tuple[()]:
         raise OSError(errno.ENFILE, "")
 
-    report = roster.perform(Step.EVICT, Order(), Bench(bank.gpu(bank.first), holders, lambda _done, _total: None))
+    report = roster.perform(Step.EVICT, Order(), StepContext(bank.gpu(bank.first), holders, lambda _done, _total: None))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
 
 

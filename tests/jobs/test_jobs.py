@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
+from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.workers.worker import BrokenError
 from tests.service import hand
@@ -68,8 +68,8 @@ async def test_twenty_callers_for_a_dirty_device_share_one_job(world):
 
 
 async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
-    running = await world.operations.scrub(world.uuids[0], Path.RESET)
-    assert await world.operations.scrub(world.uuids[0], Path.FAST) is running
+    running = await world.operations.scrub(world.uuids[0], ScrubPath.RESET)
+    assert await world.operations.scrub(world.uuids[0], ScrubPath.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
         return [(running.bytes_done, running.bytes_total) async for _ in running.updates()]
@@ -106,7 +106,7 @@ async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkey
         await append(op, *events)
 
     monkeypatch.setattr(world.life.ledger, "append", note)
-    running = await world.operations.scrub(world.uuids[0], Path.RESET)
+    running = await world.operations.scrub(world.uuids[0], ScrubPath.RESET)
     await running.finished.wait()
     assert running.receipt is not None
     assert ["reset begins"] in written
@@ -273,11 +273,11 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
     device = world.uuids[0]
     world.node.gpus[device].stalls = True
     began = world.loop.time()
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert [(it.step, it.path, it.outcome) for it in results(world, device)[-2:]] == [
-        (Step.EVICT, Path.FAST, Outcome.TIMED_OUT),
-        (Step.EVICT, Path.RESET, Outcome.TIMED_OUT),
+        (Step.EVICT, ScrubPath.FAST, Outcome.TIMED_OUT),
+        (Step.EVICT, ScrubPath.RESET, Outcome.TIMED_OUT),
     ]
     assert world.loop.time() - began == pytest.approx(30, abs=1)
     assert world.state(device) is State.QUARANTINED
@@ -287,7 +287,7 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
 async def test_a_worker_that_dies_ends_the_path(world):
     device = world.uuids[0]
     world.node.gpus[device].crashes = True
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     assert [it.step for it in results(world, device)[-3:]] == [Step.EVICT, Step.RESET, Step.CLEAR]
     assert results(world, device)[-1].outcome is Outcome.DIED
@@ -323,7 +323,7 @@ async def test_a_job_without_a_worker_says_why(build):
 
     world = build(hand=NoMore, gpus=1)
     await world.start(watching=False)
-    running = await world.operations.scrub(world.uuids[0], Path.FAST)
+    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     assert running.why == "cannot start a worker: its zygote does not start: No such file"
     assert rows(world, ev.ScrubFailed)[-1].why == running.why
@@ -359,7 +359,7 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     await world.clean()
     one, other = world.uuids[1:]
     await world.tenancy(other)
-    running = await world.operations.scrub(one, Path.RESET)
+    running = await world.operations.scrub(one, ScrubPath.RESET)
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
@@ -374,11 +374,11 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     await world.clean()
     zero, one, other = world.uuids
     world.context.jobs.slots.workers = asyncio.Semaphore(room)
-    jobs = [await world.operations.scrub(zero, Path.FAST), await world.operations.scrub(one, Path.RESET)]
+    jobs = [await world.operations.scrub(zero, ScrubPath.FAST), await world.operations.scrub(one, ScrubPath.RESET)]
     if room > len(jobs):
         while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
-    jobs.append(await world.operations.scrub(other, Path.FAST))
+    jobs.append(await world.operations.scrub(other, ScrubPath.FAST))
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [it.receipt is not None for it in jobs] == [True, True, True]
     assert [it.device for it in rows(world, ev.ScrubFailed)] == []
@@ -393,7 +393,7 @@ async def test_a_job_that_waits_for_a_slot_shows_its_place(build):
     def places() -> list[int | None]:
         return [status.job and status.job.queue_place for status in map(world.life.reporter.device, world.uuids)]
 
-    jobs = [await world.operations.scrub(device, Path.FAST) for device in world.uuids]
+    jobs = [await world.operations.scrub(device, ScrubPath.FAST) for device in world.uuids]
     while places() != [None, 1, 2, 3]:
         await anext(jobs[0].updates())
     moved = asyncio.create_task(anext(jobs[3].updates()))
@@ -428,15 +428,15 @@ async def cut_in_the_middle(world, work):
 
 async def test_a_scrub_without_its_caller_is_joined_by_the_next(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
-    running = await world.operations.scrub(device, Path.FAST)
+    await cut_in_the_middle(world, world.operations.scrub(device, ScrubPath.FAST))
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
 
 
 async def test_a_job_exists_as_soon_as_its_row(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
+    await cut_in_the_middle(world, world.operations.scrub(device, ScrubPath.FAST))
     assert world.state(device) is State.SCRUBBING
     assert world.life.jobs.of(device) is not None
 

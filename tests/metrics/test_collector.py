@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Path, Record, Sign, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Record, ScrubPath, Sign, Trigger, Vitals, Xid
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
@@ -48,7 +48,7 @@ class Node:
     async def tell(self, uuid: str, *events: ev.Event) -> None:
         await self.built.ledger.append("op", *((uuid, event) for event in events))
 
-    async def scrub(self, uuid: str, path: Path, trigger: Trigger) -> None:
+    async def scrub(self, uuid: str, path: ScrubPath, trigger: Trigger) -> None:
         await self.tell(uuid, ev.ScrubStarted(lives.job(path, trigger)))
         done = lives.results(path, clear={"residue_bytes": 9})
         steps: list[ev.Event] = []
@@ -74,7 +74,7 @@ async def node(tmp_path):
     node = Node(tmp_path)
     for device in node.devices:
         await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
-        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+        await node.scrub(device.uuid, ScrubPath.SLOW, Trigger.FIRST_LOOK)
     yield node
     await node.built.ledger.close()
 
@@ -85,7 +85,7 @@ async def day(node: Node) -> None:
     for number, device in enumerate(node.devices):
         uuid = device.uuid
         await node.tenant(uuid)
-        await node.scrub(uuid, Path.FAST, Trigger.RELEASE)
+        await node.scrub(uuid, ScrubPath.FAST, Trigger.RELEASE)
         ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(AilmentKind.HEAT, "hot"),))
         vitals = ill if number % 4 == 0 else Vitals()
         node.built.service.context.vitals[uuid] = vitals
@@ -96,11 +96,11 @@ async def day(node: Node) -> None:
         if number % 7 == 0:
             ailment = Ailment(AilmentKind.XID, "it broke", xid=79)
             await node.tell(uuid, ev.Quarantined(lives.quarantine(ailment)))
-            await node.tell(uuid, ev.ProbationStarted(lives.job(Path.RESET, Trigger.PROBATION), "autoclave"))
+            await node.tell(uuid, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.PROBATION), "autoclave"))
             await node.tell(uuid, lives.passed(node.record(uuid)))
         if number % 11 == 0:
             await node.tell(uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
-            await node.scrub(uuid, Path.FAST, Trigger.FOREIGN_USE)
+            await node.scrub(uuid, ScrubPath.FAST, Trigger.FOREIGN_USE)
     node.built.board_sampler.latest = {
         f"GPU-{gpu}": Readings(gpu, celsius=40.0, slowdown_celsius=90.0, watts=100.0) for gpu in range(GPUS)
     }
@@ -175,7 +175,7 @@ async def relaid(node: Node, layout: int) -> None:
         node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
     for device in node.devices:
         await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
-        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+        await node.scrub(device.uuid, ScrubPath.SLOW, Trigger.FIRST_LOOK)
 
 
 async def test_repeated_new_layouts_add_no_series(node):

@@ -15,7 +15,7 @@ from scrubber.core.model import (
     Blame,
     Holder,
     Outcome,
-    Path,
+    ScrubPath,
     Step,
     StepResult,
     Trigger,
@@ -66,11 +66,14 @@ def book() -> Book:
 
 def test_a_life_is_counted_once_in_all_its_parts(book):
     running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
-    running = book.tell(running, ev.ScrubStarted(lives.job(Path.RESET, Trigger.FIRST_LOOK)))
+    running = book.tell(running, ev.ScrubStarted(lives.job(ScrubPath.RESET, Trigger.FIRST_LOOK)))
     done = lives.passed(running, later(3))
-    for result in lives.results(Path.RESET, clear={"residue_bytes": 7}):
+    for result in lives.results(ScrubPath.RESET, clear={"residue_bytes": 7}):
         running = book.tell(
-            running, ev.StepStarted("job-1", result.step, Path.RESET), ev.StepFinished("job-1", result), at=later(1)
+            running,
+            ev.StepStarted("job-1", result.step, ScrubPath.RESET),
+            ev.StepFinished("job-1", result),
+            at=later(1),
         )
     clean = book.tell(running, done, at=later(3))
     assert book.of(table.SCRUB_ENDS, path="reset", trigger="first-look", outcome="passed") == 1
@@ -89,11 +92,11 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
 
 def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
-    running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
     running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
     found = lives.result(Step.CLEAR, residue_bytes=7)
-    book.tell(running, ev.StepStarted("job-2", Step.CLEAR, Path.FAST), ev.StepFinished("job-2", found))
+    book.tell(running, ev.StepStarted("job-2", Step.CLEAR, ScrubPath.FAST), ev.StepFinished("job-2", found))
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 
 
@@ -116,7 +119,9 @@ def test_the_time_in_quarantine_is_no_time_to_clean(book):
     running = book.tell(dirty, ev.ScrubStarted(lives.job()), at=later(1))
     out = book.tell(running, ev.Quarantined(lives.quarantine()), at=later(2))
     out = book.tell(out, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(3))
-    tried = book.tell(out, ev.ProbationStarted(lives.job(Path.RESET, Trigger.PROBATION), "autoclave"), at=later(7000))
+    tried = book.tell(
+        out, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.PROBATION), "autoclave"), at=later(7000)
+    )
     book.tell(tried, lives.passed(tried, later(7009)), at=later(7009))
     assert book.of(table.RETURNS, by="evidence") == 1
     assert book.of(table.TIME_TO_CLEAN, "_count") == 0
@@ -132,8 +137,8 @@ def test_a_scrub_that_fails_is_counted_by_its_end(book):
 
 
 def test_a_failed_step_is_counted_by_fault(book):
-    result = StepResult(Step.RESET, Path.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
-    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, Path.FAST), ev.StepFinished("job-1", result))
+    result = StepResult(Step.RESET, ScrubPath.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
+    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, ScrubPath.FAST), ev.StepFinished("job-1", result))
     assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
     assert book.of(table.RESETS, outcome="timed-out") == 1
     assert book.of(table.SCRUBBED) == 0
@@ -142,14 +147,14 @@ def test_a_failed_step_is_counted_by_fault(book):
 def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
     stuck = Holder(9, 1.0, "stuck", None, state="D")
     found = lives.result(Step.EVICT, holders=(lives.OF_A, lives.LEFTOVER, stuck), terminated=(41, 43))
-    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.EVICT, Path.FAST), ev.StepFinished("job-1", found))
+    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.EVICT, ScrubPath.FAST), ev.StepFinished("job-1", found))
     kinds = {kind: book.of(table.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
     assert kinds == {"container": 1, "host": 1, "stuck": 1}
     assert book.of(table.TERMINATED) == 2
 
 
 def test_escalations_quarantines_and_their_ends_are_counted(book):
-    book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", Path.RESET))
+    book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
     assert book.of(table.ESCALATIONS) == 1
     book.tell(lives.PROBED, lives.passed(lives.PROBED))
     assert book.of(table.RETURNS, by="evidence") == 1

@@ -4,7 +4,7 @@ import pytest
 
 from policies import concessions, load
 from policies.model import Clear, GateMode, Mode, OnChip, OnSick, Paths, Policy, Proof
-from policies.path import Path
+from policies.path import ScrubPath
 
 
 @pytest.mark.parametrize("name", ["default", "strict"])
@@ -17,7 +17,7 @@ def test_the_default_and_the_strict_policy_give_up_nothing(name):
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
         (Policy(gate=GateMode.PRESTART), "gate prestart"),
-        (Policy(paths=Paths(first_look=Path.FAST)), "paths.first_look fast"),
+        (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
         (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),
         (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy
 from policies.model import Eviction, Mode, Passes, Policy, Selftest
-from policies.path import Path
+from policies.path import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
 DEFAULT = load.load("default").defaults
@@ -89,7 +89,7 @@ def test_only_observe_hands_out_without_proof_and_it_kills_nothing():
 
 def test_strict_is_stricter_wherever_it_differs():
     strict = load.load("strict").defaults
-    assert (strict.paths.first_look, strict.paths.new_tenant) == (Path.RESET, Path.RESET)
+    assert (strict.paths.first_look, strict.paths.new_tenant) == (ScrubPath.RESET, ScrubPath.RESET)
     assert strict.evict.foreign is Eviction.WAIT
     assert strict.clear.min_coverage > DEFAULT.clear.min_coverage
     assert strict.proof.max_age < DEFAULT.proof.max_age
@@ -99,7 +99,11 @@ def test_strict_is_stricter_wherever_it_differs():
 
 def test_fast_is_short_and_still_proves():
     fast = load.load("fast").defaults
-    assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Path.FAST, Path.FAST)
+    assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (
+        Passes.ZERO,
+        ScrubPath.FAST,
+        ScrubPath.FAST,
+    )
     assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
     assert fast.clear.min_coverage == DEFAULT.clear.min_coverage
     assert fast.selftest.time < DEFAULT.selftest.time
@@ -117,5 +121,5 @@ def test_the_self_test_time_does_not_change_the_proof_digest():
 
 
 def test_the_path_between_tenants_changes_the_proof_digest():
-    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": Path.SLOW})})
+    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": ScrubPath.SLOW})})
     assert slow.proof_digest != DEFAULT.proof_digest

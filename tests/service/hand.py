@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scrubber.core.measurements import Mismatch
-from scrubber.core.model import Blame, Findings, Holder, Outcome, Path, Step, StepResult
+from scrubber.core.model import Blame, Findings, Holder, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report
 from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process
@@ -52,7 +52,7 @@ class Hand:
     def prepare(self) -> None:
         """Changes nothing on the GPU."""
 
-    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """One step's result, always."""
         began = self.node.loop.time()
         if step is Step.EVICT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scrubber.core.model import Outcome, Path, Step, StepResult
+from scrubber.core.model import Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order
 from tests.service.node import Node
@@ -21,7 +21,7 @@ class Mender:
         self._uuid = uuid
         node.menders.append(uuid)
 
-    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Takes a second, or fails for as long as the node says so."""
         del order, deadline, on_progress
         await asyncio.sleep(1.0)

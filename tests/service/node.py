@@ -14,7 +14,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
-from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError, Readings
+from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
 from scrubber.node.processes import no_bystander
 from tests.service.virtual import VirtualLoop
 
@@ -288,14 +288,14 @@ class Node:
         """One pretend file a device."""
         return (f"/dev/pretend/{uuid}",)
 
-    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
+    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
         """What a reset would hit."""
-        del care
+        del handling
         return self.files(uuid)
 
-    def address(self, uuid: str, care: Care) -> Address:
+    def address(self, uuid: str, handling: DeviceHandling) -> Address:
         """Where a hand finds it."""
-        del care
+        del handling
         return Address(self.name, uuid)
 
     def container_of(self, pid: int) -> str | None:

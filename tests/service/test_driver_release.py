@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
+from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
 from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
@@ -27,7 +27,7 @@ async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
         raise DeviceError("an earlier question has not been answered")
 
     world.node.release_driver = stuck
-    await world.operations.scrub(device, Path.RESET)
+    await world.operations.scrub(device, ScrubPath.RESET)
     results: list[StepResult] = []
     async with asyncio.timeout(60):
         while not results:
@@ -109,7 +109,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
             on_driver.remove(step)
 
     monkeypatch.setattr(Hand, "perform", counted)
-    jobs = [await world.operations.scrub(device, Path.RESET) for device in world.uuids]
+    jobs = [await world.operations.scrub(device, ScrubPath.RESET) for device in world.uuids]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
@@ -124,9 +124,9 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     monkeypatch.setitem(hand.TAKES, Step.VERIFY, 5.0)
     one, other = world.uuids
-    first = await world.operations.scrub(one, Path.FAST)
+    first = await world.operations.scrub(one, ScrubPath.FAST)
     await asyncio.sleep(1)
-    second = await world.operations.scrub(other, Path.RESET)
+    second = await world.operations.scrub(other, ScrubPath.RESET)
     await asyncio.gather(first.finished.wait(), second.finished.wait())
     ended = {
         (it.device, it.event.result.step): place
@@ -167,14 +167,14 @@ async def test_a_reset_that_removes_device_files_completes(build):
     world = build(gpus=3)
     await world.start()
     await world.clean()
-    running = await world.operations.scrub(world.uuids[-1], Path.RESET)  # it has a sibling
+    running = await world.operations.scrub(world.uuids[-1], ScrubPath.RESET)  # it has a sibling
     await running.finished.wait()
     assert running.receipt is not None
 
 
 async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await blinding.wait()
     world.node.gpus[device].blind = False
     world.intrude(device, container=True)
@@ -196,7 +196,7 @@ async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkey
     first, second = world.uuids
     async with world.life.jobs.slots.driver_release.during_reset(first):
         world.node.at_it.add(first)
-    running = await world.operations.scrub(second, Path.FAST)
+    running = await world.operations.scrub(second, ScrubPath.FAST)
     await asyncio.sleep(20)
     assert set(begun) == {Step.EVICT}
     world.node.at_it.clear()
@@ -261,9 +261,9 @@ async def test_a_job_that_waits_for_the_driver_shows_its_place(world, monkeypatc
         return [status.job and status.job.queue_place for status in map(world.life.reporter.device, world.uuids)]
 
     async with world.context.jobs.slots.driver.exclusive():
-        jobs = [await world.operations.scrub(world.uuids[0], Path.RESET)]
+        jobs = [await world.operations.scrub(world.uuids[0], ScrubPath.RESET)]
         await asyncio.sleep(3)
-        jobs.append(await world.operations.scrub(world.uuids[1], Path.FAST))
+        jobs.append(await world.operations.scrub(world.uuids[1], ScrubPath.FAST))
         await asyncio.sleep(3)
         assert places() == [1, 2]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
@@ -274,7 +274,7 @@ async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monk
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.shared():
-        running = await world.operations.scrub(device, Path.RESET)
+        running = await world.operations.scrub(device, ScrubPath.RESET)
         await asyncio.sleep(3)  # the reset has no holder to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
@@ -293,7 +293,7 @@ async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatc
     with pytest.raises(NotReady, match="cannot clear its memory: CuPy is not installed"):
         await world.acquire("next", device)
     with pytest.raises(NotReady, match=f"cannot scrub {device}: cannot clear its memory: CuPy is not installed"):
-        await world.operations.scrub(device, Path.RESET)
+        await world.operations.scrub(device, ScrubPath.RESET)
     await asyncio.sleep(30)
     assert len(rows(world, ev.ScrubStarted, device)) == before
     assert world.state(device) is State.DIRTY

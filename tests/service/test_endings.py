@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import Policy
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Facts, Outcome, Path, Record, Sign, State, Step
+from scrubber.core.model import AilmentKind, Facts, Outcome, Record, ScrubPath, Sign, State, Step
 from scrubber.devices.base import Progress
 from scrubber.ground.errors import AutoclaveError, NotReady
 from scrubber.steps.base import Order, Report
@@ -59,7 +59,7 @@ class HangsInTheEnd(Hand):
 
 async def test_a_driver_that_hangs_at_the_end_proves_nothing(build):
     world, device = await left_alone(build, HangsInTheEnd)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (running.receipt, running.why) == (None, "its health could not be read at the end")
     world.node.heal()
@@ -81,7 +81,7 @@ async def test_one_late_last_answer_makes_no_device_sick(build):
             return report
 
     world, device = await left_alone(build, OneLateAnswer)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert late == 1
     assert running.receipt is not None
@@ -92,7 +92,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     spawn = world.context.jobs._context.spawn
 
     async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> Hand:
-        if world.record(uuid).job.path is Path.RESET:
+        if world.record(uuid).job.path is ScrubPath.RESET:
             raise BrokenError("cannot start a worker")
         hand: Hand = await spawn(uuid, policy, steps)
         return hand
@@ -100,7 +100,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     jobs = world.context.jobs
     monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
     world.node.gpus[device].bad_memory = True
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     world.node.heal()
     quarantine = world.record(device).quarantine
@@ -119,7 +119,7 @@ class FailsAndReports(Hand):
 
 async def test_an_error_during_a_failed_scrub_is_kept(build):
     world, device = await left_alone(build, FailsAndReports)
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     quarantine = world.record(device).quarantine
     assert (quarantine.ailment.xid, quarantine.next_probe, quarantine.errors) == (SUPPORT, None, ((SUPPORT, 1),))
@@ -155,7 +155,7 @@ async def lost(build):
 
 async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(lost):
     world, _, other = lost
-    running = await world.operations.scrub(other, Path.RESET)
+    running = await world.operations.scrub(other, ScrubPath.RESET)
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -165,7 +165,7 @@ async def test_a_lost_device_that_is_back_in_use_stops_a_siblings_reset(lost):
     world.node.heal()
     world.intrude(one)
     assert world.record(one).quarantine.ailment.kind is AilmentKind.LOST
-    running = await world.operations.scrub(other, Path.RESET)
+    running = await world.operations.scrub(other, ScrubPath.RESET)
     await running.finished.wait()
     assert running.receipt is None
     assert "reset domain" in running.why
@@ -191,14 +191,14 @@ async def test_a_reset_waiting_for_a_self_test_delays_no_pod(build):
     await world.start()
     await world.clean()
     tested, reset, tenants, _ = world.uuids
-    first = await world.operations.scrub(tested, Path.RESET)
+    first = await world.operations.scrub(tested, ScrubPath.RESET)
     await at(world, tested, Step.SELFTEST)
-    second = await world.operations.scrub(reset, Path.RESET)
+    second = await world.operations.scrub(reset, ScrubPath.RESET)
     await asyncio.sleep(5)
     assert world.record(reset).job.step is None
     assert not first.finished.is_set()
     began = world.loop.time()
-    running = await world.operations.scrub(tenants, Path.FAST)
+    running = await world.operations.scrub(tenants, ScrubPath.FAST)
     await running.finished.wait()
     assert running.receipt is not None
     assert world.loop.time() - began < 3
@@ -292,7 +292,7 @@ async def test_a_reinstatement_replaces_a_running_probation(node):
     running = await world.operations.reinstate(device, "looked after", "ann")
     assert await world.operations.reinstate(device, "me too", "bob") is running
     await running.finished.wait()
-    assert running.receipt.path is Path.SLOW
+    assert running.receipt.path is ScrubPath.SLOW
     assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
     assert world.record(device).returns == ()
 

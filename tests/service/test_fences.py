@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import verdict
-from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
+from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.workers.worker import BrokenError
@@ -20,7 +20,7 @@ from tests.service.hand import Hand
 from tests.service.node import Kind, Process
 
 TURNS = [(Step.SETTINGS, 1), (Step.HEALTH, 1), (Step.HEALTH, 2)]  # the last is that of the last vitals
-STEPS = verdict.PLANS[Path.FAST]
+STEPS = verdict.PLANS[ScrubPath.FAST]
 READS = [Step.VERIFY, Step.HEALTH]
 A_WHILE = 2.0  # longer than any step takes
 
@@ -102,7 +102,7 @@ async def scrubbed(world, path):
 
 
 async def test_each_changing_step_follows_an_observation_of_its_own(seen):
-    await scrubbed(seen, Path.RESET)
+    await scrubbed(seen, ScrubPath.RESET)
     look = ["looks", "has looked"]
     for step in set(Step) - set(READS):
         begun = Eyes.heard.index(f"step-started {step.value}") + 1
@@ -115,7 +115,7 @@ async def test_each_changing_step_follows_an_observation_of_its_own(seen):
 @pytest.mark.parametrize("step", READS)
 async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, step):
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
-    await scrubbed(seen, Path.FAST)
+    await scrubbed(seen, ScrubPath.FAST)
     begun = Eyes.heard.index(f"step-started {step.value}") + 1
     heard = [it for it in Eyes.heard[begun : Eyes.heard.index(f"step-finished {step.value}")] if it != "looks"]
     assert heard == [f"does {step.value}", f"did {step.value}", "has looked"]
@@ -127,7 +127,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     world, device = seen, seen.uuids[0]
     guests = []
     monkeypatch.setattr(Eyes, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await Eyes.heard.until("did verify")
     assert "step-finished verify" not in Eyes.heard
     for guest in guests:
@@ -150,7 +150,7 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
 
     monkeypatch.setattr(Busy, "do", die)
     monkeypatch.setattr(Eyes, "blinded", blinded)
-    running = await scrubbed(seen, Path.FAST)
+    running = await scrubbed(seen, ScrubPath.FAST)
     last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
 
@@ -165,7 +165,7 @@ async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
 
     monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
-    running = await seen.operations.scrub(seen.uuids[0], Path.FAST)
+    running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
     began = seen.loop.time()
     await Eyes.heard.until("does evict")
     assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
@@ -189,7 +189,7 @@ async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
 
     monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     world.intrude(device, container=True)
     began = world.loop.time()
     await running.finished.wait()
@@ -217,7 +217,7 @@ async def test_a_holder_during_a_wait_voids_the_clear(world, monkeypatch, step, 
 
     monkeypatch.setattr(slots, "at_driver", late)
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await waits.wait()
     unannounced = world.intrude(device, container=True)
     await asyncio.sleep(A_WHILE)
@@ -243,7 +243,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
         return await ask(uuid, parent)
 
     monkeypatch.setattr(observer.health, "vitals", late)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(came), running.receipt) == (1, None)
     await world.clean(device)
@@ -270,7 +270,7 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     monkeypatch.setattr(ledger, "append", hang)
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (running.receipt, "the device was not observed" in running.why) == (None, True)
     await world.clean(device)
@@ -282,7 +282,7 @@ async def test_a_visitor_that_only_the_scrub_of_a_sibling_saw_ends_the_proof(bui
     await world.clean()
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
-    job = await world.operations.scrub(sibling, Path.FAST)
+    job = await world.operations.scrub(sibling, ScrubPath.FAST)
     visitor = world.intrude(device, container=True)
     await asyncio.sleep(0.6)
     world.node.end_container(visitor.container)

@@ -14,7 +14,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scrubber.core.model import Path, Xid
+from scrubber.core.model import ScrubPath, Xid
 from scrubber.ground.errors import AutoclaveError
 from scrubber.node import checkpoint
 from tests.service.asking import let_on, written_down
@@ -184,9 +184,9 @@ class Histories(RuleBasedStateMachine):
         operations, uuid = self.world.operations, self.world.uuids[device]
         work = {
             "scrub": lambda: operations.scrub(uuid, None),
-            "scrub fast": lambda: operations.scrub(uuid, Path.FAST),
-            "scrub slow": lambda: operations.scrub(uuid, Path.SLOW),
-            "scrub reset": lambda: operations.scrub(uuid, Path.RESET),
+            "scrub fast": lambda: operations.scrub(uuid, ScrubPath.FAST),
+            "scrub slow": lambda: operations.scrub(uuid, ScrubPath.SLOW),
+            "scrub reset": lambda: operations.scrub(uuid, ScrubPath.RESET),
             "quarantine": lambda: operations.quarantine(uuid, "smells", "ops"),
             "reinstate": lambda: operations.reinstate(uuid, "smells better", "ops"),
             "excuse": lambda: operations.reinstate_without_proof(uuid, "smells of nothing", "ops"),

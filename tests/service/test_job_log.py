@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from scrubber.core.model import Path, Trigger
+from scrubber.core.model import ScrubPath, Trigger
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.workers.worker import BrokenError
 from tests.service.hand import Hand
@@ -72,7 +72,7 @@ async def test_each_job_logs_one_line_at_its_end(
     await asyncio.sleep(100)  # what the first look begins is over
     device = world.uuids[0]
     with capture_logs() as lines:
-        running = await world.operations.scrub(device, Path.SLOW, op="0b0b0b0b")
+        running = await world.operations.scrub(device, ScrubPath.SLOW, op="0b0b0b0b")
         await befalls(world, running)
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
@@ -90,7 +90,9 @@ async def test_a_job_cancelled_before_its_start_logs_its_end(world: World) -> No
     device_policy = world.context.active_policy.device_policy(world.record(device).device)
     with capture_logs() as lines:
         # not by ``begin``: it comes back a turn later
-        running = await world.context.jobs._start(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
+        running = await world.context.jobs._start(
+            device, ScrubPath.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann"
+        )
         await world.context.jobs.cancel(device)
     assert (running.bytes_done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]

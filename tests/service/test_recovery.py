@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, State, Step, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, ScrubPath, State, Step, Trigger, Vitals, Xid
 from scrubber.ground.errors import LedgerUnavailable, Refused
 from scrubber.ledger import store
 from scrubber.steps.base import Report
@@ -59,7 +59,7 @@ async def test_reinstate_without_proof_still_scrubs_the_device(world):
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
-    assert world.record(device).receipt.path is Path.FAST
+    assert world.record(device).receipt.path is ScrubPath.FAST
 
 
 async def test_reinstate_without_proof_proves_nothing(world):
@@ -113,7 +113,7 @@ async def test_an_error_during_a_job_is_judged_once_at_its_end(build):
     await world.start()
     await world.clean()
     [device] = world.uuids
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
@@ -132,7 +132,7 @@ async def test_burn_ins_run_in_turn_and_keep_devices_free(tested):
     assert most == 1
     for device in world.uuids:
         assert 1 <= len(burn_ins(world, device)) <= 3
-        assert all(job.path is Path.SLOW for job in burn_ins(world, device))
+        assert all(job.path is ScrubPath.SLOW for job in burn_ins(world, device))
 
 
 async def test_the_last_free_devices_get_no_burn_in(tested):
@@ -159,7 +159,7 @@ async def test_an_acquire_gets_a_device_from_its_burn_in(tested):
     assert await world.acquire("pod", device)
     assert world.loop.time() - began < world.truth.policy(device).budgets.allocate
     assert [it.job for it in rows(world, ev.ScrubInterrupted, device)] == [job.id]
-    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is Path.FAST
+    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is ScrubPath.FAST
 
 
 async def test_a_burn_in_disturbs_no_sibling(tested):
@@ -177,7 +177,7 @@ async def test_a_failed_burn_in_quarantines_the_device(tested):
     device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
-    assert Path.RESET in {it.path for it in rows(world, ev.Escalated, device)}
+    assert ScrubPath.RESET in {it.path for it in rows(world, ev.Escalated, device)}
 
 
 @pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
@@ -278,7 +278,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
 
 async def test_a_device_not_observed_at_the_end_is_not_clean(world):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     look = world.life.observer.health.vitals
 
     async def silent(_uuid: str) -> None:
@@ -297,7 +297,7 @@ async def test_errors_before_discovery_need_a_reset_only(build):
     world.node.report(device, (79, 61))
     await world.start()
     await world.clean()
-    assert world.record(device).receipt.path is Path.RESET
+    assert world.record(device).receipt.path is ScrubPath.RESET
     assert rows(world, ev.Quarantined, device) == []
     assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core.model import Path, State
+from scrubber.core.model import ScrubPath, State
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import CheckpointEntry
@@ -72,7 +72,7 @@ async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
 
 
 async def test_status_shows_the_progress_of_a_job(world, reporter):
-    running = await world.operations.scrub("GPU-0000", Path.SLOW)
+    running = await world.operations.scrub("GPU-0000", ScrubPath.SLOW)
     while running.bytes_total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Path, State, Step, Trigger
+from scrubber.core.model import ScrubPath, State, Step, Trigger
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from tests.service.node import Kind
@@ -88,11 +88,11 @@ async def test_a_person_who_asks_for_more_than_the_running_job_does_gets_it(worl
     pod = world.spawn(world.acquire("pod", device))
     await world.reach(device, State.SCRUBBING)
     less = world.life.jobs.of(device)
-    assert await world.operations.scrub(device, Path.FAST) is less
-    more = await world.operations.scrub(device, Path.SLOW)
-    assert (less.path, less.finished.is_set(), more.path) == (Path.FAST, True, Path.SLOW)
+    assert await world.operations.scrub(device, ScrubPath.FAST) is less
+    more = await world.operations.scrub(device, ScrubPath.SLOW)
+    assert (less.path, less.finished.is_set(), more.path) == (ScrubPath.FAST, True, ScrubPath.SLOW)
     await pod
-    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is Path.SLOW
+    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is ScrubPath.SLOW
 
 
 async def test_w14_a_lost_ledger_leaves_devices_in_use_alone(world):
@@ -117,7 +117,7 @@ async def test_w15_a_foreign_container_is_never_scrubbed_away(world):
     with pytest.raises(AutoclaveError):
         await world.acquire("pod", device)
     with pytest.raises(Refused, match="end these processes first"):
-        await world.operations.scrub(device, Path.RESET)
+        await world.operations.scrub(device, ScrubPath.RESET)
 
 
 async def test_w16_without_whole_node_nothing_happens(build):
@@ -272,7 +272,7 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     await asyncio.sleep(2)
     assert "4096 bytes" in rows(world, ev.Soiled, device)[-1].why
     record = await world.reach(device, State.CLEAN)
-    assert record.receipt.path is Path.RESET
+    assert record.receipt.path is ScrubPath.RESET
 
 
 async def test_s14_a_scrub_that_failed_never_ends_clean(world):
@@ -289,7 +289,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
 async def test_s14_a_wrong_computation_quarantines_the_device(world):
     device = world.uuids[0]
     world.node.gpus[device].errs = True
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     record = world.record(device)
     assert (running.receipt, record.state) == (None, State.QUARANTINED)
@@ -300,7 +300,7 @@ async def test_s14_a_wrong_computation_quarantines_the_device(world):
 async def test_s15_a_slow_path_must_reach_every_unit(world):
     device = world.uuids[0]
     world.node.gpus[device].dark = True
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     assert (running.receipt, world.state(device)) == (None, State.QUARANTINED)
     assert "scratch failed: not everywhere" in running.why
@@ -308,10 +308,10 @@ async def test_s15_a_slow_path_must_reach_every_unit(world):
 
 async def test_s14_each_receipt_names_units_and_only_a_slow_one_tests(world):
     device = world.uuids[0]
-    slow = await world.operations.scrub(device, Path.RESET)
+    slow = await world.operations.scrub(device, ScrubPath.RESET)
     await slow.finished.wait()
     assert (slow.receipt.units, slow.receipt.units_reached, slow.receipt.tests) == (132, 132, ("address", "arithmetic"))
-    fast = await world.operations.scrub(device, Path.FAST)
+    fast = await world.operations.scrub(device, ScrubPath.FAST)
     await fast.finished.wait()
     assert (fast.receipt.units, fast.receipt.units_reached, fast.receipt.tests) == (132, 132, ())
 

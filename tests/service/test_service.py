@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.core import answers
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Path, State, Xid
+from scrubber.core.model import AilmentKind, ScrubPath, State, Xid
 from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import scrubs
@@ -91,7 +91,7 @@ async def test_no_request_scrubs_a_device_in_use(world):
     device = world.uuids[0]
     await world.tenancy(device)
     with pytest.raises(Refused, match="end its pod, or run `autoclave release` after its job") as refused:
-        await world.operations.scrub(device, Path.FAST)
+        await world.operations.scrub(device, ScrubPath.FAST)
     assert refused.value.reason is Reason.IN_USE
 
 
@@ -125,7 +125,7 @@ async def test_only_reinstate_scrubs_a_quarantined_device(world):
     running = await world.operations.reinstate(device, "mended", "ann")
     assert await world.operations.reinstate(device, "mended", "bob") is running
     await running.finished.wait()
-    assert running.receipt.path is Path.SLOW
+    assert running.receipt.path is ScrubPath.SLOW
     assert rows(world, ev.ProbationStarted, device)[-1].by == "ann: mended"
     assert world.state(device) is State.CLEAN
 
@@ -261,9 +261,9 @@ async def test_a_request_gets_no_lesser_path_than_is_due(build):
     await world.start()
     await asyncio.sleep(10)
     world.node.leave(before_us)
-    running = await world.operations.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
-    assert (running.receipt.path, world.node.gpus[device].chip) == (Path.RESET, None)
+    assert (running.receipt.path, world.node.gpus[device].chip) == (ScrubPath.RESET, None)
 
 
 async def test_unknown_names_leave_no_locks_behind(world):

@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core import device_status
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Path, Sign, State
+from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
 from tests.service.asking import healthy, rows
 from tests.service.test_signs import ALL
 
@@ -51,7 +51,7 @@ class Signal:
     befall: Befall
     kind: AilmentKind
     advice: str
-    tried: Path | None = Path.RESET
+    tried: ScrubPath | None = ScrubPath.RESET
     lasting: str = "mended"  # by the first trial; or "never", or "in vain"
     rounds: int = 1
 
@@ -75,12 +75,12 @@ SIGNALS = {
     "reset required": Signal(flag("reset_required"), AilmentKind.RESET_REQUIRED, "with a reset"),
     "sram": Signal(sign(AilmentKind.SRAM), AilmentKind.SRAM, "RMA", tried=None),
     "links": Signal(sign(AilmentKind.LINKS), AilmentKind.LINKS, "cables", lasting="in vain"),
-    "fabric": Signal(sign(AilmentKind.FABRIC), AilmentKind.FABRIC, "fabric manager", Path.FAST, "never"),
+    "fabric": Signal(sign(AilmentKind.FABRIC), AilmentKind.FABRIC, "fabric manager", ScrubPath.FAST, "never"),
     "reboot required": Signal(
-        sign(AilmentKind.REBOOT_REQUIRED), AilmentKind.REBOOT_REQUIRED, "reboot", Path.FAST, "never"
+        sign(AilmentKind.REBOOT_REQUIRED), AilmentKind.REBOOT_REQUIRED, "reboot", ScrubPath.FAST, "never"
     ),
-    "pcie": Signal(sign(AilmentKind.PCIE), AilmentKind.PCIE, "the slot", Path.FAST, "never"),
-    "heat": Signal(sign(AilmentKind.HEAT), AilmentKind.HEAT, "cooling", Path.FAST, "never"),
+    "pcie": Signal(sign(AilmentKind.PCIE), AilmentKind.PCIE, "the slot", ScrubPath.FAST, "never"),
+    "heat": Signal(sign(AilmentKind.HEAT), AilmentKind.HEAT, "cooling", ScrubPath.FAST, "never"),
 }
 FOUND = {  # by a scrub alone
     "memory fault": Signal(flag("bad_memory"), AilmentKind.MEMORY_FAULT, "does not hold what is written", tried=None),
@@ -175,7 +175,7 @@ async def test_a_signal_that_ends_allows_the_return(world, signal):
     if signal.tried is None:
         assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
         await (await world.operations.reinstate(device, "looked after", "ops")).finished.wait()
-    assert trials(world, device) == [signal.tried or Path.RESET]
+    assert trials(world, device) == [signal.tried or ScrubPath.RESET]
     assert world.state(device) is State.CLEAN
     assert healthy(world, device)
     assert len(quarantines(world, device)) == 1
@@ -194,7 +194,7 @@ async def test_a_lasting_signal_prevents_the_return(world, signal):
         assert len(trials(world, device)) > 1
         assert world.state(device) is State.QUARANTINED
     else:
-        assert (trials(world, device), world.state(device)) == ([Path.RESET], State.CLEAN)
+        assert (trials(world, device), world.state(device)) == ([ScrubPath.RESET], State.CLEAN)
 
 
 @each(FOUND)
@@ -209,7 +209,7 @@ async def test_a_scrub_finds_hidden_faults_before_the_next_owner(world, signal):
     await world.reach(device, State.SCRUBBING)
     await world.life.jobs.of(device).finished.wait()
     if world.state(device) is State.CLEAN:  # no step of the fast path looks at it
-        await world.operations.scrub(device, Path.RESET)
+        await world.operations.scrub(device, ScrubPath.RESET)
     await world.reach(device, State.QUARANTINED)
     [out] = quarantines(world, device)
     assert (out.ailment.kind, out.next_probe is None) == (signal.kind, signal.tried is None)
@@ -275,9 +275,9 @@ async def test_a_silent_device_returns_with_its_old_errors(world, signal):
 
 
 WORSE_LATER = {
-    "a wait, then a reset": (sign(AilmentKind.FABRIC), reports(95), AilmentKind.XID, Path.RESET),
+    "a wait, then a reset": (sign(AilmentKind.FABRIC), reports(95), AilmentKind.XID, ScrubPath.RESET),
     "a reset, then a person": (sign(AilmentKind.LINKS), reports(125), AilmentKind.XID, None),
-    "a reset, then a wait": (reports(48), sign(AilmentKind.FABRIC), AilmentKind.XID, Path.RESET),
+    "a reset, then a wait": (reports(48), sign(AilmentKind.FABRIC), AilmentKind.XID, ScrubPath.RESET),
 }
 
 
@@ -352,4 +352,4 @@ async def test_a_graver_fault_in_quarantine_gets_its_reset(world, kind):
     await asyncio.sleep(A_ROUND)
     mend(world, device)
     await world.clean(device)
-    assert world.record(device).receipt.path is Path.RESET
+    assert world.record(device).receipt.path is ScrubPath.RESET

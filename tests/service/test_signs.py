@@ -8,7 +8,7 @@ import pytest
 
 from policies.health import DeviceSign
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Path, Sign, State
+from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
 from tests.service.asking import rows
 
 ALL = "name: all\ndefaults:\n  quarantine: {signs: [sram, links, fabric, switch, reboot-required, pcie, heat]}\n"
@@ -79,7 +79,7 @@ async def test_probation_waits_until_the_sign_ends(strict, kind):
     assert rows(strict, ev.ProbationStarted, device) == []
     tell(strict, device)
     await strict.clean(device)
-    assert strict.record(device).receipt.path is Path.FAST
+    assert strict.record(device).receipt.path is ScrubPath.FAST
 
 
 async def test_broken_links_return_only_after_a_successful_reset(world):
@@ -89,7 +89,7 @@ async def test_broken_links_return_only_after_a_successful_reset(world):
     await asyncio.sleep(300.0)
     trials = rows(world, ev.ProbationStarted, device)
     assert len(trials) > 1
-    assert {it.job.path for it in trials} == {Path.RESET}
+    assert {it.job.path for it in trials} == {ScrubPath.RESET}
     assert len(rows(world, ev.ScrubPassed, device)) == 1  # the one that it began with
     tell(world, device)
     await world.clean(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies import load
-from scrubber.core.model import Path, Step, StepResult
+from scrubber.core.model import ScrubPath, Step, StepResult
 from tests.service.hand import Hand
 
 
@@ -22,7 +22,7 @@ async def test_each_slow_step_gets_its_deadline_from_the_policy(build, policy):
     await world.start()
     await world.clean()
     device = world.uuids[0]
-    running = await world.operations.scrub(device, Path.RESET)
+    running = await world.operations.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     wanted = load.load(policy).defaults
     for step in Step:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from scrubber.core import events as ev
-from scrubber.core.model import Outcome, Path, State, Step
+from scrubber.core.model import Outcome, ScrubPath, State, Step
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps.base import Report
 from tests.service.asking import rows
@@ -74,7 +74,7 @@ async def test_the_slow_path_of_a_job_has_a_key_of_its_own(build):
     await world.clean()
     Keyed.keys.clear()
     world.node.gpus[world.uuids[0]].bad_memory = True
-    running = await world.operations.scrub(world.uuids[0], Path.FAST)
+    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     fast, slow = Keyed.keys
     assert fast != slow

@@ -11,7 +11,7 @@ import math
 from policies.model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Path, Record, State, Step
+from scrubber.core.model import Record, ScrubPath, State, Step
 from scrubber.policy import ActivePolicy
 from tests.service.node import Gpu, Kind, Node, Process
 
@@ -20,11 +20,11 @@ WATCH_EVERY = 0.25
 A_LOOK = WATCH_EVERY + 0.01
 A_SLOW_LOOK = 15.0  # a hung driver keeps a look waiting for so long at most
 STEPS = {
-    Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH],
-    Path.SLOW: [
+    ScrubPath.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH],
+    ScrubPath.SLOW: [
         Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
     ],
-    Path.RESET: [
+    ScrubPath.RESET: [
         Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
     ],
 }  # fmt: skip
@@ -126,10 +126,10 @@ class Truth:
         self._no_bytes_but(uuid, None, "granted")
         self.granted[uuid] = self.node.loop.time()
 
-    def _believed_clean(self, uuid: str, before: Record | None, path: Path) -> None:
+    def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
         gpu = self.node.gpus[uuid]
         self._no_bytes_but(uuid, None, "called clean")
-        spares_chip = path is Path.FAST and self.policy(uuid).clear.on_chip is OnChip.SLOW_PATH
+        spares_chip = path is ScrubPath.FAST and self.policy(uuid).clear.on_chip is OnChip.SLOW_PATH
         due = [step for step in STEPS[path] if not (spares_chip and step is Step.SCRATCH)]
         if gpu.deeds != due or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")

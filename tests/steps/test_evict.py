@@ -18,7 +18,7 @@ from scrubber.devices.simulated import tenants
 from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.steps import evict
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 from tests.hanging import hanging
 from tests.patience import WITHIN
 
@@ -38,7 +38,7 @@ class Floor:
     gpu: Gpu
 
     def run(self, order: Order, look: Look | None = None, ours: Callable[[int], bool] = lambda _pid: False) -> Report:
-        return evict.run(order, Bench(self.gpu, look or self.look, lambda _done, _total: None, ours))
+        return evict.run(order, StepContext(self.gpu, look or self.look, lambda _done, _total: None, ours))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
-from scrubber.steps.base import Bench, Order, Report
+from scrubber.steps.base import Order, Report, StepContext
 
 ORDER = Order(patterns=("random", "zero"), key="00ff" * 8)
 SECRET = b"the launch code is 0000"
@@ -98,8 +98,8 @@ class ListeningGpu(SimulatedGpu):
         return super().selftest(key, seconds, progress)
 
 
-def bench(gpu: Gpu) -> Bench:
-    return Bench(gpu, lambda: (), lambda _done, _total: None)
+def bench(gpu: Gpu) -> StepContext:
+    return StepContext(gpu, lambda: (), lambda _done, _total: None)
 
 
 def perform(step: Step, bank) -> Report:

@@ -12,7 +12,7 @@ from pathlib import Path as File
 
 import pytest
 
-from scrubber.core.model import Blame, Outcome, Path, Record, State, Step
+from scrubber.core.model import Blame, Outcome, Record, ScrubPath, State, Step
 from scrubber.devices.simulated import drills
 from scrubber.node import proc
 from scrubber.steps.base import Order
@@ -62,7 +62,7 @@ async def test_a_killed_zygote_ends_the_step_and_is_replaced(bank, make: MakeNur
     assert dead(worker.pid)
     drills.heal(bank.root, bank.first)
     heir = await nursery.start_worker(on_first(bank))
-    result = await heir.do(Step.CLEAR, Path.FAST, Order(), LONG, lambda _done, _total: None)
+    result = await heir.do(Step.CLEAR, ScrubPath.FAST, Order(), LONG, lambda _done, _total: None)
     assert result.outcome is Outcome.PASSED
     assert await heir.finish(LAST) is LAST
 

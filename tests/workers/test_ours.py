@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from scrubber.core.model import Blame, Outcome, Path, Step
-from scrubber.devices.base import Care
+from scrubber.core.model import Blame, Outcome, ScrubPath, Step
+from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
@@ -19,15 +19,15 @@ FIRST_PROCESS = 1  # as in a container of its own, where it inherits every proce
 
 async def test_a_worker_of_pid_1_ends_no_other_worker(bank: Bank) -> None:
     """Nobody can be told by descent from that one."""
-    address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+    address, files = bank.backend.address(bank.first, DeviceHandling()), bank.backend.files(bank.first)
     assignment = Assignment(address, files, whole_node=False, service=FIRST_PROCESS)
     nursery = Nursery(warm_cuda=False)
     busy, other = [await nursery.start_worker(assignment) for _ in range(2)]
     drills.stall_clears(bank.root, bank.first)
     begun = asyncio.Event()
-    clearing = asyncio.create_task(busy.do(Step.CLEAR, Path.FAST, Order(key="00"), 30.0, lambda *_: begun.set()))
+    clearing = asyncio.create_task(busy.do(Step.CLEAR, ScrubPath.FAST, Order(key="00"), 30.0, lambda *_: begun.set()))
     await begun.wait()
-    result = await other.do(Step.EVICT, Path.FAST, SEIZES, 30.0, lambda *_: None)
+    result = await other.do(Step.EVICT, ScrubPath.FAST, SEIZES, 30.0, lambda *_: None)
     done = clearing.done()
     for worker in (other, busy):
         await worker.kill()

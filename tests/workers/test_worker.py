@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
-from scrubber.devices.base import Address, Care
+from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
+from scrubber.devices.base import Address, DeviceHandling
 from scrubber.devices.simulated import drills, tenants
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
@@ -35,7 +35,7 @@ def ignore(_done: int, _total: int) -> None:
 
 
 def at(bank) -> tuple[Address, tuple[str, ...]]:
-    return bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+    return bank.backend.address(bank.first, DeviceHandling()), bank.backend.files(bank.first)
 
 
 def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
@@ -43,7 +43,7 @@ def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
 
 
 async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float = LONG) -> StepResult:
-    return await worker.do(step, Path.FAST, order, deadline, ignore)
+    return await worker.do(step, ScrubPath.FAST, order, deadline, ignore)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
 async def test_progress_is_reported_until_the_end(bank, spawn: Spawn) -> None:
     said: list[tuple[int, int]] = []
     worker = await spawn()
-    await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, lambda done, total: said.append((done, total)))
+    await worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, lambda done, total: said.append((done, total)))
     total = 3 * bank.place(bank.first).memory.stat().st_size
     assert said[-1] == (total, total)
 
@@ -168,7 +168,7 @@ async def test_a_child_that_is_killed_during_a_step_has_died(bank, spawn: Spawn,
     drills.stall_clears(bank.root, bank.first)
     worker = await spawn()
     killed = lambda _done, _total: os.kill(worker.pid, number)  # noqa: E731 -- as short as it is deadly
-    result = await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, killed)
+    result = await worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, killed)
     assert (result.outcome, result.blame) == (Outcome.DIED, blame)
     assert f"status -{int(number)}" in result.detail
 
@@ -248,7 +248,7 @@ async def test_a_cancelled_step_kills_its_child(bank, spawn: Spawn) -> None:
     drills.stall_clears(bank.root, bank.first)
     worker = await spawn()
     begun = asyncio.Event()
-    step = asyncio.create_task(worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, lambda _done, _total: begun.set()))
+    step = asyncio.create_task(worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, lambda _done, _total: begun.set()))
     await begun.wait()
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -262,7 +262,7 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
 
     worker = await spawn()
     with pytest.raises(ZeroDivisionError):
-        await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, fail)
+        await worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, fail)
     assert not exists(worker.pid)
 
 
@@ -344,7 +344,7 @@ def test_a_worker_loads_no_heavy_library(program: str) -> None:
 SERVICE = """
 import asyncio, os, sys
 from scrubber.ground import log
-from scrubber.core.model import Path, Step
+from scrubber.core.model import ScrubPath, Step
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order
 from scrubber.workers.wire import Assignment
@@ -358,10 +358,10 @@ async def main(place, step):
     zygote = open(f"/proc/self/task/{os.getpid()}/children").read()
     tell = lambda *_: print(worker.pid, zygote, flush=True)
     if step == "idle":
-        await worker.do(Step.HEALTH, Path.FAST, Order(), 60, print)
+        await worker.do(Step.HEALTH, ScrubPath.FAST, Order(), 60, print)
         tell()
         await asyncio.sleep(60)
-    await worker.do(Step.CLEAR, Path.FAST, Order(), 60, tell)
+    await worker.do(Step.CLEAR, ScrubPath.FAST, Order(), 60, tell)
 
 log.configure()
 asyncio.run(main(*sys.argv[1:]))

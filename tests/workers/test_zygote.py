@@ -13,7 +13,7 @@ from pathlib import Path as File
 
 import pytest
 
-from scrubber.core.model import Outcome, Path, Step
+from scrubber.core.model import Outcome, ScrubPath, Step
 from scrubber.cuda import warmth
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
@@ -257,7 +257,7 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
     reason = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
     assert nursery.cupy.lacks.startswith(reason)
     assert len(nursery.cupy.lacks) < 400
-    result = await worker.do(Step.CLEAR, Path.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
+    result = await worker.do(Step.CLEAR, ScrubPath.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
     assert result.outcome is Outcome.PASSED
     assert await worker.finish(result) == result
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.model import Outcome, Step, StepResult
-from scrubber.core.model import Path as ScrubPath
-from scrubber.devices.base import Care
+from scrubber.core.model import Outcome, ScrubPath, Step, StepResult
+from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
@@ -124,7 +123,7 @@ async def ending(child: Child) -> Ending:
 
 
 def on_first(bank) -> Assignment:
-    address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+    address, files = bank.backend.address(bank.first, DeviceHandling()), bank.backend.files(bank.first)
     return Assignment(address, files, whole_node=False, service=os.getpid())
 
 

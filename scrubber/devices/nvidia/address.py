@@ -29,7 +29,7 @@ class WorkerTarget:
     baseline: str | None = None  # the file with the settings that the whole GPU was first seen with
     slices: str = WAIT
     idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that the policy names; see ``settings.named``
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that the policy names; see ``settings.of_policy``
     resets: str | None = None  # the folder of reset locks; None: no reset is possible
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores

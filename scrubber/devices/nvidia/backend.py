@@ -14,7 +14,7 @@ import pynvml
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
-from scrubber.devices.base import Address, Care, Counts, DeviceError, Readings
+from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE
 from scrubber.devices.nvidia.health import vitals, xid_log
@@ -200,13 +200,13 @@ class Nvidia:
         """Device nodes, and for a slice also the driver's access files. Answers while NVML is closed."""
         return self._inventory.seen(uuid).files
 
-    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
+    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
         """Device nodes of all GPUs that the reset takes down. A holder of a slice has its GPU's node open as well."""
-        if uuid.startswith(SLICE) and care.slices == RECREATE:
+        if uuid.startswith(SLICE) and handling.slices == RECREATE:
             return self.files(uuid)
         return self._inventory.domain_nodes(uuid)
 
-    def address(self, uuid: str, care: Care) -> Address:
+    def address(self, uuid: str, handling: DeviceHandling) -> Address:
         """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
         info = self._inventory.seen(uuid).info
         gpu = info.parent or uuid
@@ -216,9 +216,9 @@ class Nvidia:
             pci_address=info.pci_address,
             minor=info.minor,
             parent=info.parent,
-            slices=care.slices,
-            settings=dict(care.settings),
-            reset_seconds=care.reset_seconds,
+            slices=handling.slices,
+            settings=dict(handling.settings),
+            reset_seconds=handling.reset_seconds,
             locks=sorted(self._inventory.locks(gpu)),
             links=sorted(self._watch.links(gpu)),
             idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),

@@ -16,7 +16,7 @@ from typing import TypeVar
 from scrubber.core.measurements import Uncovered
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Free
-from scrubber.cuda.coverage import Account, Books
+from scrubber.cuda.coverage import Account, MemoryCounts
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, NotNowError
@@ -38,7 +38,7 @@ class _Held:
     """The memory, and the counts before and after the context was made."""
 
     memory: GpuMemory
-    before: Books
+    before: MemoryCounts
     opened: Free
 
 
@@ -64,7 +64,7 @@ class HeldMemory:
         self._counts = counts
         self._clock = clock
         self.restored: tuple[str, ...] = ()  # the setting that was changed, so that CUDA could open the device
-        self._opened: tuple[Card, Books] | None = None
+        self._opened: tuple[Card, MemoryCounts] | None = None
         self._held: _Held | None = None
 
     def prepare(self) -> None:
@@ -98,12 +98,12 @@ class HeldMemory:
                 self._held = _Held(memory.all_free(card), before, card.memory())
         return self._held
 
-    def _open(self) -> tuple[Card, Books]:
+    def _open(self) -> tuple[Card, MemoryCounts]:
         if self._opened is None:
             most = self._idle + holders.NOISE
-            before = Books(*self._counts) if self._counts is not None else None
+            before = MemoryCounts(*self._counts) if self._counts is not None else None
             if before is None or before.used > most:  # memory of a process that has ended may be free by now
-                before = once_freed(self._books, lambda books: books.used <= most, self._clock)
+                before = once_freed(self._read_counts, lambda counts: counts.used <= most, self._clock)
             if before.used > most:
                 # A full observation has just found no holder, so only a reset frees this memory.
                 fault = f"{before.used} bytes of its memory are in use by no visible process"
@@ -145,12 +145,12 @@ class HeldMemory:
             with suppress(DeviceError):  # the error before is the better one
                 self._library.close()
 
-    def _books(self) -> Books:
+    def _read_counts(self) -> MemoryCounts:
         """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""
         with self._library.session() as session:
             counts = boards.memory(session, session.handle(self._uuid))
         self._library.close()
-        return Books(counts.total, counts.reserved, counts.used)
+        return MemoryCounts(counts.total, counts.reserved, counts.used)
 
 
 def once_freed(read: Callable[[], T], is_free: Callable[[T], bool], clock: Clock) -> T:

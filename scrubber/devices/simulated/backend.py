@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 
 from scrubber.core.model import DeviceInfo, Vitals
-from scrubber.devices.base import Address, Care, DeviceError, Readings
+from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
 from scrubber.devices.simulated import condition, containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.ground import log
@@ -101,11 +101,11 @@ class Simulated:
         """The files of the memory and of the memory on the chip."""
         return _files(self._place(uuid))
 
-    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:  # noqa: ARG002 - the port's
+    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:  # noqa: ARG002 - the port's
         """The paths of the device alone: a reset affects no other device."""
         return self.files(uuid)
 
-    def address(self, uuid: str, care: Care) -> Address:  # noqa: ARG002 - the port's
+    def address(self, uuid: str, handling: DeviceHandling) -> Address:  # noqa: ARG002 - the port's
         """The device's directory."""
         return Address(self.name, str(self._place(uuid).directory))
 

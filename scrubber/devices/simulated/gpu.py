@@ -43,7 +43,7 @@ class SimulatedGpu:
         self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True
     ) -> Findings:
         """Count all of the old data; write each pattern and read it back, but the last one only to confirm it."""
-        chosen = _named(patterns, key)
+        chosen = _patterns(patterns, key)
         faults = self._answer()
         written = () if faults.skip_clears else chosen
         with memory.opened(self._place, faults.stuck_bits) as cells:
@@ -125,8 +125,8 @@ def _silent(_done: int, _total: int) -> None:
     """Progress that is not reported."""
 
 
-def _named(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
-    return tuple(patterns.named(name, key) for name in names)
+def _patterns(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
+    return tuple(patterns.by_name(name, key) for name in names)
 
 
 def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:

@@ -55,7 +55,7 @@ def address(number: int, length: int) -> memoryview:
     return memoryview(words)[:length]
 
 
-def named(name: str, key: bytes) -> Pattern:
+def by_name(name: str, key: bytes) -> Pattern:
     """The pattern with this name."""
     match name:
         case "zero":

@@ -11,12 +11,12 @@ import pynvml
 import pytest
 
 from scrubber.cuda import warmth
-from scrubber.devices.base import Backend, Care, DeviceError
+from scrubber.devices.base import Backend, DeviceError, DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from tests.fakes.nvml.machine import Slice
 
-CARE = Care("wait", {"compute_mode": "default"})
+HANDLING = DeviceHandling("wait", {"compute_mode": "default"})
 
 
 def test_the_backend_fits_the_port(rig) -> None:
@@ -51,7 +51,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     backend.inventory()
     backend.has_holders(gpu.uuid)
-    address = backend.address(gpu.uuid, CARE)
+    address = backend.address(gpu.uuid, HANDLING)
     assert address.backend == "nvidia"
     assert json.loads(address.place) == {
         "uuid": gpu.uuid,
@@ -75,7 +75,7 @@ def test_an_assignment_for_a_slice_names_its_gpu(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     [uuid] = rig.cut(2, Slice())
     backend.inventory()
-    place = json.loads(backend.address(uuid, CARE).place)
+    place = json.loads(backend.address(uuid, HANDLING).place)
     assert (place["uuid"], place["parent"], place["pci_address"]) == (uuid, gpu.uuid, gpu.pci)
     assert place["baseline"] == str(rig.settings / f"{gpu.uuid}.json")
     assert place["idle_bytes"] == IDLE_AT_MOST
@@ -84,15 +84,15 @@ def test_an_assignment_for_a_slice_names_its_gpu(rig) -> None:
 def test_a_gpu_without_links_is_its_own_reset_domain(rig) -> None:
     backend = rig.backend()
     backend.inventory()
-    assert backend.reach(rig.gpu(0).uuid, CARE) == (str(rig.root.node(rig.gpu(0))),)
+    assert backend.reach(rig.gpu(0).uuid, HANDLING) == (str(rig.root.node(rig.gpu(0))),)
 
 
 def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     backend = rig.backend()
     uuid, _ = rig.cut(0, Slice(), Slice())
     backend.inventory()
-    assert backend.reach(uuid, CARE) == (str(rig.root.node(rig.gpu(0))),)
-    assert backend.reach(uuid, Care(slices="recreate")) == backend.files(uuid)
+    assert backend.reach(uuid, HANDLING) == (str(rig.root.node(rig.gpu(0))),)
+    assert backend.reach(uuid, DeviceHandling(slices="recreate")) == backend.files(uuid)
 
 
 def test_old_switches_make_all_gpus_one_reset_domain(rig) -> None:
@@ -104,7 +104,7 @@ def test_old_switches_make_all_gpus_one_reset_domain(rig) -> None:
     backend.inventory()
     everybody = tuple(sorted(str(rig.root.node(gpu)) for gpu in rig.machine.gpus))
     assert len(everybody) == 8
-    assert backend.reach(rig.gpu(0).uuid, CARE) == backend.reach(uuid, CARE) == everybody
+    assert backend.reach(rig.gpu(0).uuid, HANDLING) == backend.reach(uuid, HANDLING) == everybody
 
 
 def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
@@ -115,12 +115,12 @@ def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     backend.inventory()
     nodes = [str(rig.root.node(gpu)) for gpu in rig.machine.gpus]
     first, fifth, sixth = (rig.gpu(number).uuid for number in (0, 5, 6))
-    assert {backend.reach(uuid, CARE) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}
-    assert backend.reach(rig.gpu(1).uuid, CARE) == (nodes[1],)
+    assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}
+    assert backend.reach(rig.gpu(1).uuid, HANDLING) == (nodes[1],)
     rig.gpu(6).set(absent=True)
     rig.reload_driver()
     backend.inventory()
-    assert {backend.reach(uuid, CARE) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
+    assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
 
 
 def test_containers_are_not_the_drivers_to_know(rig) -> None:
@@ -183,6 +183,6 @@ def test_a_driver_too_old_for_a_proof_offers_nothing(rig, nvml_build, monkeypatc
     backend = rig.backend()
     assert backend.inventory() == ()
     with pytest.raises(DeviceError):
-        backend.address(rig.gpu(0).uuid, CARE)
+        backend.address(rig.gpu(0).uuid, HANDLING)
     rig.library.close()
     pynvml._nvmlGetFunctionPointer_cache.clear()

@@ -13,7 +13,7 @@ import pytest
 
 from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
-from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
+from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, smi
@@ -352,11 +352,11 @@ def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
 def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
     backend = rig.backend()
     backend.inventory()
-    care = Care("recreate", {"power_limit": 500})
+    handling = DeviceHandling("recreate", {"power_limit": 500})
     for uuid in (cut[0], rig.gpu(1).uuid):
-        said = placed(backend.address(uuid, care).place)
-        assert (said.uuid, said.slices) == (uuid, care.slices)
-        NvidiaGpu(backend.address(uuid, care).place, no_holders, rig.library).restore_settings()
+        said = placed(backend.address(uuid, handling).place)
+        assert (said.uuid, said.slices) == (uuid, handling.slices)
+        NvidiaGpu(backend.address(uuid, handling).place, no_holders, rig.library).restore_settings()
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
 
 

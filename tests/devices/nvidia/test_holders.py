@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.devices.base import Care, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, DriverClosedError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
 from tests.devices.nvidia.conftest import namespace
@@ -250,7 +250,7 @@ def test_a_slice_of_full_size_may_use_more_when_idle(rig, profile, most) -> None
     ]
     rig.machine.set({gi: most})
     assert (backend.has_holders(uuid), backend.vitals(uuid).leaked_bytes) == (False, 0)
-    assert json.loads(backend.address(uuid, Care()).place)["idle_bytes"] == most
+    assert json.loads(backend.address(uuid, DeviceHandling()).place)["idle_bytes"] == most
 
 
 @pytest.mark.parametrize(("profile", "whole"), [("4g.24gb", True), ("4g.96gb", True), ("4g.20gb", False)])

@@ -24,7 +24,7 @@ from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
 from scrubber.steps import roster
-from scrubber.steps.base import Bench, Order
+from scrubber.steps.base import Order, StepContext
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
 from tests.fakes.cuda.device import Device, claim
 from tests.fakes.cuda.fixtures import RESERVED, SIZE, equip, in_this_process
@@ -249,7 +249,7 @@ def test_an_error_counted_during_the_self_test_fails_it(one, counted):
 
 def test_a_repair_during_the_self_test_is_only_reported(one, counted):
     counted |= {"ecc.total.0.0": 3, "remap.corrected": 1, "remap.uncorrected": 1}
-    report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), Bench(one, lambda: (), nothing))
+    report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), StepContext(one, lambda: (), nothing))
     assert report.outcome is Outcome.PASSED
     assert report.detail.endswith("3 memory error(s) corrected; 2 memory row(s) remapped")
 

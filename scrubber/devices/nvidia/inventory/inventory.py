@@ -77,14 +77,14 @@ class Inventory:
             with self._library.session() as nvml:
                 found = self._list(nvml)
         except DriverClosedError:
-            return self._named()
+            return self._in_order()
         seen = {each.info.uuid: each for each in found.seen}
         self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
         self._log(found.notes)
         present = {board.uuid for _, _, board in found.present}
         self._gpus |= present
         self._renew_for(self._gpus - present)
-        return self._named()
+        return self._in_order()
 
     def seen(self, uuid: str) -> Seen:
         """A device as last seen, without asking the driver. DeviceError if never seen by this driver instance."""
@@ -132,7 +132,7 @@ class Inventory:
             nodes.update(self._host.dev.glob("nvidia[0-9]*"))
         return tuple(sorted(map(str, nodes)))
 
-    def _named(self) -> tuple[DeviceInfo, ...]:
+    def _in_order(self) -> tuple[DeviceInfo, ...]:
         known = (seen.info for seen in self._known.values())
         return tuple(sorted(known, key=lambda info: (info.index, -1 if info.slice is None else info.slice, info.uuid)))
 

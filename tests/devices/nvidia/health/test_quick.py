@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from scrubber.core.model import AilmentKind, Vitals
-from scrubber.devices.base import Care, DeviceError
+from scrubber.devices.base import DeviceError, DeviceHandling
 from tests.devices.nvidia.bench import touch
 from tests.devices.nvidia.conftest import boot
 from tests.devices.nvidia.health.watching import DOWN, change
@@ -27,7 +27,7 @@ def test_a_worker_learns_which_links_were_up_since_boot(rig) -> None:
         backend = rig.backend()
         backend.inventory()
         backend.vitals(uuid)
-        links: list[int] = json.loads(backend.address(uuid, Care()).place)["links"]
+        links: list[int] = json.loads(backend.address(uuid, DeviceHandling()).place)["links"]
         return links
 
     assert links_up() == [*range(18)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from scrubber.devices.base import Care, DeviceError, NotNowError
+from scrubber.devices.base import DeviceError, DeviceHandling, NotNowError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.inventory import nvlinks
 from scrubber.devices.nvidia.reset import locks
@@ -82,7 +82,7 @@ def test_what_goes_down_together_has_one_lock(rig) -> None:
     cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     backend = rig.backend()
     backend.inventory()
-    place = json.loads(backend.address(cut[0], Care()).place)
+    place = json.loads(backend.address(cut[0], DeviceHandling()).place)
     assert (place["locks"], place["resets"]) == ([rig.gpu(0).uuid], str(rig.settings.parent / "resets"))
     assert not backend.in_reset(cut[1])
     with locks.claimed(locks.file_of(Path(place["resets"]), place["locks"][0])):
@@ -105,7 +105,7 @@ def test_linked_gpus_share_a_reset_with_an_unseen_gpu(rig) -> None:
     """After a restart of the service nobody knows to whom it was joined."""
     before, names = rig.backend(), [rig.gpu(number).uuid for number in (0, 1)]
     before.inventory()
-    place = json.loads(before.address(names[0], Care()).place)
+    place = json.loads(before.address(names[0], DeviceHandling()).place)
     assert place["locks"] == names
     rig.gpu(0).set(absent=True)
     after = rig.backend()
@@ -123,7 +123,7 @@ def test_a_gpu_seen_later_joins_its_reset_domain(rig) -> None:
     rig.gpu(0).set(absent=True)
     backend = rig.backend()
     backend.inventory()
-    alone = json.loads(backend.address(names[2], Care()).place)["locks"]
+    alone = json.loads(backend.address(names[2], DeviceHandling()).place)["locks"]
     rig.gpu(0).set(absent=False)
     with locks.claimed(*(locks.file_of(rig.settings.parent / "resets", name) for name in alone)):
         after = rig.backend()  # to which they have the name of the one that was away
@@ -134,7 +134,7 @@ def test_a_gpu_seen_later_joins_its_reset_domain(rig) -> None:
     domains = {info.uuid: info.reset_domain for info in backend.inventory()}
     assert [domains[name] for name in names] == [names[1]] * 3
     for name in names:
-        assert json.loads(backend.address(name, Care()).place)["locks"] == names
+        assert json.loads(backend.address(name, DeviceHandling()).place)["locks"] == names
 
 
 @pytest.mark.usefixtures("root")
