@@ -15,7 +15,7 @@ from autoclave.cli import service_call
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.devices.simulated import layout
-from tests.guests import guest
+from tests.foreign_processes import foreign_process
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -57,7 +57,7 @@ def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
     async def tenancy() -> None:
         async with client.ScrubberClient(roundless.run_dir / "scrubber.sock") as scrubber:
             await scrubber.acquire([device], announced=True)
-            with guest(roundless.simulated_dir, device, POD, b"secret"):
+            with foreign_process(roundless.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
     async def clean(admin: client.AdminClient) -> views.DeviceStatus:
@@ -105,7 +105,7 @@ def test_an_older_copy_of_the_ledger_proves_nothing(lasting: Service) -> None:
             await scrubber.start([device], POD)
 
     asyncio.run(tenancy())
-    with guest(lasting.simulated_dir, device, POD, b"secret"):
+    with foreign_process(lasting.simulated_dir, device, POD, b"secret"):
         lasting.kill()
     shutil.rmtree(state)
     copy.rename(state)
@@ -149,7 +149,7 @@ def scrub(service: Service) -> views.ScrubResult:
 def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -> None:
     """By the service, which would call it a user, and by its workers, which would wait for it to leave."""
     device = service.settled(0, "clean").device
-    with guest(service.simulated_dir, device, POD) as exporter:
+    with foreign_process(service.simulated_dir, device, POD) as exporter:
         done = scrub(service)
         assert (done.clean, done.why) == (True, "")
         assert exporter.lives()
@@ -159,7 +159,7 @@ def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -
 
 def test_a_foreign_process_on_a_clean_gpu_logs_one_warning(service: Service) -> None:
     device = service.settled(0, "clean").device
-    with guest(service.simulated_dir, device) as shell:
+    with foreign_process(service.simulated_dir, device) as shell:
         warning = service.hear("unauthorised use")
         assert (warning["level"], warning["device"]) == ("warning", device)
         assert f"(pid {shell.pid}, no container): unauthorised use" in warning["event"]

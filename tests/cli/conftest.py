@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autoclave import cli
-from tests.cli.ward import examine, kubelet, started
+from tests.cli.doctor_run import examine, kubelet, started
 from tests.live import Service
 
-__all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started", "two_more"]
+__all__ = ["autoclave", "examine", "gpu", "kubelet", "own_service", "service", "started", "two_gpus"]
 
 GPUS = 40  # at least as many as tests that ask for one
 
@@ -51,7 +51,7 @@ def gpu(service, _unused):
 
 
 @pytest.fixture
-def two_more(service, _unused):
+def two_gpus(service, _unused):
     """Two clean GPUs beside ``gpu``."""
     more = (next(_unused), next(_unused))
     for index in more:
@@ -60,7 +60,7 @@ def two_more(service, _unused):
 
 
 @pytest.fixture
-def mortal(short_tmp):
+def own_service(short_tmp):
     """A service that a test may kill."""
     service = Service(short_tmp, 1)
     yield service

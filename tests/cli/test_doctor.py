@@ -18,7 +18,7 @@ from demo import stage
 from demo.standins import checkpoint
 from demo.standins.api_server import ApiServer
 from plugin.dra import slices
-from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, SERVICE, levels, only
+from tests.cli.doctor_run import EVERYTHING, HERE, KUBELET, NVIDIA, SEEN, SERVICE, levels, only
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 

@@ -18,7 +18,7 @@ from autoclave.doctor.facts import process_facts
 from demo.standins import checkpoint
 from scrubber.cuda import warmth
 from scrubber.ground import unix_sockets
-from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
+from tests.cli.doctor_run import HERE, KUBELET, NVIDIA, levels, only
 from tests.patience import WITHIN
 
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"

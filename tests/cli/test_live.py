@@ -140,8 +140,8 @@ def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
     assert "the last owner was job 4711" in story
 
 
-def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, two_more):
-    ours, theirs = two_more, gpu
+def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, two_gpus):
+    ours, theirs = two_gpus, gpu
     output_of(autoclave("acquire", *ours, "--owner", "job 51"))
     output_of(autoclave("acquire", theirs, "--owner", "job 52"))
     said = output_of(autoclave("release", "--owner", "job 51")).splitlines()
@@ -204,17 +204,17 @@ def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, service, 
     assert f"GPU {gpu} is not clean" in late.stderr
 
 
-def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, mortal):
-    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
+def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, own_service):
+    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
     output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
     ours, theirs = pty.openpty()
-    with mortal.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
+    with own_service.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
         os.close(theirs)
         line = screen.readline()
         assert line.startswith("autoclave: waiting up to 5m: GPU 0 is not clean; it is quarantined: operator: one; ")
-        mortal.kill()
+        own_service.kill()
         assert screen.readline() == "autoclave: service not reachable, retrying\n"
-        mortal.start()
+        own_service.start()
         output_of(autoclave("reinstate", "0", **environment))
         out, _ = wait.communicate(timeout=WITHIN)
     assert (wait.returncode, " is clean" in out) == (0, True)
@@ -376,28 +376,28 @@ def test_history_shows_kinds_and_warnings(autoclave, gpu):
     assert "(operator): test" in last
 
 
-def test_history_follows_each_event_and_outlives_the_service(autoclave, mortal):
-    mortal.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
+def test_history_follows_each_event_and_outlives_the_service(autoclave, own_service):
+    own_service.settled(0, "clean")
+    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
     words = ("history", "0", "--follow", "--kind", "quarantined", "--kind", "discovered")
-    with mortal.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
+    with own_service.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
         assert follow.stdout.readline().split() == ["ROW", "TIME", "GPU", "WHAT"]
         assert "found Simulated GPU" in follow.stdout.readline()
         output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
         assert "(operator): one;" in follow.stdout.readline()
-        mortal.kill()
+        own_service.kill()
         assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
-        mortal.start()
+        own_service.start()
         output_of(autoclave("reinstate", "0", **environment))
         output_of(autoclave("quarantine", "0", "--reason", "two", **environment))
         assert "(operator): two;" in follow.stdout.readline()
         output_of(autoclave("reinstate", "0", **environment))
         for _ in range(4):  # so that the next ledger is shorter
             output_of(autoclave("scrub", "0", **environment))
-        mortal.kill()
-        for part in (mortal.root / "state").glob("ledger*"):
+        own_service.kill()
+        for part in (own_service.root / "state").glob("ledger*"):
             part.unlink()
-        mortal.start()
+        own_service.start()
         assert "found Simulated GPU" in follow.stdout.readline()
         follow.send_signal(signal.SIGINT)
         out, err = follow.communicate(timeout=WITHIN)
@@ -528,18 +528,18 @@ def test_a_scrub_on_a_terminal_shows_progress_bars(service, gpu):
     assert "(job " not in text
 
 
-def test_watch_prints_each_change_and_outlives_the_service(autoclave, mortal):
-    mortal.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
-    with mortal.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+def test_watch_prints_each_change_and_outlives_the_service(autoclave, own_service):
+    own_service.settled(0, "clean")
+    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
+    with own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
         assert watch.stdout.readline().startswith("GPU  UUID")
         assert " clean " in watch.stdout.readline()
         output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
         assert watch.stdout.readline().startswith("GPU  UUID")
         assert "operator: one" in watch.stdout.readline()
-        mortal.kill()
+        own_service.kill()
         assert watch.stderr.readline() == "autoclave: service not reachable, retrying\n"
-        mortal.start()
+        own_service.start()
         output_of(autoclave("reinstate", "0", **environment))
         seen = ""
         while " clean " not in seen:

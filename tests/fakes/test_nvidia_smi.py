@@ -9,10 +9,9 @@ import sys
 import pynvml
 import pytest
 
-from tests.fakes.asking import code_of, first
+from tests.fakes.asking import first
 from tests.fakes.nvml.machine import Machine, Process, Slice
 from tests.fakes.nvml.presets import MIB
-from tests.patience import WITHIN
 
 pytestmark = pytest.mark.night
 
@@ -71,38 +70,6 @@ def test_a_client_that_was_killed_is_none(nvml, stage):
     assert nvml.clients() == ()
 
 
-@pytest.mark.parametrize(
-    ("order", "code", "fragment"),
-    [
-        ("in-use", 255, "In use by another client"),
-        ("unsupported", 3, "is not supported"),
-        ("no-permission", 4, "Insufficient Permissions"),
-        ("fails", 255, "could not be reset"),
-        ("fails-and-lost", 255, "GPU is lost"),
-    ],
-)
-def test_nvidia_smi_refuses_as_configured(nvml, order, code, fragment):
-    nvml.set({"smi.reset": order})
-    ended, output = smi(nvml.gpu(0))
-    assert (ended, fragment in output) == (code, True)
-    assert nvml.gpu(0).get("lost") == ("1" if order == "fails-and-lost" else None)
-
-
-def test_a_reset_may_end_otherwise_than_it_seems(nvml):
-    nvml.set({"smi.then.uuid": "GPU-another", "smi.then.lost": 1})
-    assert smi(nvml.gpu(0))[0] == 0
-    assert (nvml.gpu(0).uuid, nvml.gpu(0)["lost"]) == ("GPU-another", "1")
-    assert smi(nvml.gpu(0))[0] == 15
-
-
-def test_a_reset_takes_the_slices_away(nvml):
-    nvml.gpu(0).cut([Slice()] * 7)
-    assert smi(nvml.gpu(0))[0] == 0
-    pynvml.nvmlInit()
-    assert pynvml.nvmlDeviceGetMigMode(first()) == [1, 1]
-    assert code_of(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, first(), 0) == pynvml.NVML_ERROR_NOT_FOUND
-
-
 def test_nvidia_smi_switches_persistence_and_refuses_unknown_gpus(nvml):
     assert smi(nvml.gpu(0), "-pm", "0")[0] == 0
     assert nvml.gpu(0)["persistence_mode"] == "0"
@@ -113,18 +80,6 @@ def test_nvidia_smi_switches_persistence_and_refuses_unknown_gpus(nvml):
 
 
 # --- the host's files ---
-
-
-def test_the_host_has_device_files_addresses_and_capabilities(nvml, stage):
-    gpu = nvml.gpu(5)
-    gpu.cut([Slice("7g.141gb")])
-    assert (stage.root.path / "proc/driver/nvidia/version").read_text().split()[9] == "580.95.05"
-    assert (stage.root.pci(gpu) / "numa_node").read_text() == "1\n"
-    assert stage.root.capability(gpu, 0).read_text().startswith("DeviceFileMinor: 678\n")
-    assert stage.root.capability(gpu, 0, 0).read_text().startswith("DeviceFileMinor: 679\n")
-    assert (stage.root.path / "dev/nvidia-caps/nvidia-cap679").exists()
-    gpu.uncut()
-    assert not stage.root.capability(gpu, 0).exists()
 
 
 def test_capabilities_come_and_go_with_what_the_library_makes(nvml, stage):
@@ -143,16 +98,6 @@ def test_capabilities_come_and_go_with_what_the_library_makes(nvml, stage):
     pynvml.nvmlShutdown()
     assert smi(gpu)[0] == 0
     assert not whole.parent.exists()
-
-
-def test_the_tool_may_stop_after_it_removed_the_slices(nvml):
-    nvml.gpu(0).cut([Slice("7g.141gb")])
-    with nvml.hanging("nvidia-smi") as file:
-        tool = subprocess.Popen(["nvidia-smi", "-r", "-i", nvml.gpu(0).uuid], stdout=subprocess.PIPE)
-        while nvml.gpu(0).get("mig.0.uuid"):
-            assert tool.poll() is None
-        file.unlink()
-        assert b"successfully reset" in tool.communicate(timeout=WITHIN)[0]
 
 
 def test_a_machine_may_have_more_gpus_than_eight(tmp_path):

@@ -210,3 +210,23 @@ def test_waiting_for_events_of_a_lost_gpu_ends(session):
     pynvml.nvmlDeviceRegisterEvents(first(), pynvml.nvmlEventTypeXidCriticalError, events)
     session.gpu(0).set(lost=True)
     assert code_of(pynvml.nvmlEventSetWait, events, 5000) == pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+# --- settings ---
+
+
+def test_several_processes_change_settings_at_once_and_none_is_forgotten(session, stage):
+    code = (
+        "import sys, pynvml; pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(int(sys.argv[1]))\n"
+        "for watts in range(300, 320): pynvml.nvmlDeviceSetPowerManagementLimit(gpu, watts * 1000)"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(number)], env=stage.environment()) for number in range(4)
+    ]
+    slots = 0
+    while any(child.poll() is None for child in children):
+        slots += 1
+        session.gpu(7).set({f"turn.{slots}": slots})
+    assert [child.wait() for child in children] == [0] * 4
+    assert [session.gpu(number)["power.limit"] for number in range(5)] == ["319000"] * 4 + ["700000"]
+    assert sum(key.startswith("gpu.7.turn.") for key in session.read()) == slots > 0

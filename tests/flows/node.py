@@ -25,7 +25,7 @@ from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, drills, layout
-from tests import guests
+from tests import foreign_processes
 from tests.patience import WITHIN
 
 BRISK = "{paths: {first_look: fast}, clear: {passes: zero}}"
@@ -160,9 +160,11 @@ class Node:
         await self.clean(spare)  # begun by a later round: that one is over for the other GPUs, too
 
     @asynccontextmanager
-    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[guests.Guest]:
+    async def stranger(
+        self, uuid: str, container: str = "", secret: bytes = b""
+    ) -> AsyncIterator[foreign_processes.ForeignProcess]:
         """A process on a GPU that nobody here has started there: of this container, or of none."""
-        one = guests.guest(self.stage.simulated, uuid, container, secret)
+        one = foreign_processes.foreign_process(self.stage.simulated, uuid, container, secret)
         it = await asyncio.to_thread(one.__enter__)
         try:
             yield it

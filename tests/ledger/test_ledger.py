@@ -33,7 +33,7 @@ def used(name):
     return name, ev.PutInUse(Owner("somebody", NOW, seen=True, unannounced=True))
 
 
-class Stubborn(MemoryStore):
+class FailingStore(MemoryStore):
     """A store whose disk fails on demand, and can be held in the middle of a write."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Stubborn(MemoryStore):
 
 @pytest.fixture
 def store():
-    return Stubborn()
+    return FailingStore()
 
 
 @pytest.fixture

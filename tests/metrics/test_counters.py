@@ -33,7 +33,7 @@ from tests.ledger import memory_store
 DEVICE_LABELS = {"gpu": "0", "uuid": DEVICE.uuid}
 
 
-class Book:
+class Counted:
     """A tally and what it shows."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Book:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def book() -> Counted:
+    return Counted()
 
 
 def test_a_life_is_counted_once_in_all_its_parts(book):
@@ -216,7 +216,7 @@ def test_answers_are_timed_and_a_no_has_its_reason(book):
 
 @given(lives.walks())
 def test_whatever_happens_can_be_counted_and_only_grows(steps):
-    book = Book()
+    book = Counted()
     for before, event, _ in steps:
         earlier = book.series()
         book.counters.row(ev.LedgerEntry(1, DEVICE.uuid, NOW, "op", event), before)

@@ -24,7 +24,7 @@ ON = ("--cluster-reports", "on", "--node-name", NODE)
 ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
 
 
-def brisk(it, also="", stop_within=0.2):
+def quick_plugin(it, also="", stop_within=0.2):
     """With shorter pauses: for tests that would wait for them."""
     pace = f"lambda: Pace(spacing=0.01, stop_within={stop_within})"
     script = (
@@ -59,7 +59,7 @@ async def plugin(short_tmp, node, api):
     async def plugin(*flags: object, run_dir: Path = short_tmp, quick: bool = False, **env: str) -> Plugin:
         env = {"KUBECONFIG": str(api.kubeconfig), "NO_PROXY": "*"} | env
         it = Plugin(node, "--run-dir", run_dir, *flags, **env)
-        started.append(await (brisk(it) if quick else it).start())
+        started.append(await (quick_plugin(it) if quick else it).start())
         return started[-1]
 
     yield plugin
@@ -109,7 +109,7 @@ async def test_the_kubelet_is_served_until_the_stop_is_reported(api, door, kubel
     """While no plugin is registered, the kubelet rejects pods. The next plugin registers after the end of this one."""
     door.say(gpu(0), gpu(1))
     it = Plugin(node, "--run-dir", short_tmp, *ON, KUBECONFIG=str(api.kubeconfig), NO_PROXY="*")
-    await brisk(it, stop_within=WITHIN).start()
+    await quick_plugin(it, stop_within=WITHIN).start()
     try:
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await api.until(lambda: api.says("True"))
@@ -162,7 +162,7 @@ async def test_a_hanging_handshake_delays_neither_kubelet_nor_stop(door, kubelet
         )  # fmt: skip
         mounted = f"partial(credentials.ReportChoice, service_account=Path({str(account)!r}))"
         imports = "from functools import partial; from pathlib import Path; from plugin.cluster import credentials"
-        brisk(it, f"{imports}; credentials.ReportChoice = {mounted};")
+        quick_plugin(it, f"{imports}; credentials.ReportChoice = {mounted};")
         await it.start()
         try:
             connected, _ = await asyncio.get_running_loop().run_in_executor(None, server.accept)

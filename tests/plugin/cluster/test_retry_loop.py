@@ -13,7 +13,7 @@ from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK
 
 
-def strand(deed, due, pace):
+def new_loop(deed, due, pace):
     return RetryLoop("it", due, deed, Changed(), pace)
 
 
@@ -29,7 +29,7 @@ async def test_two_words_on_one_strand_are_a_breath_apart():
         done.append("a word")
         await asyncio.sleep(0)
 
-    task = asyncio.create_task(strand(deed, lambda: 0.0, replace(QUICK, spacing=3600)).run())
+    task = asyncio.create_task(new_loop(deed, lambda: 0.0, replace(QUICK, spacing=3600)).run())
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(done) == 1
@@ -51,7 +51,7 @@ async def test_a_change_undone_during_a_pause_is_not_written():
         tries.append("a try")
         raise Failure(FailureKind.AWAY, "nobody there")
 
-    task = asyncio.create_task(strand(deed, due, QUICK).run())
+    task = asyncio.create_task(new_loop(deed, due, QUICK).run())
     async with asyncio.timeout(WITHIN):
         await looked.wait()
     assert len(tries) == 1
@@ -86,5 +86,5 @@ def pauses(kind, retry_after, number):
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = number
     state.set_exception((Failure, Failure(kind, "no", retry_after), None))
-    it = strand(None, None, Pace())
+    it = new_loop(None, None, Pace())
     return [it._pause(state) for _ in range(100)]

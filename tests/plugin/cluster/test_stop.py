@@ -37,7 +37,7 @@ async def test_the_server_stops_quickly(api, door, reporting, way):
     assert len(lines(logs, "the stop was not reported to the cluster")) == 1
 
 
-class Clings(apiserver.ApiServer):
+class HangingServer(apiserver.ApiServer):
     """A connection that cannot be let go of."""
 
     came = ""  # what came first once the last words were said
@@ -55,7 +55,7 @@ class Clings(apiserver.ApiServer):
 
 async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypatch):
     """Where these took all of it, there is none."""
-    monkeypatch.setattr(apiserver, "ApiServer", Clings)
+    monkeypatch.setattr(apiserver, "ApiServer", HangingServer)
     server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
     task = asyncio.create_task(
         ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(Source(IDLE))
@@ -65,7 +65,7 @@ async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypat
     with capture_logs() as logs:
         task.cancel()
         await asyncio.wait({task})
-    assert isinstance(server, Clings)
+    assert isinstance(server, HangingServer)
     assert server.came == "the end"
     assert [line["error"] for line in lines(logs, "cannot close the connection to the API server")] == ["no time left"]
 

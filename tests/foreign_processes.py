@@ -1,4 +1,4 @@
-"""Processes on simulated GPUs that no kubelet has started there; they are gone afterwards."""
+"""Processes on simulated GPUs that no kubelet started; they are ended after the test."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.patience import WITHIN
 
 
 @dataclass(frozen=True)
-class Guest:
-    """One of them."""
+class ForeignProcess:
+    """Such a process."""
 
     pid: int
     handle: int
 
     def lives(self) -> bool:
-        """Nobody has ended it."""
+        """Whether it still runs."""
         return not select.select([self.handle], [], [], 0)[0]
 
 
 @contextmanager
-def guest(simulated: Path, uuid: str, container: str = "", secret: bytes = b"") -> Iterator[Guest]:
-    """One of this container, or of none."""
+def foreign_process(simulated: Path, uuid: str, container: str = "", secret: bytes = b"") -> Iterator[ForeignProcess]:
+    """A process of this container, or of none."""
     use = partial(tenants.occupy, container=container) if container else tenants.zombie
     pid = use(simulated, uuid, secret)
     handle = os.pidfd_open(pid)
     try:
-        yield Guest(pid, handle)
+        yield ForeignProcess(pid, handle)
     finally:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

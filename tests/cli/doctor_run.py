@@ -1,4 +1,4 @@
-"""What tests of ``autoclave doctor`` share: a kubelet's directory, a look at a node, and how its findings are read."""
+"""What tests of ``autoclave doctor`` share: the directory of a kubelet, and one run of the command."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ Findings = dict[str, list[dict[str, str]]]
 
 
 class Kubelet:
-    """What a kubelet and a plugin leave in a directory: sockets that somebody listens on, and a checkpoint."""
+    """What a kubelet and a plugin leave in a directory: live sockets and a checkpoint."""
 
     def __init__(self, directory: Path, alive: ExitStack) -> None:
         self.directory = directory
@@ -55,7 +55,7 @@ def kubelet(short_tmp):
 
 @pytest.fixture
 def examine(autoclave, tmp_path):
-    """The exit code and the findings of one look, by name; at a host without a driver, unless another is named."""
+    """The exit code and the findings of one run, by name. The host has no driver unless one is given."""
 
     def look(kubelet_dir: Path, run_dir: Path, host: Path = tmp_path, only: Sequence[str] = ()) -> tuple[int, Findings]:
         places = ("--kubelet-dir", kubelet_dir, "--run-dir", run_dir, "--host-root", host)
@@ -88,7 +88,7 @@ def levels(found):
 
 
 def only(found, name, level):
-    """The one finding of this name; its level, and a remedy exactly if there is something to do."""
+    """The one finding of this name; its level, and a remedy exactly if the level is not ok."""
     [it] = found[name]
     assert (it["level"], bool(it["remedy"])) == (level, level != "ok")
     return it["text"]
