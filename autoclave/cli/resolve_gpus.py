@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -34,19 +34,16 @@ def owner(about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return click.option("--owner", type=options.Parsed("text", _named), help=about)
 
 
-def call_with_uuids(
-    run_dir: Path,
-    names: tuple[str, ...],
-    call: Callable[[client.ScrubberClient, Devices], Awaitable[T]],
-    *,
-    owned_by: str | None = None,
-) -> tuple[Devices, T]:
-    """Run ``call`` on the GPUs with these names, or on those of ``owned_by``. Returns the GPUs and the result."""
-    found = service_call.ask(run_dir, lambda admin: admin.status(names)).devices
-    devices = job_progress.named([device for device in found if owned_by is None or device.owner == owned_by])
-    return devices, asyncio.run(_call(paths.scrubber_socket(run_dir), devices, call))
+def by_uuid(run_dir: Path, names: Sequence[str]) -> Devices:
+    """The GPUs with these names."""
+    return job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
 
 
-async def _call(socket: Path, devices: Devices, call: Callable[[client.ScrubberClient, Devices], Awaitable[T]]) -> T:
+def call(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
+    """The answer to this request."""
+    return asyncio.run(_call(paths.scrubber_socket(run_dir), request))
+
+
+async def _call(socket: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
     async with client.ScrubberClient(socket) as scrubber:
-        return await call(scrubber, devices)
+        return await request(scrubber)

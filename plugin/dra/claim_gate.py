@@ -1,15 +1,15 @@
-"""Takes devices for claims, and gives them back. The scrub service remembers which claim has a device.
+"""Takes devices for claims, and gives them back. The scrub service knows which claim has a device; the driver does not.
 
 Rule 1: a claim gets all of its devices or none.
 Rule 2: a device that another claim has is not taken, not even if that claim was deleted: its pod may still run.
-Rule 3: the same call has the same result after a restart of this process or the service. What this process remembers
-        only bridges the moment until the service's list shows a new owner.
+Rule 3: the same call has the same result after a restart of this process or the service: each call asks the service.
+        The list that the service sends may be older than its ledger, so it never says that a claim has a device.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from plugin.devices import Device
@@ -23,7 +23,7 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Rea
 logger = log.get("claims")
 
 HELD_WITHIN = 10.0  # seconds: the claim before may end about two seconds after its pod was deleted by force
-SHOWN_WITHIN = 1.0  # seconds until the list of the service shows a new owner: it takes some milliseconds
+SHOWN_WITHIN = 1.0  # seconds until the list shows that a device was taken or given back: it takes some milliseconds
 PAUSE = 1.0  # seconds between two requests, unless a device changes
 ACQUIRE_AT_LEAST, ACQUIRE_WITHIN = 1.0, 10.0  # seconds for one request to the service; its policy allows less
 _IN_USE = frozenset({Reason.IN_USE, Reason.NOT_PROVEN_FREE})
@@ -38,28 +38,31 @@ class ClaimGate:
     def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
         self._scrubber = scrubber
         self._listing = listing
-        self._asked: dict[str, set[str]] = {}  # by claim: the devices that were requested since it was given back
-        self._granted: dict[str, dict[str, GrantedDevice]] = {}  # by claim and UUID, since it was given back
 
-    async def take(self, claim: str, names: Collection[str], until: float, op: str) -> dict[str, Device]:
-        """The devices with these names, proven clean and taken for this claim; an error takes none.
+    async def take(
+        self, claim: str, names: Collection[str], deadline: float, op: str
+    ) -> tuple[dict[str, Device], dict[str, GrantedDevice]]:
+        """The devices with these names, proven clean and taken for this claim, and their grants by UUID.
 
-        ``until``: the time of the event loop at which the answer must be there.
+        A claim that has them already keeps its grants. An error takes none. ``deadline``: the time of the event loop at
+        which the answer must be there.
         """
         clock = asyncio.get_running_loop().time
-        held_until = min(until, clock() + HELD_WITHIN)
+        held_deadline = min(deadline, clock() + HELD_WITHIN)
         logged: Reason | None = None
         while True:
             seen = self._listing.current()
             try:
                 devices = self.known(names)
-                if missing := _not_yet(devices.values(), claim):
-                    self._asked.setdefault(claim, set()).update(missing)
-                    within = min(max(until - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
-                    granted = await self._scrubber.acquire(missing, exclusive=True, owner=claim, op=op, timeout=within)
-                    self._granted.setdefault(claim, {}).update({it.device: it for it in granted})
+                uuids = _not_of_another(devices.values(), claim)
+                within = min(max(deadline - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
+                granted = (
+                    await self._scrubber.acquire(uuids, exclusive=True, owner=claim, op=op, timeout=within)
+                    if uuids
+                    else ()
+                )
             except AutoclaveError as error:
-                last = held_until if error.reason in _IN_USE else until
+                last = held_deadline if error.reason in _IN_USE else deadline
                 if error.reason in _FINAL or clock() >= last:
                     raise
                 if error.reason is not logged:  # each cause once, not each attempt
@@ -67,31 +70,23 @@ class ClaimGate:
                     logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=error.message)
                 await self._change(seen, min(PAUSE, last - clock()))
             else:
-                return devices
+                return devices, {it.device: it for it in granted}
 
-    def granted(self, claim: str) -> Mapping[str, GrantedDevice]:
-        """What a claim has got since this process started, by UUID."""
-        return self._granted.get(claim, {})
-
-    async def give_back(self, claim: str, until: float, op: str) -> frozenset[str]:
+    async def give_back(self, claim: str, deadline: float, op: str) -> frozenset[str]:
         """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""
         clock = asyncio.get_running_loop().time
-        await self._until_shown(claim, min(SHOWN_WITHIN, max(until - clock(), 0)))
         while True:
             seen = self._listing.current()
             try:
-                held = self._held(claim)
-                if held:
-                    await self._scrubber.release(sorted(held), owner=claim, op=op)
+                released = await self._scrubber.release(owner=claim, op=op)
             except AutoclaveError as error:
-                if clock() >= until:
+                if clock() >= deadline:
                     raise
                 logger.info("not free yet", op=op, claim=claim, reason=error.reason.value, error=error.message)
-                await self._change(seen, min(PAUSE, until - clock()))
+                await self._change(seen, min(PAUSE, deadline - clock()))
             else:
-                self._asked.pop(claim, None)
-                self._granted.pop(claim, None)
-                return held
+                await self._until_shown(claim, released, min(SHOWN_WITHIN, max(deadline - clock(), 0)))
+                return released
 
     async def until_clean(self, claim: str, uuids: Collection[str], within: float) -> bool:
         """Wait until each of these devices is clean, or out of service. False: one is not, after ``within`` seconds."""
@@ -110,24 +105,15 @@ class ClaimGate:
             raise InvalidRequest(f"{unknown[0]} is not a device of this node", Reason.UNKNOWN_DEVICE)
         return {name: shown[name] for name in names}
 
-    async def _until_shown(self, claim: str, within: float) -> None:
-        """Wait until the list shows that the claim has its devices. An older list may show them as clean."""
+    async def _until_shown(self, claim: str, uuids: Collection[str], within: float) -> None:
+        """Wait until the list is newer than the grants of these devices. An older list may show them as clean."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while any(
-                    device.uuid in self.granted(claim) and device.owner != claim and device.clean
+                    device.uuid in uuids and device.owner != claim and device.clean
                     for device in self._listing.current() or ()
                 ):
                     await self._listing.until_differs(self._listing.current())
-
-    def _held(self, claim: str) -> frozenset[str]:
-        """The devices of a claim. A device that the list shows as free may have been taken a moment ago."""
-        asked = self._asked.get(claim, ())
-        return frozenset(
-            device.uuid
-            for device in self._devices()
-            if device.owner == claim or (not device.owner and device.uuid in asked)
-        )
 
     def _settled(self, claim: str, uuids: Collection[str]) -> bool:
         """Whether no device of the claim is on the way to be clean; the list may still show the claim."""
@@ -151,9 +137,9 @@ class ClaimGate:
                 await self._listing.until_differs(tuple(seen) if seen is not None else None)
 
 
-def _not_yet(devices: Iterable[Device], claim: str) -> list[str]:
-    """The devices that the claim does not have yet, or NotReady. The text does not name the claim that has one."""
-    missing = [device for device in devices if device.owner != claim]
-    if taken := [device.uuid for device in missing if device.owner]:
+def _not_of_another(devices: Iterable[Device], claim: str) -> list[str]:
+    """The UUIDs, or NotReady if another claim has one of the devices. The text does not name that claim."""
+    found = list(devices)
+    if taken := [device.uuid for device in found if device.owner not in ("", claim)]:
         raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim")
-    return [device.uuid for device in missing]
+    return [device.uuid for device in found]

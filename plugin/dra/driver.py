@@ -148,13 +148,13 @@ class Driver:
         uuids = await self._devices.uuids(list(claims.allocated(found, self._chosen.driver)), until)
         # Admin access takes nothing: the device may belong to another claim.
         wanted = {uuid for it, uuid in uuids.items() if not it.admin}
-        devices = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
+        devices, granted = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
         devices |= self._gate.known({uuid for it, uuid in uuids.items() if it.admin})
         answer = await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
         if self._statuses is not None and not answer.error:
-            granted = self._gate.granted(claim.uid)
             got = {it: granted[devices[uuid].uuid] for it, uuid in uuids.items() if devices[uuid].uuid in granted}
-            self._statuses.prepared(found, {it: grant for it, grant in got.items() if not it.admin})
+            if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
+                self._statuses.prepared(found, {it: grant for it, grant in got.items() if not it.admin})
         return answer
 
     async def _unprepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodeUnprepareResourceResponse:
@@ -169,6 +169,11 @@ class Driver:
             logger.warning("not clean yet: the next claim waits for it", op=op, claim=claim.uid, devices=sorted(uuids))
         return answer
 
+    def _lock(self, claim: wire.Claim) -> asyncio.Lock:
+        if not claim.uid:  # to the service, a free device has no owner
+            raise InvalidRequest("the kubelet named a claim without a UID")
+        return self._locks.setdefault(claim.uid, asyncio.Lock())
+
     async def _answer(
         self,
         call: Call,
@@ -181,7 +186,7 @@ class Driver:
         begun, op = time.monotonic(), operation_id.new()
         log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
         try:
-            lock = self._locks.setdefault(claim.uid, asyncio.Lock())
+            lock = self._lock(claim)
             with self._in_flight.one(), self._counters.call(call) as counted:
                 async with lock:
                     result = await work(claim, until, op)

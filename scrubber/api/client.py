@@ -95,9 +95,9 @@ class ScrubberClient(_Client):
     ) -> tuple[GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
-        ``exclusive`` refuses a device that is granted or in use. Without it, the request says that the last owner has
-        left.
-        ``owner``: who the devices are for, for people and for ``release``.
+        ``exclusive`` refuses a device that is granted or in use, unless this request repeats one for the same owner.
+        Without it, the request says that the last owner has left. ``owner``: who the devices are for, for people and
+        for ``release``.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, exclusive=exclusive, owner=owner)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
@@ -109,9 +109,11 @@ class ScrubberClient(_Client):
         await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     async def release(
-        self, devices: Sequence[str], *, owner: str = "", op: str = "", timeout: float = SHORT
+        self, devices: Sequence[str] = (), *, owner: str = "", op: str = "", timeout: float = SHORT
     ) -> frozenset[str]:
         """Say that the last owner has left. ``owner`` refuses a device that was acquired for another owner.
+
+        Without ``devices``: all devices of the owner, if it has any.
 
         Returns the devices that were granted or in use.
         """

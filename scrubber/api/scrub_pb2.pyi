@@ -34,8 +34,9 @@ class AcquireRequest(_message.Message):
     a scrub: the kubelet shares a device between the init and app containers of one pod.
     """
     exclusive: _builtins.bool
-    """Refuse a device that is granted or in use. Without this field, the request itself says that the last owner is gone,
-    as a request of the kubelet does.
+    """Refuse a device that is granted or in use. The grant lasts until Release. If all of the devices were granted to the
+    same owner in this way, the answer is those grants; if some were, the request is refused. Without this field, the
+    request itself says that the last owner is gone, as a request of the kubelet does.
     """
     owner: _builtins.str
     """Who the devices are for, such as the id of a job: one line of at most 128 characters, for people and for Release."""
@@ -191,9 +192,11 @@ class ReleaseRequest(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """Refuse a device that was not acquired for this owner. Empty: any owner."""
+    """Refuse a device that was not acquired for this owner. Empty: any owner, of devices that are named."""
     @_builtins.property
-    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Empty: all devices of the owner, if it has any."""
+
     def __init__(
         self,
         *,

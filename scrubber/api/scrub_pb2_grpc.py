@@ -77,7 +77,7 @@ class ScrubberServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Takes devices back after their last owner. Refused while a container may still use one of them.
+        """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class ScrubberStub:
     Start: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.StartRequest, _scrub_pb2.StartResponse]
     """Asks whether a container of this owner may start on these devices. An error means no."""
     Release: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]
-    """Takes devices back after their last owner. Refused while a container may still use one of them."""
+    """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
     Watch: _grpc.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]
     """Sends all devices and their health: at once, at every change, and every two seconds without a change."""
 
@@ -59,7 +59,7 @@ class ScrubberAsyncStub(ScrubberStub):
     Start: _aio.UnaryUnaryMultiCallable[_scrub_pb2.StartRequest, _scrub_pb2.StartResponse]  # type: ignore[assignment]
     """Asks whether a container of this owner may start on these devices. An error means no."""
     Release: _aio.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Takes devices back after their last owner. Refused while a container may still use one of them."""
+    """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
     Watch: _aio.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]  # type: ignore[assignment]
     """Sends all devices and their health: at once, at every change, and every two seconds without a change."""
 
@@ -90,7 +90,7 @@ class ScrubberServicer(metaclass=_abc_1.ABCMeta):
         request: _scrub_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scrub_pb2.ReleaseResponse, _abc.Awaitable[_scrub_pb2.ReleaseResponse]]:
-        """Takes devices back after their last owner. Refused while a container may still use one of them."""
+        """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
 
     @_abc_1.abstractmethod
     def Watch(

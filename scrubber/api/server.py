@@ -73,9 +73,10 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See ``scrub.proto``."""
         async with answered(context, "release", self._counters.answered) as asked:
-            asked.devices = request_limits.devices(request.devices)
             owner = request_limits.acquired_for(request.owner)
+            asked.devices = request_limits.devices(request.devices, needed=not owner)
             released = await self._service.handover.release(asked.devices, owner=owner, op=asked.op)
+            asked.devices = asked.devices or released
             return scrub_pb2.ReleaseResponse(released=released)
 
     async def Watch(

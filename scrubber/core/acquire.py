@@ -10,6 +10,8 @@ Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from policies.model import GateMode, Mode, Policy
 from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
 from scrubber.core import events as ev
@@ -20,7 +22,7 @@ from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what is asked for, and by whom
     record: Record,
     facts: Facts,
     policy: Policy,
@@ -28,17 +30,21 @@ def decide(
     *,
     announced: bool = False,
     exclusive: bool = False,
+    owner: str = "",
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without
-    ``exclusive``, a request for such a device implies that its last owner has left.
+    ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Proceed
+    if it was granted to this ``owner`` until its release: the request is repeated. Without ``exclusive``, a request for
+    a device that is granted or in use implies that its last owner has left.
     """
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.RecordFirst(stale)
     if exclusive and record.state in (State.GRANTED, State.IN_USE):
+        if ownership.until_release(record) and ownership.acquired_for(record, owner):
+            return answers.Proceed()
         why = f"it is {record.state.value}; run `autoclave release` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, refusals.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)
@@ -53,6 +59,19 @@ def decide(
     return answer
 
 
+def partly_held(replies: Mapping[str, answers.AcquireAnswer]) -> answers.Refuse | None:
+    """Refuse a request for several devices if the owner already has some of them, but not all.
+
+    It repeats no earlier request. As a new request it would share a device between two jobs of the same name.
+    """
+    held = [device for device, answer in replies.items() if isinstance(answer, answers.Proceed)]
+    if not held or len(held) == len(replies):
+        return None
+    other = next(device for device in replies if device not in held)
+    why = f"this owner already has {held[0]}; run `autoclave release` first, or acquire the other devices alone"
+    return answers.Refuse(Reason.IN_USE, f"cannot {Action.HAND_OUT.value} {other}: {why}")
+
+
 def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
     """The answer under policy ``observe``: yes, with the reason why it would be no otherwise."""
     match answer:
@@ -61,6 +80,8 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: mode enforce needs the {path.value} path ({trigger.value})")
         case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.RecordFirst():
+            return answer
+        case answers.Proceed():
             return answer
 
 
@@ -72,6 +93,8 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
         case answers.Wait() | answers.Join():
             return answers.Defer()
         case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.RecordFirst():
+            return answer
+        case answers.Proceed():
             return answer
 
 

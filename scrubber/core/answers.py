@@ -109,7 +109,7 @@ class Offer:
     why: str
 
 
-AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
+AcquireAnswer = Proceed | HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 ReleaseAnswer = Proceed | Refuse | RecordFirst
 TendAnswer = RecordFirst | Scrub | StartProbation | CancelJob | Blocked | Proceed

@@ -57,6 +57,11 @@ def until_release(record: Record) -> bool:
     return record.grant is not None and record.grant.until_release
 
 
+def acquired_for(record: Record, owner: str) -> bool:
+    """Whether the device was granted to this owner. An owner without a name has no device."""
+    return owner != "" and record.grant is not None and record.grant.owner == owner
+
+
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     """Whether an unannounced pod, such as a monitoring agent, has left a device that was granted to another pod.
 

@@ -17,7 +17,7 @@ def decide(record: Record, facts: Facts, now: Moment, owner: str = "") -> answer
     """
     if record.state not in (State.GRANTED, State.IN_USE):
         return answers.Proceed()
-    if owner and record.grant is not None and record.grant.owner != owner:
+    if owner and record.grant is not None and not ownership.acquired_for(record, owner):
         why = "it was not acquired for this owner; `autoclave status` names its owner"
         return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Action.TAKE_BACK, record, why))
     used = still_in_use(Action.TAKE_BACK, record, facts, now)

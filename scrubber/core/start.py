@@ -220,5 +220,5 @@ def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
             raise AssertionError("only an announced acquire is deferred to the start")
         case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob() | answers.Wait():
             return answer
-        case answers.Refuse() | answers.RecordFirst():
+        case answers.Refuse() | answers.RecordFirst() | answers.Proceed():
             return answer

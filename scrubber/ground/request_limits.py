@@ -42,7 +42,12 @@ def owner(name: str) -> str:
 
 
 def acquired_for(name: str) -> str:
-    """The owner whom the caller of Acquire or Release names in free text, stripped, or InvalidRequest."""
+    """The owner whom the caller of Acquire or Release names in free text, stripped, or InvalidRequest.
+
+    Empty: none is named. A blank owner is an unset variable of a script: as none, it would release any job's GPU.
+    """
+    if name and not name.strip():
+        raise InvalidRequest("the owner is blank")
     return one_line(name, "the owner", longest=LONGEST_OWNER)
 
 

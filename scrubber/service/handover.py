@@ -3,24 +3,27 @@
 Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
 Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.
 Rule 3: a caller's claim is never believed. The observation decides.
+Rule 4: the requests for one owner follow each other, so that a release misses no device that an acquire is about to
+        grant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from scrubber.core import acquire, answers, refusals, release, start
+from scrubber.core import acquire, answers, ownership, refusals, release, start
 from scrubber.core import events as ev
 from scrubber.core.model import Grant, KubeletAssignment, Record
 from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
-from scrubber.ground.errors import NotReady, Reason, Refused
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.service.context import MAX_ROUNDS, TOO_LATE, ServiceContext
@@ -30,7 +33,7 @@ logger = log.get("handover")
 
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
-ACCEPTED = (answers.HandOut, answers.Defer)
+ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
 NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
 # Seconds between observations while the last owner still has time to leave.
 ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
@@ -44,6 +47,7 @@ class Handover:
         """``upkeep`` looks after a device that was released."""
         self._context = context
         self._upkeep = upkeep
+        self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", op: str = "",
@@ -55,9 +59,16 @@ class Handover:
 
         Under policy ``gate: prestart`` a device may get the grant None: it is not ready, and the start that was
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
-        in use is refused, the grant lasts until a release, and a failed request withholds no device. ``owner``: who the
-        devices are for, as the caller writes it. ``op`` is the caller's operation id for ledger and log.
+        in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
+        all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
+        caller writes it. ``op`` is the caller's operation id for ledger and log.
         """
+        async with self._turn_of(owner):
+            return await self._acquire(devices, op, within, announced=announced, exclusive=exclusive, owner=owner)
+
+    async def _acquire(
+        self, devices: Sequence[str], op: str, within: float | None, *, announced: bool, exclusive: bool, owner: str
+    ) -> dict[str, Grant | None]:
         context = self._context
         op = context.operation(op)
         policies = [context.policy(device) for device in devices]
@@ -68,16 +79,21 @@ class Handover:
         try:
             while True:
                 async with context.locked(devices, deadline):
-                    decision = partial(self._acquire_answer, op, announced=announced, exclusive=exclusive)
+                    decision = partial(self._acquire_answer, op, announced=announced, exclusive=exclusive, owner=owner)
                     replies = await self._answer_all(devices, decision, deadline)
+                    partly = acquire.partly_held(replies)
+                    if partly is not None:
+                        raise Refused(partly.reason, partly.message)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op, Action.HAND_OUT)
+                        held = [it for it, answer in replies.items() if isinstance(answer, answers.Proceed)]
                         grants = await self._grant(
                             _handouts(replies), op, announced=announced, until_release=exclusive, owner=owner
                         )
                         to_withhold = set()
-                        return {device: grants.get(device) for device in sorted(devices)}
+                        granted = grants | {device: context.record(device).grant for device in held}
+                        return {device: granted.get(device) for device in sorted(devices)}
                     to_withhold = refused
                     _raise_refusals(replies, joined, Action.HAND_OUT)
                     running = await self._start_jobs(replies, op, Action.HAND_OUT)
@@ -126,11 +142,20 @@ class Handover:
             await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
-    async def release(self, devices: Sequence[str], *, owner: str = "", op: str = "") -> tuple[str, ...]:
+    async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
 
-        ``owner``: raise also if one of them was granted to another owner. Returns those that were granted or in use.
+        ``owner``: raise also if one of them was granted to another owner. Without ``devices``: all of this owner, and
+        there may be none. Returns those that were granted or in use.
         """
+        if not devices and not owner:
+            raise InvalidRequest("cannot take back: no device and no owner was named")
+        async with self._turn_of(owner):
+            return await self._release(devices or self._devices_of(owner), owner, op)
+
+    async def _release(self, devices: Sequence[str], owner: str, op: str) -> tuple[str, ...]:
+        if not devices:
+            return ()
         context = self._context
         op = context.operation(op)
         deadline = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
@@ -146,6 +171,19 @@ class Handover:
             await self._upkeep.reconcile(device, op)
         return tuple(device for device, _ in released)
 
+    @contextlib.asynccontextmanager
+    async def _turn_of(self, owner: str) -> AsyncIterator[None]:
+        """Wait until no other request for this owner is under way. Without an owner, a request waits for none."""
+        if not owner:
+            yield
+            return
+        async with self._owners.setdefault(owner, asyncio.Lock()):
+            yield
+
+    def _devices_of(self, owner: str) -> list[str]:
+        records = self._context.ledger.records
+        return [device for device, record in records.items() if ownership.acquired_for(record, owner)]
+
     async def _answer_all(
         self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], deadline: float
     ) -> dict[str, A]:
@@ -160,14 +198,18 @@ class Handover:
         except TimeoutError:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 
-    async def _acquire_answer(self, op: str, device: str, *, announced: bool, exclusive: bool) -> answers.AcquireAnswer:
+    async def _acquire_answer(
+        self, op: str, device: str, *, announced: bool, exclusive: bool, owner: str
+    ) -> answers.AcquireAnswer:
         context = self._context
 
         async def decision(record: Record) -> answers.AcquireAnswer:
             seen = await context.observer.quick(record, last=not announced)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             policy = context.policy(device)
-            return acquire.decide(record, facts, policy, context.now(), announced=announced, exclusive=exclusive)
+            return acquire.decide(
+                record, facts, policy, context.now(), announced=announced, exclusive=exclusive, owner=owner
+            )
 
         return await self._final_answer(op, device, decision, Action.HAND_OUT)
 

@@ -143,7 +143,8 @@ def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
 def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, two_gpus):
     ours, theirs = two_gpus, gpu
     output_of(autoclave("acquire", *ours, "--owner", "job 51"))
-    output_of(autoclave("acquire", theirs, "--owner", "job 52"))
+    granted = output_of(autoclave("acquire", theirs, "--owner", "job 52"))
+    assert output_of(autoclave("acquire", theirs, "--owner", "job 52")) == granted
     said = output_of(autoclave("release", "--owner", "job 51")).splitlines()
     assert [re.sub(r"\(.*\) ", "", line) for line in said] == [f"GPU {it} is given back" for it in ours]
     assert service.settled(theirs, "granted").owner == "job 52"

@@ -10,7 +10,19 @@ import pytest
 from policies.model import Clear, GateMode, Paths, Proof
 from scrubber.core import acquire, eviction, fence, ownership, proof, release, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Blocked, Defer, Fenced, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
+from scrubber.core.answers import (
+    AcquireAnswer,
+    Blocked,
+    Defer,
+    Fenced,
+    HandOut,
+    Join,
+    Proceed,
+    RecordFirst,
+    Refuse,
+    Scrub,
+    Wait,
+)
 from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -191,7 +203,7 @@ def test_acquire_under_observe(record, seen, answer):
     assert acquire.decide(record, seen, OBSERVE, later(1)) == answer
 
 
-FRESH = {  # by state, with whoever might be on it
+EXCLUSIVE = {  # by state, with whoever might be on it
     State.UNKNOWN: (lives.UNKNOWN, SLOW),
     State.CLEAN: (lives.CLEAN, HandOut()),
     State.DIRTY: (lives.DIRTY, FAST),
@@ -203,8 +215,8 @@ FRESH = {  # by state, with whoever might be on it
 
 
 @pytest.mark.parametrize("state", State)
-def test_a_fresh_request_is_refused_a_granted_device(state):
-    record, answer = FRESH[state]
+def test_an_exclusive_request_is_refused_a_granted_device(state):
+    record, answer = EXCLUSIVE[state]
     assert record.state is state
     assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), exclusive=True) == answer
 
@@ -212,17 +224,43 @@ def test_a_fresh_request_is_refused_a_granted_device(state):
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
-def test_a_fresh_request_is_refused_under_every_policy_and_fact(policy, record, seen):
+def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
 
 
-def test_a_grant_of_another_boot_refuses_no_fresh_request():
+KEPT_BY_A_JOB = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="job 7")))
+
+
+@pytest.mark.parametrize("seen", [facts(), facts((OF_B,), alive=True), facts(None)])
+@pytest.mark.parametrize("record", [KEPT_BY_A_JOB, live(KEPT_BY_A_JOB, ev.PutInUse(Owner(B, NOW, seen=True)))])
+def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
+    def answer(owner: str) -> AcquireAnswer:
+        return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner)
+
+    assert answer("job 7") == Proceed()
+    assert {answer(other) for other in ("", "job 8")} == {Refuse(Reason.IN_USE, HELD.format(record.state.value))}
+
+
+@pytest.mark.parametrize("owner", ["", "job 7"])
+def test_a_grant_without_a_release_is_not_repeated(owner):
+    named = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner=owner)))
+    answer = acquire.decide(named, facts(), ENFORCE, later(1), exclusive=True, owner=owner)
+    assert answer == Refuse(Reason.IN_USE, HELD.format("granted"))
+
+
+def test_a_reboot_ends_the_grant_that_would_be_repeated():
+    seen = facts(incarnation=lives.REBOOTED)
+    answer = acquire.decide(KEPT_BY_A_JOB, seen, ENFORCE, later(1), exclusive=True, owner="job 7")
+    assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
+
+
+def test_a_grant_of_another_boot_refuses_no_exclusive_request():
     answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), exclusive=True)
     assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-def test_a_holder_without_a_grant_refuses_a_fresh_request():
+def test_a_holder_without_a_grant_refuses_an_exclusive_request():
     assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), exclusive=True) == IN_USE
 
 

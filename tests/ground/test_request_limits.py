@@ -68,6 +68,8 @@ def test_words_that_could_fool_a_terminal_are_refused(text):
 def test_an_owner_may_be_any_short_line():
     assert request_limits.acquired_for(" job 4711 of é ") == "job 4711 of é"
     assert request_limits.acquired_for("") == ""
+    with pytest.raises(InvalidRequest, match="the owner is blank"):
+        request_limits.acquired_for(" ")
     assert len(request_limits.acquired_for("x" * 128)) == 128
     with pytest.raises(InvalidRequest, match="the owner has 129 characters, at most 128 are allowed"):
         request_limits.acquired_for("x" * 129)

@@ -51,7 +51,7 @@ async def test_an_unknown_device_is_refused_by_name(world, ask):
     assert world.state(world.uuids[0]) is State.CLEAN
 
 
-async def test_of_two_fresh_acquires_one_gets_and_keeps_the_device(world):
+async def test_of_two_exclusive_acquires_one_gets_and_keeps_the_device(world):
     """The second was let go on after the first one's scrub, and would have given back what was granted a moment ago."""
     device = world.uuids[0]
     for _ in range(50):
@@ -65,7 +65,7 @@ async def test_of_two_fresh_acquires_one_gets_and_keeps_the_device(world):
         await world.handover.release([device])  # and the next two find it dirty
 
 
-async def test_fresh_acquire_grants_all_or_none_and_withholds_nothing(world):
+async def test_exclusive_acquire_grants_all_or_none_and_withholds_nothing(world):
     free, taken = world.uuids
     await world.acquire("job", taken)
     before = len(world.truth.entries)
@@ -74,6 +74,55 @@ async def test_fresh_acquire_grants_all_or_none_and_withholds_nothing(world):
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
     assert [advert(world, device).healthy for device in world.uuids] == [True, True]
+
+
+async def test_an_owner_gets_its_grants_again(world):
+    first = await world.handover.acquire(world.uuids, announced=False, exclusive=True, owner="job 7")
+    before = len(world.truth.entries)
+    assert await world.handover.acquire(world.uuids, announced=False, exclusive=True, owner="job 7") == first
+    one = world.uuids[1]
+    again = await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
+    assert again == {one: first[one]}
+    assert len(world.truth.entries) == before
+
+
+async def test_an_owner_of_some_devices_is_refused_the_others_with_them(world):
+    one, two = world.uuids
+    await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
+    before = len(world.truth.entries)
+    with pytest.raises(Refused, match=f"cannot hand out {two}: this owner already has {one}; run `autoclave release`"):
+        await world.handover.acquire([one, two], announced=False, exclusive=True, owner="job 7")
+    assert len(world.truth.entries) == before
+    assert list(await world.handover.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
+
+
+async def test_a_release_by_owner_takes_back_the_owners_devices_only(world):
+    one, two = world.uuids
+    await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
+    await world.handover.acquire([two], announced=False, exclusive=True)
+    assert await world.handover.release(owner="job 8") == ()
+    assert await world.handover.release(owner="job 7") == (one,)
+    assert await world.handover.release(owner="job 7") == ()
+    assert [world.record(device).grant is None for device in (one, two)] == [True, False]
+
+
+async def test_a_release_of_no_device_and_no_owner_is_refused(world):
+    """A claim without a UID must not give back the devices that were acquired without an owner."""
+    await world.handover.acquire(world.uuids, announced=False, exclusive=True)
+    with pytest.raises(InvalidRequest, match="no device and no owner was named"):
+        await world.handover.release()
+    assert [world.state(device) for device in world.uuids] == [State.GRANTED] * 2
+
+
+async def test_a_release_by_owner_waits_for_the_owners_acquire(world):
+    """Otherwise a job that has ended would get its devices a moment later, and keep them."""
+    device = world.uuids[0]
+    await world.handover.acquire([device], announced=False, exclusive=True)
+    await world.handover.release([device])  # now it is scrubbed
+    asked = world.handover.acquire([device], announced=False, exclusive=True, owner="job 7")
+    granted, released = await asyncio.gather(asked, world.handover.release(owner="job 7"))
+    assert (list(granted), released) == ([device], (device,))
+    assert world.record(device).grant is None
 
 
 async def test_after_a_stop_nothing_is_granted_or_reconciled(world):

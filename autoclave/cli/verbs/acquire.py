@@ -7,8 +7,6 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
-from scrubber.api import client
-from scrubber.ground.device_messages import GrantedDevice
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -21,14 +19,14 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
 
     Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
     them meanwhile. A GPU that is not clean is scrubbed first, within the allocate budget of the policy. Exit code 1
-    when a GPU is not clean by then, or is already granted or in use. The owner is shown by status, explain and history,
+    when a GPU is not clean by then, or is already granted or in use. If the same owner acquires the same GPUs again, it
+    gets its present grants, and the GPUs are not scrubbed again. The owner is shown by status, explain and history,
     and in the receipt of the scrub after the job. Nobody verifies it.
     """
-
-    async def acquire(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> tuple[GrantedDevice, ...]:
-        return await scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
-
-    devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)
+    devices = resolve_gpus.by_uuid(run_dir, gpus)
+    grants = resolve_gpus.call(
+        run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
+    )
     if output != "text":
         document.emit(document.listing("Grant", map(document.fields, grants)), output)
         return

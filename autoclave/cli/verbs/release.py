@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
-from scrubber.api import client
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -25,10 +24,10 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     if not gpus and owner is None:
         raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")
 
-    async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> frozenset[str]:
-        return await scrubber.release(list(devices), owner=owner or "") if devices else frozenset()
-
-    devices, released = resolve_gpus.call_with_uuids(run_dir, gpus, release, owned_by=None if gpus else owner)
+    devices = resolve_gpus.by_uuid(run_dir, gpus) if gpus else {}
+    released = resolve_gpus.call(run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or ""))
+    if not gpus and released:
+        devices = resolve_gpus.by_uuid(run_dir, sorted(released))
     if not devices:
         click.echo(human.printable(f"autoclave: no GPU was acquired for {owner}, so nothing was given back"), err=True)
     if output != "text":

@@ -221,8 +221,9 @@ class DirectClient:
         )
         return [life.reporter.granted(*grant) for grant in grants.items()]
 
-    async def release(self, devices, *, owner, op):
-        await self._ask(lambda: self.world.handover.release(devices, owner=owner, op=op), client.SHORT)
+    async def release(self, *, owner, op):
+        released = await self._ask(lambda: self.world.handover.release(owner=owner, op=op), client.SHORT)
+        return frozenset(released)
 
     async def watch(self):
         while self.world.up:

@@ -2,13 +2,16 @@
 
 import asyncio
 
+import pytest
+
 from plugin.dra.claim_gate import ClaimGate
 from scrubber.api import client
+from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
-from tests.plugin.scrub_server import gpu
+from tests.plugin.scrub_server import gpu, no
 
 
-async def test_a_device_that_an_old_list_shows_free_is_released(door, followed):
+async def test_a_claim_gives_back_what_the_service_says_it_has(door, followed):
     """A claim may end before the list shows that it has a device."""
     door.say(gpu(0), gpu(1))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
@@ -17,7 +20,26 @@ async def test_a_device_that_an_old_list_shows_free_is_released(door, followed):
         await gate.take("a", {"gpu-0000"}, until, "")
         await gate.give_back("a", until, "")
         await gate.give_back("a", until, "")
-    assert door.asked == [("acquire", ("GPU-0000",)), ("release", ("GPU-0000",))]
+    assert door.asked == [("acquire", ("GPU-0000",)), ("release", ()), ("release", ())]
+
+
+async def test_an_older_list_gives_a_claim_no_device(door, followed):
+    """The claim has given the device back a moment ago. The service does not grant it again before its scrub."""
+    door.say(gpu(0, clean=False, owner="a"))
+    door.answer = no(Refused(Reason.SCRUB_FAILED, "cannot hand out GPU-0000: its scrub failed"))
+    async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
+        await listing.until_known()
+        with pytest.raises(Refused, match="its scrub failed"):
+            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, asyncio.get_running_loop().time() + WITHIN, "")
+
+
+async def test_a_device_of_another_claim_is_not_asked_for(door, followed):
+    door.say(gpu(0, owner="b"))
+    async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
+        await listing.until_known()
+        with pytest.raises(NotReady, match="GPU-0000 still belongs to another claim"):
+            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, asyncio.get_running_loop().time() + 0.1, "")
+    assert door.asked == []
 
 
 async def test_devices_are_not_clean_while_the_service_is_away(door, followed):

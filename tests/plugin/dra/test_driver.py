@@ -116,6 +116,18 @@ async def test_a_claim_gets_clean_devices_and_gives_them_back_clean(cluster):
     assert await cluster.unprepare("a") == ""
 
 
+async def test_a_claim_without_a_uid_takes_and_gives_back_nothing(cluster, service):
+    """To the service, a free device and a device that was acquired for no owner have the owner ''."""
+    cluster.allocate("a", 0, 1)
+    async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber:
+        uuids = [device.uuid for device in cluster.gpus()]
+        await scrubber.acquire(uuids, exclusive=True)
+        claim = wire.Claim(namespace="default", name="a")
+        ended = await cluster.stub.NodeUnprepareResources(wire.NodeUnprepareResourcesRequest(claims=[claim]))
+        assert ended.claims[""].error == "autoclave: the kubelet named a claim without a UID"
+        assert await scrubber.release(uuids) == set(uuids)
+
+
 async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
     """The list of the service may not show it yet."""
     cluster.allocate("a", 0, 1)
