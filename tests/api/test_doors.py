@@ -246,7 +246,7 @@ async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
             await admin.history(kinds=["nonsense"])
 
 
-async def test_a_warning_is_found_behind_rows_that_are_none(house, monkeypatch):
+async def test_warnings_are_found_among_other_rows(house, monkeypatch):
     monkeypatch.setattr(report, "MAX_ENTRIES", 1)
     async with house.admin() as admin, house.scrubber() as scrubber:
         await admin.quarantine("0", "because", "a test")

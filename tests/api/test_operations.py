@@ -211,7 +211,7 @@ async def test_a_caller_that_leaves_is_logged_as_such(house) -> None:
 
 
 @pytest.mark.parametrize("sent", ["", "abc", "g" * 8, "a" * 33, "abcd\n", "ab cd", b"abcd"])
-def test_what_is_no_id_is_never_taken_for_one(sent: str | bytes) -> None:
+def test_an_invalid_operation_id_is_ignored(sent: str | bytes) -> None:
     assert FRESH.fullmatch(operation_id.from_metadata(((operation_id.KEY, sent), ("else", "abcd"))))
 
 

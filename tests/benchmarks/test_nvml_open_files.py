@@ -43,7 +43,7 @@ def test_each_count_is_read_with_so_many_open_files():
 @pytest.mark.parametrize(
     ("node", "why"), [("missing", "No such file or directory"), ("file", "no device node"), ("null", None)]
 )
-def test_what_cannot_be_measured_says_why(tmp_path, node, why):
+def test_a_failed_measurement_says_why(tmp_path, node, why):
     (tmp_path / "file").touch()
     (tmp_path / "null").symlink_to(os.devnull)  # has no mapping
     rows = [row["with"] for row in nvml_open_files.of_node(tmp_path / node, lambda: 0)]

@@ -64,7 +64,7 @@ def test_a_repeatable_flag_takes_one_value_or_a_list(load, value):
         ("run-dir: &a /x\n", "found the anchor"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_its_place(load, text, reason):
+def test_a_fault_is_one_line_with_its_place(load, text, reason):
     with pytest.raises(FatalError) as error:
         load(text)
     assert reason in str(error.value)

@@ -95,7 +95,7 @@ def test_a_run_directory_of_another_user_is_broken(examine, kubelet, monkeypatch
     assert "become the user" in found["run-dir"][0]["remedy"]
 
 
-def test_what_is_wrong_with_a_service_that_answers_is_found(autoclave, examine, kubelet, started, short_tmp):
+def test_faults_of_an_answering_service_are_found(autoclave, examine, kubelet, started, short_tmp):
     file = short_tmp / "site.yaml"
     file.write_text("name: site\ndefaults:\n  gate: prestart\n  restart_on_sick: allow\n")
     service = started("--policy", file)
@@ -245,7 +245,7 @@ def test_skipping_every_finding_is_broken(autoclave, short_tmp):
     assert run.stderr == "autoclave: nothing was checked: no finding is left, which counts as broken\n"
 
 
-def test_a_node_without_kubernetes_is_judged_without_it(autoclave, started, short_tmp):
+def test_a_node_without_kubernetes_needs_no_kubelet(autoclave, started, short_tmp):
     service = started()
     service.settled(0, "clean")
     here = ("doctor", "--without-kubernetes", "--kubelet-dir", short_tmp / "none", "--host-root", short_tmp)

@@ -210,7 +210,7 @@ def test_an_error_cannot_make_the_terminal_do_things(capsys):
     assert capsys.readouterr().err == "autoclave: cannot scrub: used by \\x1b[2Jevil\\x07\n"
 
 
-def test_an_unknown_gpu_comes_with_the_verb_that_lists_them(capsys):
+def test_an_unknown_gpu_names_the_verb_that_lists_gpus(capsys):
     failure.report(InvalidRequest("there is no device 9", Reason.UNKNOWN_DEVICE))
     assert capsys.readouterr().err == (
         "autoclave: cannot do that: there is no device 9; `autoclave status` lists the GPUs\n"

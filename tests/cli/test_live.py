@@ -240,7 +240,7 @@ def test_one_of_two_simultaneous_acquires_is_refused(autoclave, service, gpu):
         output_of(autoclave("release", gpu))
 
 
-def test_acquire_takes_all_or_none(autoclave, service, gpu):
+def test_acquire_takes_all_gpus_or_none(autoclave, service, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
     other = gpu + 1  # of the next test
     service.settled(other, "clean")
@@ -294,7 +294,7 @@ def test_several_gpus_are_taken_out_and_brought_back_at_once(autoclave, pair):
     assert [(it["index"], it["clean"]) for it in back] == [(one, True), (two, True)]
 
 
-def test_one_gpu_that_is_refused_hides_no_other(autoclave, pair, monkeypatch):
+def test_a_refused_gpu_hides_no_other(autoclave, pair, monkeypatch):
     one, two = pair
     (bad,) = items(autoclave("status", one, "-o", "json"))
     really = client.AdminClient.quarantine

@@ -246,7 +246,7 @@ def test_a_drifted_setting_is_left_behind(autoclave, gpus):
     assert layout.read(layout.places(gpus)[1].settings, layout.SimulatedSettings).power_limit_watts == 99
 
 
-def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):
+def test_occupy_writes_a_secret_and_release_ends_it(autoclave, gpus):
     uuid = layout.places(gpus)[0].info().uuid
     shown = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
     pid = int(shown.split()[3])

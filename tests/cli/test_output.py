@@ -118,7 +118,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
         ({}, ""),
     ],
 )
-def test_wide_names_the_owner_in_one_word(change, owner):
+def test_wide_shows_the_owner_without_spaces(change, owner):
     [row] = table.wide([replace(CLEAN, **change)], NOW)
     assert row[table.WIDE.index("OWNER")] == owner
 

@@ -69,7 +69,7 @@ def test_a_code_is_explained(offline, tmp_path):
         (171, "catalog: no action is published, so the policy's `unknown` decides"),
     ],
 )
-def test_what_is_not_plain_is_noted(offline, code, document):
+def test_special_codes_have_a_note(offline, code, document):
     assert f" {document}\n" in offline(code).stdout
 
 

@@ -52,7 +52,7 @@ def example(name):
 
 
 @pytest.mark.usefixtures("busybox")
-async def test_the_reader_of_the_examples_finds_nothing(cluster):
+async def test_the_example_pod_finds_no_residue(cluster):
     await apply(cluster, [example("writer")])
     await cluster.until(Pod, "writer", lambda pod: pod.status.phase == "Running")
     lines = cluster.client.log("writer", follow=True)
@@ -118,7 +118,7 @@ async def plugin(cluster, installed):
         yield client
 
 
-async def test_the_plugin_may_change_nothing_but_its_own_reports(cluster, plugin):
+async def test_the_plugin_may_change_only_its_own_reports(cluster, plugin):
     """A second node exists, on which the DaemonSets do not run."""
     spec = {"taints": [{"key": "test", "effect": "NoSchedule"}]}
     await cluster.client.create(Node.from_dict({"metadata": {"name": "other"}, "spec": spec}))

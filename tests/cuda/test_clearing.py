@@ -39,7 +39,7 @@ def taken(gpu: HostGpu) -> memory.GpuMemory:
 
 
 @given(kind=st.sampled_from(PatternKind), words=st.tuples(*[st.integers(0, 2**64 - 1)] * 2), base=st.integers(0, 2**45))
-def test_what_stands_at_a_place_is_what_was_written_there(kind, words, base):
+def test_the_stream_gives_each_place_its_bytes(kind, words, base):
     held = pattern_bytes(kind, words[0], words[1], base, 3).tobytes()
     assert bytes(Pattern(kind, *words).byte(base * 16 + place) for place in range(48)) == held
 
@@ -72,7 +72,7 @@ def test_a_driver_failure_is_not_the_end_of_memory(gpu):
         taken(gpu)
 
 
-def test_what_was_there_is_counted_and_placed_and_gone(gpu):
+def test_residue_is_counted_located_and_cleared(gpu):
     held = taken(gpu)
     gpu.cells[5000:5006] = list(b"secret")
     gpu.cells[5 * PAGE + 3] = 7

@@ -182,14 +182,14 @@ def test_the_shipped_images_match_their_source(tmp_path):
 
 @needs_nvrtc
 @pytest.mark.parametrize("line", ["int x = ;", "__device__ void f() { int unused; }"], ids=["error", "warning"])
-def test_what_the_compiler_complains_about_is_not_shipped(line):
+def test_images_with_compiler_warnings_are_not_shipped(line):
     assert NVRTC
     sources = compile_kernels.read_sources() | {compile_kernels.SOURCE: f"{line}\n"}
     with pytest.raises(CompilingError, match=r"cannot compile the kernels for sm_75: .*scrub\.cu\(1\)"):
         compile_kernels.compiled(NVRTC, sources)
 
 
-def test_without_the_compiler_it_says_how_to_get_it(tmp_path):
+def test_without_a_compiler_the_message_says_how_to_install(tmp_path):
     with pytest.raises(CompilingError, match="make kernels"):
         compile_kernels.library([tmp_path])
 

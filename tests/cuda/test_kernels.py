@@ -207,7 +207,7 @@ def test_every_checked_word_of_shared_memory_is_counted(gpu, size, block, grid):
     assert compared(gpu.on_chip("plant", CANARY, shape)) == [0, 0]
 
 
-def test_every_register_that_was_looked_at_is_counted(gpu):
+def test_every_checked_register_is_counted(gpu):
     assert compared(gpu.on_chip("registers", 42, HOLDING)) == [2 * 2 * 240 * 256, 2 * 240 * 256]
     assert compared(gpu.on_chip("plant_registers", CANARY, HOLDING)) == [2 * 240 * 256, 240 * 256]
     assert compared(gpu.on_chip("listen_registers", CANARY, HOLDING)) == [2 * 240 * 256, 240 * 256]
@@ -261,7 +261,7 @@ def test_registers_that_keep_their_values_are_sound(gpu):
 
 
 @given(moment=st.integers(0, 239) | st.integers(481, 720), thread=st.integers(0, 255), flip=st.integers(1, 2**32 - 1))
-def test_one_register_that_changed_is_counted_once(gpu, moment, thread, flip):
+def test_a_changed_register_is_counted_once(gpu, moment, thread, flip):
     """Of the 240 that keep keyed words, and of the 240 that keep zeros after them."""
     fault = Fault(Where.REGISTER, 2, moment, thread, flip)
     assert wrongs(gpu.on_chip("registers", 42, replace(HOLDING, fault=fault))) == [1, 0]
@@ -286,7 +286,7 @@ def test_every_unit_computes_the_same_nonzero_result(gpu, seed, rounds):
     assert units[0].digest == units[1].digest != 0
 
 
-def test_what_is_computed_depends_on_the_seed_and_the_rounds(gpu):
+def test_the_computation_depends_on_seed_and_rounds(gpu):
     digests = {gpu.on_chip("exact", seed, COMPUTING, rounds)[0].digest for seed in range(4) for rounds in range(1, 5)}
     assert len(digests) == 16
 

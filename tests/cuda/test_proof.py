@@ -104,7 +104,7 @@ def bench(request) -> Bench:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", COMPARISONS)
-def test_what_was_not_compared_once_and_whole_is_no_answer(bench, kind, fault):
+def test_memory_compared_twice_or_partly_is_no_answer(bench, kind, fault):
     held = memory.take(bench.card)
     for name, does in FAULTS[fault].items():
         setattr(bench.gpu.faults, name, does)
@@ -120,7 +120,7 @@ def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, kind):
         COMPARISONS[kind](held)
 
 
-def test_one_span_of_many_that_was_left_out_is_found(bench):
+def test_a_missing_span_is_found(bench):
     held = memory.take(bench.card)
     last = held.spans[-1]
     launches = iter(range(len(held.spans)))
@@ -132,7 +132,7 @@ def test_one_span_of_many_that_was_left_out_is_found(bench):
 
 @pytest.mark.parametrize("reason", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
 @pytest.mark.parametrize("kind", ["check", "invert"])
-def test_an_answer_that_contradicts_itself_is_none(bench, kind, reason):
+def test_a_contradictory_answer_does_not_count(bench, kind, reason):
     held = memory.take(bench.card)
     setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
     with pytest.raises(CudaError, match="contradicts itself"):
@@ -144,7 +144,7 @@ def test_unwritten_results_contradict_themselves():
         Found.decoded(0, 0, 0)
 
 
-def test_results_that_did_not_come_back_are_none(real, monkeypatch):
+def test_missing_results_do_not_count(real, monkeypatch):
     held = memory.take(real.card)
     monkeypatch.setattr(real.cupy.cuda.runtime, "memcpy", lambda *_words: None)
     with pytest.raises(CudaError, match=f"cannot check memory of {UUID}: its answer contradicts itself"):
@@ -307,7 +307,7 @@ def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, 
 
 
 @pytest.mark.parametrize("program", [KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS])
-def test_what_no_scrub_runs_keeps_no_device_from_its_scrub(machine, monkeypatch, program):
+def test_an_unused_kernel_does_not_prevent_a_scrub(machine, monkeypatch, program):
     with in_this_process(machine):
         spilling(monkeypatch, program)
         card = ready()
@@ -350,7 +350,7 @@ def test_memory_that_the_driver_reserves_is_overwritten_too(machine, monkeypatch
 
 
 @pytest.mark.parametrize("shown", [0, 2])
-def test_of_several_devices_none_is_opened(machine, shown):
+def test_several_visible_devices_are_refused(machine, shown):
     """Nobody knows which of them is the one that was meant."""
     machine.change(UUID, shown=shown)
     with in_this_process(machine), pytest.raises(CudaError, match=f"CUDA shows {shown} devices where one was asked"):
@@ -365,7 +365,7 @@ def test_a_fault_of_the_node_is_no_device_fault(machine, status):
 
 
 @pytest.mark.parametrize("status", [1, 3, 100, 101, 214, 220, 700, 719, 801, 810, 999])
-def test_what_may_be_the_device_is_its_own(machine, status):
+def test_an_ambiguous_fault_is_the_devices(machine, status):
     machine.change(UUID, refuses=status)
     with in_this_process(machine), pytest.raises(CudaError) as reason:
         ready()

@@ -90,7 +90,7 @@ def turned(byte: int) -> list[tuple[Sweep, Pattern]]:
     ]
 
 
-def test_the_memory_is_tested_as_the_manual_says(bench):
+def test_the_memory_tests_match_the_manual(bench):
     """Own addresses; inversions of 00, 55, 33 and 0F; three random patterns; a pause under a fourth; then zeros."""
     bench.test()
     random = [keyed(KEY, f"test {number}") for number in range(3)]
@@ -191,6 +191,6 @@ def test_the_memory_on_the_chip_is_overwritten_everywhere(bench):
     assert not bench.gpu.shared.any()
 
 
-def test_what_was_not_reached_or_does_not_hold_is_counted(bench):
+def test_unreached_and_faulty_units_are_counted(bench):
     bench.gpu.faults.unreached, bench.gpu.faults.leaky = always(0), always(3)
     assert clearing.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1)

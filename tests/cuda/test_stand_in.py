@@ -41,7 +41,7 @@ def test_the_real_runtime_has_it_with_the_same_arguments(name, arguments):
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/", ""])
-def test_it_is_loaded_without_a_home_and_without_a_thread(home):
+def test_cupy_loads_without_a_home_or_threads(home):
     count = "import os; print(len(os.listdir('/proc/self/task')))"
     program = f"from scrubber.cuda import warmth; warmth.warm(); {count}"
     output = subprocess.run(

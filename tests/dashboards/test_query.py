@@ -210,7 +210,7 @@ CASES = {
 }  # fmt: skip
 
 
-def test_each_query_returns_what_its_name_says(tmp_path):
+def test_each_query_returns_the_expected_result(tmp_path):
     promtool.run_unit_tests(tmp_path, {name: asked(*case) for name, case in CASES.items()})
 
 

@@ -56,13 +56,13 @@ def test_no_other_pod_comes_to_them_through_a_process(path):
 
 
 @pytest.mark.parametrize("path", ["/proc", "/proc/1/net", "/proc/driver/nvidia", "/proc/1/fdinfo", "/srv/proc/1/root"])
-def test_what_only_looks_at_processes_may(path):
+def test_reading_processes_is_allowed(path):
     for which in ("own", "kubelet"):
         assert refusals(guard(which), **pod(path)) == []
 
 
 @pytest.mark.parametrize("path", ["/run/autoclave", "/var/run/autoclave", "/var/run/autoclave/doors"])
-def test_nor_where_they_are_named_by_a_link(path):
+def test_a_link_to_a_denied_directory_is_denied(path):
     assert len(refusals(guard("own", "places that are links"), **pod(path))) == 1
 
 
@@ -160,7 +160,7 @@ def warnings(new, node="a", old=NODE):
         ({"metadata": {"name": "a"}}, BARE),
     ],
 )
-def test_a_plugin_tells_of_its_own_node_and_taints_it(new, old):
+def test_a_plugin_reports_and_taints_its_own_node(new, old):
     assert warnings(new, old=old) == []
 
 
@@ -169,7 +169,7 @@ def test_on_whichever_node_it_is():
 
 
 @pytest.mark.parametrize("node", ["b", ""])
-def test_and_of_no_other(node):
+def test_a_plugin_changes_no_other_node(node):
     assert len(warnings(NODE, node)) == 1
 
 
@@ -193,7 +193,7 @@ def test_a_driver_may_change_no_other_object(part, fields):
 
 
 @pytest.mark.parametrize(("part", "fields"), [it for it in FORBIDDEN if list(it[1].values()) not in ([[]], [[READY]])])
-def test_nor_what_was_not_there_before(part, fields):
+def test_a_plugin_adds_or_removes_no_other_part(part, fields):
     more = changed(part, BARE, **fields)
     assert len(warnings(more, old=BARE)) == 1
     assert len(warnings(BARE, old=more)) == 1

@@ -34,7 +34,7 @@ def test_a_docker_without_its_daemon_is_passed_over(stand_in):
     assert image.find_builder().name == "buildah"
 
 
-def test_without_a_builder_the_message_names_them(stand_in):
+def test_without_a_builder_the_message_names_the_choices(stand_in):
     stand_in("docker", fails=("info",))
     with pytest.raises(image.CannotBuildError, match="docker, podman, buildah"):
         image.find_builder()
@@ -135,7 +135,7 @@ class TestBuilt:
         assert builder.run(tag, bundle).stdout == builder.run(base, bundle).stdout != ""
         assert builder.run(tag, ["ls", "/etc/pip.conf", "/etc/uv"]).stdout == ""
 
-    def test_there_is_a_bill_of_materials_and_no_pip(self, built):
+    def test_the_image_has_a_bill_of_materials_and_no_pip(self, built):
         builder, _, tag = built
         bill = json.loads(builder.run(tag, ["cat", "/usr/share/doc/autoclave/sbom.cdx.json"]).stdout)
         assert "grpcio" in {component["name"] for component in bill["components"]}

@@ -48,7 +48,7 @@ def test_every_object_is_one_that_the_api_knows(case):
         assert len(doc["metadata"]["name"]) <= 63
 
 
-def test_what_the_api_does_not_know_is_seen():
+def test_unknown_fields_of_the_api_are_found():
     def broken() -> tuple[dict[str, Any], dict[str, Any]]:
         doc = json.loads(json.dumps(manifests.of("default", "DaemonSet", "-plugin")))
         return doc, doc["spec"]["template"]["spec"]["containers"][0]
@@ -256,7 +256,7 @@ def test_metrics_and_probes_listen_on_the_pods_address():
 @pytest.mark.parametrize(("case", "kind", "where"), [
     ("pod monitor", "PodMonitor", "podMetricsEndpoints"), ("service monitor", "ServiceMonitor", "endpoints"),
 ])  # fmt: skip
-def test_jobs_and_nodes_are_called_as_the_alerts_call_them(case, kind, where):
+def test_jobs_and_nodes_have_the_labels_of_the_alerts(case, kind, where):
     alerts = (generate.ROOT / "dashboards/alerts.yaml").read_text()
     for side in ("scrubber", "plugin"):
         (endpoint,) = manifests.of(case, kind, side)["spec"][where]
@@ -375,7 +375,7 @@ def test_links_to_runbooks_follow_the_value():
 @pytest.mark.parametrize(
     "page", ["docs/install.md", "docs/switch.md", "docs/security.md", "docs/kubernetes.md", "docs/dra.md"]
 )
-def test_every_value_that_a_page_names_is_one(page):
+def test_every_value_named_on_a_page_exists(page):
     known = {name for name, _, _ in generate.values()}
     words = re.findall(r"(?:`|--set(?:-file)? )([a-zA-Z]+[.][a-zA-Z.]+)", (generate.ROOT / page).read_text())
     named = {word for word in words if word.split(".")[0] in VALUES and not word.endswith(".sock")}

@@ -115,7 +115,7 @@ def test_its_doctor_asks_for_no_cdi_of_whole_gpus():
     assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
 
 
-def test_no_other_pod_may_register_in_front_of_it():
+def test_no_other_pod_may_register_before_the_gate():
     policy = manifests.of(IN_FRONT, "ValidatingAdmissionPolicy", "-kubelet-directories")
     pod = {"spec": {"volumes": [{"name": "a", "hostPath": {"path": VENDOR}}]}}
     assert len(refusals(policy, object=pod)) == 1

@@ -154,7 +154,7 @@ def test_words_of_the_verb_arrive_as_they_were_typed(shell):
     assert shell.asked()[-1] == [*EXEC, *words]
 
 
-def test_of_two_releases_on_a_node_one_is_chosen(shell):
+def test_one_of_two_releases_on_a_node_is_chosen(shell):
     shell.has(PLAIN, Pod("scrubber-t", namespace="trial", release="second"))
     code, _, problem = shell.run("gpu-1", "status")
     assert code == 2

@@ -81,11 +81,11 @@ def test_four_capabilities_let_the_scrubber_end_foreign_processes(tenant):
 
 
 @pytest.mark.parametrize("spared", sorted(NEEDED))
-def test_without_one_of_three_it_is_blind_and_knows_it(tenant, spared):
+def test_without_three_capabilities_the_scrubber_reports_blindness(tenant, spared):
     assert look(tenant, [spared]) == ["blind"]
 
 
-def test_without_the_fourth_it_cannot_end_it(tenant):
+def test_without_the_fourth_capability_processes_stay(tenant):
     assert look(tenant, ["KILL"]) == ["['gpu']", "helpless"]
 
 
@@ -222,7 +222,7 @@ async def test_beside_another_plugin_the_plugin_does_not_start(short_tmp):
             assert await node.once("doctor (plugin)") == 1
 
 
-async def test_it_waits_for_the_other_one_to_go(short_tmp):
+async def test_the_plugin_waits_for_another_plugin_to_leave(short_tmp):
     async with AsyncExitStack() as alive:
         node = Node(short_tmp, alive, plugin={"strategy": ["envvar"]})
         with rival(short_tmp / "kubelet"):

@@ -117,7 +117,7 @@ def test_simulated_gpus_need_fewer_mounts_and_one_more():
     assert known - places == {"/dev", "/proc", "/run"}
 
 
-def test_a_rule_of_the_standards_sees_what_breaks_it():
+def test_each_security_rule_finds_its_violation():
     """Each rule, once broken: what it cannot see, no table would show."""
     sysctls = {"sysctls": [{"name": "a", "value": "b"}]}
     pod = {"hostPID": True, "securityContext": sysctls, "volumes": [{"name": "v", "nfs": {}}]}

@@ -192,7 +192,7 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     assert slurmd.output()[-1] == reason
 
 
-def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
+def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     """Where two jobs were given one GPU, the second does not start. Its epilog ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
     pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)

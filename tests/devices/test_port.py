@@ -168,7 +168,7 @@ def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> N
     assert used is None
 
 
-def test_one_look_says_what_both_questions_say(subject: Subject) -> None:
+def test_one_observation_equals_both_questions(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.occupy(one)
     subject.damage(other)
@@ -186,7 +186,7 @@ def test_memory_without_a_holder_makes_an_observation_unsure(subject: Subject) -
     )
 
 
-def test_the_counts_of_memory_fit_into_it(subject: Subject) -> None:
+def test_memory_counts_fit_the_device(subject: Subject) -> None:
     counts = subject.backend.memory(first(subject))
     if counts is not None:
         total, reserved, used = counts
@@ -245,7 +245,7 @@ async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subje
     assert await caller.ask(one, lambda: subject.backend.vitals(one), LONG) == Vitals()
 
 
-def test_a_driver_that_is_loaded_anew_has_another_name(subject: Subject) -> None:
+def test_a_reloaded_driver_has_another_instance_name(subject: Subject) -> None:
     before = subject.backend.driver()
     assert subject.backend.driver() == before
     subject.load_driver()
@@ -330,7 +330,7 @@ def test_a_holder_of_a_device_is_in_its_reset_domain(subject: Subject) -> None:
         assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, DeviceHandling())}
 
 
-def test_what_an_address_opens_is_that_device(subject: Subject) -> None:
+def test_an_address_opens_its_own_device(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.damage(one)
     node = DeviceNode(lambda: (), lambda _name: False)

@@ -209,7 +209,7 @@ def test_a_shortage_is_found_behind_other_errors() -> None:
     assert "fs.file-max" in (shortage.of(fault) or "")
 
 
-def test_no_shortage_is_found_where_there_is_none() -> None:
+def test_an_ordinary_error_is_no_shortage() -> None:
     assert shortage.of(DeviceError("it is broken")) is None
 
 

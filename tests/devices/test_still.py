@@ -182,7 +182,7 @@ async def test_when_one_of_two_holders_left_the_other_is_searched(bank, forgetfu
     assert [holder.pid for holder in (await observer.quick(record)).holders or ()] == [({first, second} - {gone}).pop()]
 
 
-async def test_the_last_look_before_a_use_is_at_the_processes(bank, forgetful):
+async def test_the_last_observation_before_use_searches_processes(bank, forgetful):
     observer, backend, _ = forgetful
     record = clean(backend, bank.first)
     await observer.quick(record)
@@ -237,7 +237,7 @@ async def test_a_process_newly_listed_by_the_driver_is_searched(bank, parts):
 
 
 @pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
-async def test_what_was_seen_of_something_else_is_not_used(bank, parts, monkeypatch, change):
+async def test_an_observation_of_another_state_is_not_reused(bank, parts, monkeypatch, change):
     observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)

@@ -105,13 +105,13 @@ def test_a_linked_var_run_stays_inside_the_host_root(tmp_path):
     ids=lambda text: text[:40] or "nothing",
 )  # fmt: skip
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_what_is_no_specification_is_a_fault_and_no_error(tmp_path, text, form):
+def test_an_invalid_specification_is_a_finding(tmp_path, text, form):
     write(tmp_path, f"etc/cdi/a.{form}", text)
     [found] = container_toolkit.cdi(tmp_path)
     assert (found.fault is None, found.names) == (False, frozenset())
 
 
-def test_a_specification_without_devices_names_none(tmp_path):
+def test_a_specification_may_have_no_devices(tmp_path):
     write(tmp_path, "etc/cdi/a.json", '{"kind": "a.b/c", "devices": null}')
     [found] = container_toolkit.cdi(tmp_path)
     assert (found.kind, found.names, found.fault) == ("a.b/c", frozenset(), None)

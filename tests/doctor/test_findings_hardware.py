@@ -223,7 +223,7 @@ def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wan
     assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))
 
 
-def test_of_a_sliced_gpu_only_the_slices_need_cdi_names():
+def test_only_slices_of_a_sliced_gpu_need_cdi_names():
     piece = replace(GPU, device="MIG-1", mig=True)
     cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))
     assert "names MIG-1" in only(cut, "cdi")[1]

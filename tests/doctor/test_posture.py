@@ -146,7 +146,7 @@ def test_free_space_of_a_missing_place_is_unknown(tmp_path):
     assert found.absent
 
 
-def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path):
+def test_a_pipe_or_a_loop_of_links_is_a_fault(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     before = len(list(Path("/proc/self/fd").iterdir()))

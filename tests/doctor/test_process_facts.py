@@ -72,7 +72,7 @@ def test_a_process_with_the_name_is_not_mps(tmp_path):
         assert process_facts.mps(view(tmp_path, process.pid)) == ()
 
 
-def test_a_process_whose_program_is_hidden_may_be_anything(tmp_path):
+def test_a_process_with_a_hidden_program_is_unknown(tmp_path):
     proc = view(tmp_path)
     (proc / "7").mkdir()
     (proc / "7" / "exe").touch()  # no link: whatever cannot be read as one

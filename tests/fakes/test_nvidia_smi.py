@@ -59,7 +59,7 @@ def test_an_open_device_or_listed_process_prevents_a_reset(nvml, stage):
     assert smi(nvml.gpu(0))[0] == 255
 
 
-def test_a_client_that_was_killed_is_none(nvml, stage):
+def test_a_killed_client_does_not_count(nvml, stage):
     code = "import pynvml, signal; pynvml.nvmlInit(); print(flush=True); signal.pause()"
     child = subprocess.Popen([sys.executable, "-c", code], env=stage.environment(), stdout=subprocess.PIPE)
     assert child.stdout is not None

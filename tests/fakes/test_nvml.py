@@ -145,7 +145,7 @@ def test_errors_of_the_memory(session):
     assert code_of(pynvml.nvmlDeviceGetTotalEccErrors, first(), 1, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_every_field_answers_for_itself(session):
+def test_every_field_has_its_own_answer(session):
     session.gpu(0).set({"field.230": 2, "remap.failure": 1, "field.219": 2**40, "field.219.3": 5, "field_fail.94": 999})
     values = pynvml.nvmlDeviceGetFieldValues(first(), [230, 145, (219, 3), 219, 94, 305])
     assert [value.nvmlReturn for value in values] == [0, 0, 0, 0, 999, pynvml.NVML_ERROR_NOT_SUPPORTED]
@@ -178,7 +178,7 @@ def test_the_fabric_in_two_versions(session):
     assert (old.healthMask, new.healthMask, new.healthSummary) == (2, 2, 1)
 
 
-def test_what_the_state_does_not_say_is_not_supported(session):
+def test_a_value_absent_from_the_state_is_unsupported(session):
     session.gpu(0).set(persistence_mode=None)
     assert code_of(pynvml.nvmlDeviceGetPersistenceMode, first()) == pynvml.NVML_ERROR_NOT_SUPPORTED
     assert code_of(pynvml.nvmlDeviceSetPersistenceMode, first(), 1) == pynvml.NVML_ERROR_NOT_SUPPORTED

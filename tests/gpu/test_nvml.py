@@ -108,7 +108,7 @@ def test_every_device_is_described_by_what_is_there(host, nvidia, tell) -> None:
         assert [path for path in paths if not path.exists()] == []
 
 
-def test_what_is_described_stays_the_same(nvidia) -> None:
+def test_descriptions_of_devices_are_stable(nvidia) -> None:
     assert nvidia.inventory() == nvidia.inventory()
 
 
@@ -189,7 +189,7 @@ def test_a_context_is_listed_until_its_process_ends(nvidia, idle, nvml, tell) ->
     assert pid not in holders(nvidia.files(idle.uuid))
 
 
-def test_every_look_is_in_time(nvidia, device, tell) -> None:
+def test_every_observation_meets_its_deadline(nvidia, device, tell) -> None:
     looks: dict[str, Callable[[], object]] = {
         "inventory": nvidia.inventory,
         "vitals": lambda: nvidia.vitals(device.uuid),

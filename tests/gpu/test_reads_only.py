@@ -59,7 +59,7 @@ def test_the_writing_tests_change_only_memory(file) -> None:
     assert {word for word in words if CHANGES_MORE.search(word)} == set()
 
 
-def test_there_is_something_to_look_through() -> None:
+def test_the_checked_files_exist() -> None:
     assert {"conftest.py", "test_nvml.py", "nvml.py", "nvml_questions.py"} <= {file.name for file in LOOKERS}
     assert {"test_scrub.py", "inside.py", "__main__.py", "proof.py"} <= {file.name for file in WRITERS}
 

@@ -301,7 +301,7 @@ def test_a_gpu_in_use_is_not_measured(stage, small, tmp_path) -> None:
     assert "bytes of its memory are in use, and the driver lists no process" in refused(stage, small, output)
 
 
-def test_where_there_is_no_such_gpu_it_says_so(stage, small, tmp_path) -> None:
+def test_a_missing_gpu_is_reported(stage, small, tmp_path) -> None:
     assert "there is no GPU 9: the driver lists 8" in refused(stage, small, tmp_path / "out", "--gpu", "9")
 
 

@@ -66,7 +66,7 @@ async def test_together_gives_all_results_in_order():
     assert await aio.gather(map(step, range(3))) == [0, 1, 2]
 
 
-async def test_together_nothing_goes_on_after_the_first_error():
+async def test_together_stops_at_the_first_error():
     ended = []
 
     async def slow() -> None:

@@ -327,6 +327,6 @@ def test_addresses(address, parsed):
 @pytest.mark.parametrize(
     "address", ["", "9475", ":9475", "host:", "host:65536", "fd00::7", "a:b:9475", "[::1]", "[host]:1", "a:-1"]
 )
-def test_what_is_no_address_is_refused(address):
+def test_an_invalid_address_is_refused(address):
     with pytest.raises(ValueError, match=r"expected|address"):
         http_server.parse(address)

@@ -92,7 +92,7 @@ def test_a_repeated_line_is_limited_and_counted(pauses: list[int]) -> None:
         {"room": "jobs"}, {"error": "another"}, {"sign": "heat"}, {"exc_info": ValueError()},
     ],
 )  # fmt: skip
-def test_what_says_something_else_is_another_line(other: dict[str, object]) -> None:
+def test_different_events_are_counted_apart(other: dict[str, object]) -> None:
     pen = Pen()
     while pen.write(device="GPU-1"):
         pass
@@ -147,7 +147,7 @@ def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, be
         assert process_names.NAMELESS in shown
 
 
-def test_a_name_writes_nothing_on_a_terminal() -> None:
+def test_a_name_has_no_terminal_controls() -> None:
     assert process_names.describe("a\x1b[2J\nb", 7) == '"a?[2J?b" (pid 7)'
 
 

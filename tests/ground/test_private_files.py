@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_its_own_is_neither_opened_nor_changed(tmp_path, case):
+def test_a_foreign_file_is_neither_opened_nor_changed(tmp_path, case):
     make, why = CASES[case]
     precious, path = tmp_path / "precious", tmp_path / "file"
     precious.write_text("precious")

@@ -38,7 +38,7 @@ def test_no_name_at_all_may_mean_all():
 
 
 @given(st.text(max_size=80))
-def test_whatever_is_taken_as_a_device_is_short_printable_ascii(name):
+def test_a_device_name_is_short_printable_ascii(name):
     try:
         [taken] = request_limits.devices([name])
     except InvalidRequest:

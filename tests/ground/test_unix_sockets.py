@@ -59,7 +59,7 @@ def test_a_live_socket_is_refused(short_tmp):
     assert path.exists()
 
 
-def test_what_is_no_socket_is_left_alone(short_tmp):
+def test_a_file_that_is_no_socket_stays(short_tmp):
     path = short_tmp / "s.sock"
     path.write_text("precious")
     with pytest.raises(FatalError, match="it is not a socket"):

@@ -33,7 +33,7 @@ def wheel(tmp_path_factory):
     return zipfile.ZipFile(path)
 
 
-def test_the_wheel_holds_the_houses_and_nothing_else(wheel):
+def test_the_wheel_holds_only_the_product(wheel):
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     written = {path.relative_to(ROOT).as_posix() for house in HOUSES for path in (ROOT / house).rglob("*.*")}
     assert packed == {name for name in written if "__pycache__" not in name}

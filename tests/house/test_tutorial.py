@@ -82,7 +82,7 @@ def alive():
 
 
 @pytest.mark.timeout(300)  # a dozen programs are started, each for a second where nobody else works
-def test_the_first_part_of_the_tutorial_does_what_it_says(short_tmp, alive):
+def test_the_first_part_of_the_tutorial_works(short_tmp, alive):
     demo, start, left, fault, plugin, again, books = BLOCKS
     assert demo == ["make demo"]
     (short_tmp / "there").mkdir()

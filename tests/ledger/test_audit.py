@@ -140,7 +140,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample: Path, scratch
         ("DROP TABLE snapshot; CREATE TABLE snapshot (one, seq, hash, records)", "table snapshot"),
     ],
 )
-def test_what_the_schema_does_not_have_is_named(sample: Path, scratch: Path, change: str, named: str) -> None:
+def test_an_object_outside_the_schema_is_named(sample: Path, scratch: Path, change: str, named: str) -> None:
     renew(sample, scratch)
     with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
@@ -211,7 +211,7 @@ def test_no_ledger_is_said_so(tmp_path: Path) -> None:
         audit.verify(tmp_path / "ledger.sqlite")
 
 
-def test_the_lock_is_not_needed_to_look(sample: Path) -> None:
+def test_a_verification_needs_no_lock(sample: Path) -> None:
     lock = files.Lock(files.Places(sample))
     assert audit.verify(sample).broken is None
     lock.release()

@@ -79,13 +79,13 @@ def test_a_body_is_canonical() -> None:
         ("released", '{"why":"x"},{"why":"y"}', "2 events"),
     ],
 )
-def test_what_is_not_exactly_an_event_is_corrupt(kind: str, body: str, complaint: str) -> None:
+def test_an_inexact_event_is_corrupt(kind: str, body: str, complaint: str) -> None:
     with pytest.raises(store.CorruptLedgerError, match=complaint):
         codec.decode(kind, body)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
-def test_what_is_not_exactly_a_snapshot_is_corrupt(text: str) -> None:
+def test_an_inexact_snapshot_is_corrupt(text: str) -> None:
     with pytest.raises(store.CorruptLedgerError, match="cannot read a snapshot"):
         codec.decode_records(text)
 
@@ -98,7 +98,7 @@ def test_what_is_not_exactly_a_snapshot_is_corrupt(text: str) -> None:
         events.Soiled("x", (model.Holder(1, math.inf, "c", None),)),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(event: events.Event) -> None:
+def test_an_unreadable_value_is_not_written(event: events.Event) -> None:
     with pytest.raises(ValueError, match=r"."):
         codec.encode(event)
 

@@ -69,19 +69,19 @@ async def ledger(store):
     await ledger.close()
 
 
-async def test_what_is_appended_is_true_and_durable(ledger, store):
+async def test_an_appended_event_is_durable_before_it_is_true(ledger, store):
     await ledger.append("op", found("GPU-1"))
     assert ledger.records["GPU-1"].state is State.UNKNOWN
     assert ledgers.replay((), store.load().entries) == (ledger.records["GPU-1"],)
 
 
-async def test_what_is_not_legal_never_reaches_the_disk(ledger, store):
+async def test_an_illegal_event_is_never_stored(ledger, store):
     with pytest.raises(IllegalEventError):
         await ledger.append("op", described("GPU-1", 1))
     assert (store.appended, dict(ledger.records)) == (0, {})
 
 
-async def test_what_is_not_durable_is_not_true(ledger, store):
+async def test_an_event_that_is_not_durable_changes_no_state(ledger, store):
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", found("GPU-1"))

@@ -39,7 +39,7 @@ def concatenate(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> 
     return (replace(before, device=replace(before.device, model=said)),)
 
 
-def test_what_was_appended_is_loaded_in_order(kept: store.Store, draft: Drafter) -> None:
+def test_appended_rows_are_loaded_in_order(kept: store.Store, draft: Drafter) -> None:
     first = kept.append([draft("a"), draft("b", "GPU-2")])
     second = kept.append([draft("c")])
     loaded = kept.load()

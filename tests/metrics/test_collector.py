@@ -119,7 +119,7 @@ async def test_churn_of_56_slices_adds_no_series(node):
     assert len(first) <= MOST_SERIES
 
 
-async def test_what_has_gone_is_not_shown_any_more(node):
+async def test_a_removed_device_has_no_series(node):
     uuid = node.devices[0].uuid
     await node.tell(uuid, ev.Quarantined(lives.quarantine()))
     assert f'autoclave_quarantined{{gpu="0:0",reason="lost",uuid="{uuid}"}} 1.0' in node.series()

@@ -215,7 +215,7 @@ def test_answers_are_timed_and_a_no_has_its_reason(book):
 
 
 @given(lives.walks())
-def test_whatever_happens_can_be_counted_and_only_grows(steps):
+def test_every_event_can_be_counted_and_counters_grow(steps):
     book = Counted()
     for before, event, _ in steps:
         earlier = book.series()

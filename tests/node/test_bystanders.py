@@ -72,7 +72,7 @@ def test_a_bystander_is_known_by_its_program_not_its_name(node: Node) -> None:
     assert not node.knows(holder=replace(node.holder, command="daemon"))
 
 
-def test_the_host_s_daemon_is_none_in_a_container(node: Node) -> None:
+def test_the_hosts_daemon_is_no_bystander_in_a_container(node: Node) -> None:
     assert not node.knows(holder=replace(node.holder, container=U))
     assert not node.knows(holder=replace(node.holder, container="container:0123456789ab"))
 
@@ -142,13 +142,13 @@ def test_a_tenants_pod_keeps_its_namespace_whatever_its_name(node: Node, name: s
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
-def test_a_pod_that_two_namespaces_claim_is_of_none(node: Node) -> None:
+def test_a_pod_claimed_by_two_namespaces_has_none(node: Node) -> None:
     node.log(f"gpu-tools_a_{U}")
     node.log(f"tenant_a_{U}")
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
-def test_what_is_no_directory_is_not_the_kubelet_s(node: Node) -> None:
+def test_a_link_in_the_pod_logs_is_no_pod(node: Node) -> None:
     (node.logs / f"gpu-tools_a_{U}").symlink_to(node.root)
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
@@ -172,7 +172,7 @@ def test_holders_exclude_bystanders_unless_all_are_requested(node: Node, tmp_pat
     ("text", "known"),
     [("/usr/bin/a", Bystander("/usr/bin/a")), ("gpu-operator:/usr/bin/a", Bystander("/usr/bin/a", "gpu-operator"))],
 )
-def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> None:
+def test_a_program_matches_the_name_in_the_policy(text: str, known: Bystander) -> None:
     assert Bystander.parse(text) == known
 
 

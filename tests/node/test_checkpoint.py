@@ -98,7 +98,7 @@ def counted(directory):
     return {device: (it.pods, it.containers) for device, it in checkpoint.assignments(directory).items()}
 
 
-def test_an_assignment_tells_when_the_kubelet_wrote_it(tmp_path):
+def test_an_assignment_has_its_time(tmp_path):
     write(tmp_path, LAYOUTS["1.28 to 1.36"])
     os.utime(tmp_path / checkpoint.NAME, (1.0, 1_750_000_000.25))
     assert {it.written for it in checkpoint.assignments(tmp_path).values()} == {1_750_000_000.25}
@@ -158,7 +158,7 @@ def test_w3_a_truncated_checkpoint_is_no_answer(text):
             checkpoint.parse(text[:end].encode())
 
 
-def test_a_container_without_a_name_has_none(tmp_path):
+def test_a_container_may_have_no_name(tmp_path):
     write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": ["GPU-0"]}}]})
     assert checkpoint.entries(tmp_path) == (CheckpointEntry("GPU-0", "a", ""),)
 
@@ -202,7 +202,7 @@ def test_a_checkpoint_without_an_end_is_no_answer(tmp_path):
         checkpoint.assignments(tmp_path)
 
 
-def test_a_checkpoint_that_was_replaced_is_read_anew(tmp_path):
+def test_a_replaced_checkpoint_is_read_again(tmp_path):
     write(tmp_path, LAYOUTS["1.28 to 1.36"])
     checkpoint.assignments(tmp_path)
     fresh = tmp_path / "fresh"

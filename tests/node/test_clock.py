@@ -35,7 +35,7 @@ def test_a_missing_boot_id_is_an_error(tmp_path: Path) -> None:
         clock.boot_id(tmp_path / "boot_id")
 
 
-def test_a_kubelet_that_makes_its_socket_anew_lives_another_life(tmp_path: Path) -> None:
+def test_a_new_kubelet_socket_starts_a_new_epoch(tmp_path: Path) -> None:
     assert clock.kubelet_epoch(tmp_path) == "none"
     socket = tmp_path / "kubelet.sock"
     socket.touch()

@@ -34,7 +34,7 @@ def reader(kmsg) -> Iterator[KernelLog]:
     made.close()
 
 
-def test_what_was_said_before_and_after_is_read_once(kmsg, reader):
+def test_old_and_new_records_are_read_once(kmsg, reader):
     kmsg.say("first", at=1.5)
     kmsg.say("second", at=2)
     assert [*reader.messages()] == [(1_500_000, "first"), (2_000_000, "second")]
@@ -106,7 +106,7 @@ def test_an_end_is_not_waited_at(kmsg):
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "folder"])
-def test_what_is_no_log_is_said(tmp_path, kind):
+def test_an_unreadable_kernel_log_is_reported(tmp_path, kind):
     path = tmp_path / "kmsg"
     if kind == "file":
         path.write_text("3,1,1,-;no\n")
@@ -119,7 +119,7 @@ def test_what_is_no_log_is_said(tmp_path, kind):
 
 
 @given(st.one_of(st.binary(), st.text().map(lambda text: b"3,1,2,-;" + text.encode())))
-def test_whatever_a_line_holds_it_is_read(line):
+def test_a_line_of_any_content_is_read(line):
     found = of_the_kernel(line)
     assert found is None or isinstance(found[1], str)
 

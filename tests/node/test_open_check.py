@@ -146,7 +146,7 @@ def test_an_open_file_in_this_process_counts_too(memory: Path) -> None:
         assert is_open([str(memory)]) is True
 
 
-def test_what_the_kernel_will_not_say_is_unknown(memory: Path) -> None:
+def test_an_unanswered_check_is_unknown(memory: Path) -> None:
     assert is_open([str(memory.with_name("missing"))]) is None
     assert is_open([os.devnull]) is None
 

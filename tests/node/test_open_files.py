@@ -69,7 +69,7 @@ with tempfile.TemporaryDirectory() as directory:
 """
 
 
-def test_threads_that_share_their_files_are_one_look() -> None:
+def test_threads_with_shared_files_are_read_once() -> None:
     stop = threading.Event()
     others = [threading.Thread(target=stop.wait) for _ in range(3)]
     for other in others:

@@ -49,7 +49,7 @@ def as_it_was(directory, deed):
         ("default_static_my_own_uid", "my_own_uid", "default/static"),
     ],
 )
-def test_a_pod_is_called_as_its_directory_says(observer, logs, directory, uid, name):
+def test_a_pod_has_the_name_of_its_directory(observer, logs, directory, uid, name):
     (logs / directory).mkdir()
     assert observer.names() == {uid: name}
 
@@ -73,14 +73,14 @@ def test_a_file_or_link_names_no_pod(observer, logs, tmp_path):
     assert observer.names() == {}
 
 
-def test_a_uid_of_two_names_has_none(observer, logs):
+def test_a_uid_with_two_names_has_no_name(observer, logs):
     for name in ("one", "two"):
         (logs / f"default_{name}_{UID}").mkdir()
     (logs / f"default_three_{STATIC}").mkdir()
     assert observer.names() == {STATIC: "default/three"}
 
 
-def test_names_are_read_anew_when_the_directory_changes(observer, logs):
+def test_names_are_read_again_when_the_directory_changes(observer, logs):
     assert observer.names() == {}
     (logs / f"default_train_{UID}").mkdir()
     os.utime(logs, ns=(1, 1))
@@ -99,7 +99,7 @@ def test_names_are_cached_for_a_limited_time(observer, logs, clock):
     assert observer.names() == {UID: "default/train"}
 
 
-def test_another_directory_in_its_place_is_read_whatever_its_time(observer, logs, tmp_path):
+def test_a_replaced_directory_is_always_read_again(observer, logs, tmp_path):
     observer.names()
     before = logs.stat()
     logs.rename(tmp_path / "old")
@@ -119,7 +119,7 @@ def test_names_need_the_directory_and_return_with_it(observer, logs, tmp_path):
     assert observer.names() == {}
 
 
-def test_no_more_than_the_most_are_looked_at(observer, logs, clock, monkeypatch):
+def test_the_number_of_directories_read_is_limited(observer, logs, clock, monkeypatch):
     for number in range(20):
         (logs / f"default_pod-{number}_uid-{number}").mkdir()
     assert len(observer.names()) == 20

@@ -162,7 +162,7 @@ def test_a_file_that_has_taken_the_name_is_another_file(file: Path, launch) -> N
 
 
 @pytest.mark.parametrize("names", ["abc", "abcdefghi"], ids=["few", "many"])
-def test_one_look_answers_for_all_devices(tmp_path: Path, launch, names: str) -> None:
+def test_one_search_answers_for_all_devices(tmp_path: Path, launch, names: str) -> None:
     files = {name: [str(tmp_path / name)] for name in names}
     for name in files:
         (tmp_path / name).write_bytes(b"x")
@@ -253,7 +253,7 @@ def test_a_command_line_has_no_terminal_controls(file: Path, launch) -> None:
     assert holder.command == "?[2J all well"
 
 
-def test_what_a_command_was_given_stays_its_own(file: Path, launch) -> None:
+def test_arguments_of_a_command_are_not_logged(file: Path, launch) -> None:
     """A password on a command line would stay in the ledger for ever."""
     launch(OPEN, file, "--password=hunter2")
     [holder] = look(file)

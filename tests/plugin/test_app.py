@@ -185,7 +185,7 @@ async def test_flags_win_over_the_environment_and_that_over_the_file(short_tmp, 
 
 
 @pytest.mark.usefixtures("executed")
-async def test_it_stays_small(scrub_server, kubelet, plugin):
+async def test_the_plugin_uses_little_memory(scrub_server, kubelet, plugin):
     scrub_server.say(*(gpu(index) for index in range(8)))
     it = await plugin("--metrics-address", "127.0.0.1:0")
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 8})

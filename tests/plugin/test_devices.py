@@ -35,11 +35,11 @@ def test_everything_that_is_known_of_a_device_is_kept():
     ]
 
 
-def test_what_is_not_offered_leaves_no_trace():
+def test_a_device_not_offered_is_not_listed():
     assert [it.uuid for it in devices.offered([SLICE, WHOLE], "nvidia.com", MigStrategy.NONE)] == [WHOLE.uuid]
 
 
 @pytest.mark.parametrize(("said", "known"), [(None, None), (-1, None), (0, 0), (1, 1)])
-def test_a_memory_node_below_zero_is_an_unknown_one(said, known):
+def test_a_negative_numa_node_is_unknown(said, known):
     (device,) = devices.offered([gpu(0, numa_node=said)], "nvidia.com", MigStrategy.NONE)
     assert device.numa_node == known

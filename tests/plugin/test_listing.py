@@ -207,7 +207,7 @@ async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed,
     assert logged.count("the scrub service answers again") == 1
 
 
-async def test_asking_anew_is_no_silence(door, followed, read, monkeypatch):
+async def test_a_new_request_is_no_silence(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 0.01)
     door.say(gpu(0))
     door.silence = 0.0

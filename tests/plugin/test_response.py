@@ -195,7 +195,7 @@ def test_two_resources_of_one_container_have_annotations_of_their_own():
     ["all", "none", "void", "", "0", "GPU-", "GPU-1,GPU-2", "GPU-1/../2", "GPU-1=", "GPU-1\n", "XGPU-1", "gpu-1"],
 )
 @pytest.mark.parametrize("strategy", Strategy)
-def test_what_is_no_uuid_is_never_handed_out(name, strategy):
+def test_an_invalid_uuid_is_never_handed_out(name, strategy):
     with pytest.raises(ValueError, match="cannot hand out"):
         response.respond([B, replace(A, uuid=name)], Style(strategies=(strategy,)), (), ALLOCATION)
 

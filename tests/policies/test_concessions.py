@@ -8,7 +8,7 @@ from policies.path import ScrubPath
 
 
 @pytest.mark.parametrize("name", ["default", "strict"])
-def test_the_default_and_the_strict_policy_give_up_nothing(name):
+def test_default_and_strict_policies_make_no_concession(name):
     assert concessions.of(load.load(name).defaults) == ()
 
 
@@ -23,6 +23,6 @@ def test_the_default_and_the_strict_policy_give_up_nothing(name):
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
     ],
 )
-def test_each_concession_is_named_by_the_word_that_makes_it(policy, word):
+def test_each_concession_names_its_setting(policy, word):
     [sentence] = concessions.of(policy)
     assert sentence.startswith(f"{word}: ")

@@ -102,7 +102,7 @@ def test_a_fault_holds_its_parts():
     )
 
 
-def test_a_file_may_say_nothing_but_its_name():
+def test_a_name_alone_is_a_policy():
     assert read("name: a") == PolicySet(name="a")
 
 
@@ -237,7 +237,7 @@ def test_a_limit_is_reported_in_the_unit_of_the_value(field, wrong, expected):
 
 
 @pytest.mark.parametrize("entry", ["true", "-1", "1.5", "'0'", "GPU-", "gpu-8f", "[]", "~"])
-def test_what_is_no_index_and_no_uuid_is_one_fault(entry):
+def test_an_invalid_gpu_name_is_one_fault(entry):
     (fault,) = faults(f"name: a\nrules: [{{name: b, match: {{gpu: [0, {entry}]}}, policy: {{}}}}]\n")
     assert fault.startswith("p.yaml:2:36: rules[0].match.gpu[1]: found ")
 

@@ -49,7 +49,7 @@ def test_the_first_line_leads_an_editor_to_the_schema(name):
     assert load.read_shipped(name).splitlines()[0] == "# yaml-language-server: $schema=schema.json"
 
 
-def test_the_default_file_says_what_the_model_says():
+def test_the_default_file_matches_the_model():
     assert Policy() == DEFAULT
 
 
@@ -80,7 +80,7 @@ def test_the_other_files_say_only_what_differs(name):
         assert at(policy, path) != at(DEFAULT, path), path
 
 
-def test_only_observe_hands_out_without_proof_and_it_kills_nothing():
+def test_only_observe_hands_out_without_proof():
     modes = {name: load.load(name).defaults.mode for name in NAMES}
     assert [name for name, mode in modes.items() if mode is not Mode.ENFORCE] == ["observe"]
     evict = load.load("observe").defaults.evict

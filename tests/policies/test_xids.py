@@ -93,7 +93,7 @@ PRESETS = [
 
 
 @pytest.mark.parametrize(("code", "catalog", "plugin", "gke"), PRESETS)
-def test_what_each_preset_does(code, catalog, plugin, gke):
+def test_each_preset_has_its_treatment(code, catalog, plugin, gke):
     done = {preset: xids.treatment(Xids(preset=preset), code) for preset in Preset}
     assert done == {CATALOG: catalog, PLUGIN: plugin, GKE: gke}
 

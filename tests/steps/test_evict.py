@@ -65,7 +65,7 @@ def test_an_unused_device_passes_evict(floor: Floor) -> None:
     assert floor.run(Order()) == Report(Outcome.PASSED)
 
 
-def test_what_cannot_be_seen_does_not_pass(floor: Floor) -> None:
+def test_an_unknown_holder_does_not_pass_evict(floor: Floor) -> None:
     report = floor.run(LEFTOVERS, look=lambda: None)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert "cannot prove who uses the device" in report.detail
@@ -80,7 +80,7 @@ def test_a_leftover_that_ignores_sigterm_is_killed(floor: Floor) -> None:
     assert floor.look() == ()
 
 
-def test_one_that_listens_to_sigterm_is_not_killed(floor: Floor, bank, launch) -> None:
+def test_a_process_that_obeys_sigterm_is_not_killed(floor: Floor, bank, launch) -> None:
     """It has the grace to tidy up."""
     code = """
 import os, signal, sys
@@ -200,7 +200,7 @@ def test_a_process_that_cannot_be_confirmed_is_not_signalled(floor: Floor) -> No
     assert lives(pid)
 
 
-def test_one_that_cannot_be_killed_is_named_as_stuck(floor: Floor) -> None:
+def test_a_process_that_cannot_be_killed_is_stuck(floor: Floor) -> None:
     stuck = Holder(2**22 + 1, 1.0, "stuck", None, state="D")
     report = floor.run(LEFTOVERS, lambda: (stuck,))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)

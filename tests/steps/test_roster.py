@@ -256,7 +256,7 @@ def test_each_step_derives_a_key_of_its_own(bank) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.SCRATCH, Step.SELFTEST])
-def test_without_a_key_nothing_is_touched(bank, step: Step) -> None:
+def test_without_a_key_no_step_touches_the_device(bank, step: Step) -> None:
     with pytest.raises(ValueError, match="the order has none"):
         roster.perform(step, Order(), bench(bank.gpu(bank.first)))
 

@@ -151,7 +151,7 @@ async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakeNursery,
         await ending(child)
 
 
-async def test_a_child_that_cannot_be_listened_to_is_none(make: MakeNursery, monkeypatch) -> None:
+async def test_a_worker_that_cannot_be_connected_is_an_error(make: MakeNursery, monkeypatch) -> None:
     async def refused(_child: Child) -> None:
         raise OSError(28, "No space left on device")  # as when too much is waited for on this node
 

@@ -142,7 +142,7 @@ async def test_an_endless_evict_is_no_fault_of_the_device(spawn: Spawn, code: st
     assert (result.outcome, result.blame) == (outcome, Blame.TENANT)
 
 
-async def test_a_used_up_worker_passes_nothing_more(bank, spawn: Spawn) -> None:
+async def test_a_used_up_worker_passes_no_more_steps(bank, spawn: Spawn) -> None:
     drills.stall_clears(bank.root, bank.first)
     worker = await spawn()
     await do(worker, Step.CLEAR, deadline=0.3)

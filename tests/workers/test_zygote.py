@@ -262,7 +262,7 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
     assert await worker.finish(result) == result
 
 
-async def test_a_nursery_knows_what_the_last_warm_zygote_said(make: MakeNursery, cupy) -> None:
+async def test_a_nursery_keeps_the_last_warm_zygotes_answer(make: MakeNursery, cupy) -> None:
     cupy()
     nursery = make(warm_cuda=True)
     assert nursery.cupy == wire.Ready()

@@ -128,7 +128,7 @@ def test_containers_are_not_the_drivers_to_know(rig) -> None:
     assert rig.backend().living() == {"pod-1": 1}
 
 
-def test_nvml_is_closed_while_it_is_let_go(rig) -> None:
+def test_nvml_is_closed_while_released(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     assert rig.machine.clients()

@@ -68,7 +68,7 @@ def test_the_benchmark_changes_nothing(rig) -> None:
     assert [call for _, call, _ in rig.machine.calls() if CHANGES.search(call)] == []
 
 
-def test_whatever_the_service_asks_is_among_the_questions(rig) -> None:
+def test_the_benchmark_asks_all_that_the_service_asks(rig) -> None:
     rig.cut(0, Slice())
     used = {
         name for file in (ROOT / "scrubber/devices/nvidia").rglob("*.py") for name in ASKED.findall(file.read_text())
@@ -79,7 +79,7 @@ def test_whatever_the_service_asks_is_among_the_questions(rig) -> None:
     assert "nvmlDeviceGetName" in used
 
 
-def test_a_slice_is_measured_where_there_is_one(rig, tmp_path) -> None:
+def test_a_slice_is_measured_if_present(rig, tmp_path) -> None:
     [uuid] = rig.cut(0, Slice())
     assert benchmark.main(["--output", str(tmp_path), "--host-root", str(rig.root.path)]) == 0
     document = (tmp_path / "nvidia-h200-nvml.json").read_text()

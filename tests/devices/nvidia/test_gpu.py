@@ -98,7 +98,7 @@ def test_an_invalid_address_opens_no_gpu(rig) -> None:
         touch(rig, 0, slices="maybe")
 
 
-def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
+def test_missing_parts_of_an_address_mean_caution(rig) -> None:
     whole = json.loads(place(rig, 0))
     said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
     assert (said.slices, said.baseline, said.settings) == ("wait", None, {})
@@ -275,7 +275,7 @@ def test_slices_of_a_silent_gpu_are_missed_after_its_reset(rig, cut) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
+def test_a_slice_is_recreated_beside_running_neighbours(rig, cut) -> None:
     rig.gpu(0).run(Process(77, gi=6, ci=0))  # on the second
     before = rig.machine.read()
     assert slice_of(rig, cut[0], slices="recreate").reset() == "the slice was recreated"
@@ -301,7 +301,7 @@ def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
+def test_a_slice_in_use_is_not_recreated(rig, cut) -> None:
     with pytest.raises(DeviceError, match=f'cannot reset {cut[0]}: it is open in "train"'):
         slice_of(rig, cut[0], one_holder, slices="recreate").reset()
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: its holders are unknown"):
@@ -322,20 +322,20 @@ def test_a_slice_that_cannot_be_destroyed_is_what_it_was(rig, cut) -> None:
     slice_of(rig, cut[0], slices="recreate").reset()
 
 
-def test_it_takes_root_to_make_a_slice_anew(rig, cut, monkeypatch) -> None:
+def test_only_root_recreates_a_slice(rig, cut, monkeypatch) -> None:
     monkeypatch.setattr(preconditions, "is_root", lambda: False)
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it takes root"):
         slice_of(rig, cut[0], slices="recreate").reset()
 
 
 @pytest.mark.usefixtures("root", "cut")
-def test_a_slice_that_is_gone_cannot_be_made_anew(rig) -> None:
+def test_a_missing_slice_cannot_be_recreated(rig) -> None:
     with pytest.raises(DeviceError, match=f"cannot recreate {OTHER}: GPU-.* has no such slice any more"):
         slice_of(rig, OTHER, slices="recreate").reset()
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
+def test_a_slice_with_shared_memory_is_not_recreated(rig, cut) -> None:
     """Its neighbour in the same instance would be destroyed with it."""
     first = {key: rig.gpu(0).get(f"mig.0.{key}") for key in ("name", "gi", "profile", "slices")}
     beside = first | {"uuid": OTHER, "ci": 1, "start": 1, "profile": 0, "slices": 1}
@@ -349,7 +349,7 @@ def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
+def test_the_backends_address_opens_the_device(rig, cut) -> None:
     backend = rig.backend()
     backend.inventory()
     handling = DeviceHandling("recreate", {"power_limit": 500})

@@ -83,7 +83,7 @@ def test_a_baseline_is_not_learnt_while_a_process_is_listed(rig) -> None:
     assert backend.has_holders(gpu.uuid) is False
 
 
-def test_a_driver_that_was_loaded_anew_has_another_baseline(rig) -> None:
+def test_a_reloaded_driver_has_another_baseline(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 30 * MIB})

@@ -23,7 +23,7 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.mark.parametrize(("line", "version"), [(OPEN, "580.95.05"), (CLOSED, "470.256.02")], ids=["open", "closed"])
-def test_the_version_is_read_from_what_either_module_says(host: Host, line: str, version: str) -> None:
+def test_the_version_of_either_kernel_module_is_read(host: Host, line: str, version: str) -> None:
     (host.proc_driver / "version").write_text(f"NVRM version: {line}\nGCC version:  gcc version 12.2.0\n")
     assert host.driver_version() == version
 
@@ -35,14 +35,14 @@ def test_the_name_stays_while_the_driver_does(host: Host) -> None:
     assert before.startswith("nvidia 580.95.05 ")
 
 
-def test_the_same_version_loaded_anew_has_another_name(host: Host) -> None:
+def test_a_reloaded_driver_is_another_instance(host: Host) -> None:
     before = host.driver()
     host.sys_module.rename(host.sys_module.with_name("gone"))
     host.sys_module.mkdir()
     assert host.driver() != before
 
 
-def test_times_of_the_module_do_not_name_it(host: Host) -> None:
+def test_file_times_do_not_identify_the_driver(host: Host) -> None:
     before = host.driver()
     host.sys_module.chmod(0o700)  # another time of change, as when the kernel makes the inode anew
     assert host.driver() == before

@@ -54,21 +54,21 @@ def initialised(rig) -> int:
     return [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags")
 
 
-def test_it_is_opened_by_the_first_question_and_stays_open(rig) -> None:
+def test_nvml_opens_at_the_first_call_and_stays_open(rig) -> None:
     assert initialised(rig) == 0
     assert name_of(rig) == name_of(rig) == "NVIDIA H200"
     assert initialised(rig) == 1
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_what_an_error_means(rig, code: int) -> None:
+def test_each_nvml_error_has_its_meaning(rig, code: int) -> None:
     rig.gpu(0).fail("nvmlDeviceGetName", code)
     with pytest.raises(DeviceError) as caught:
         name_of(rig)
     assert type(caught.value) is KINDS.get(code, DeviceError)
 
 
-def test_only_what_a_device_does_not_know_is_none(rig) -> None:
+def test_only_an_unsupported_value_is_none(rig) -> None:
     for code in CODES:
         rig.gpu(0).fail("nvmlDeviceGetPersistenceMode", code)
         with rig.library.session() as nvml:
@@ -91,7 +91,7 @@ def test_nvml_is_unavailable_while_released_and_then_usable_again(rig) -> None:
     assert name_of(rig) == "NVIDIA H200"
 
 
-def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
+def test_nvml_is_not_closed_during_a_call(rig, monkeypatch) -> None:
     monkeypatch.setattr(library, "ANSWER_TIMEOUT", 0.01)
     with rig.gpu(0).hanging("nvmlDeviceGetName") as file:
         asking = threading.Thread(name="stuck", target=name_of, args=[rig], daemon=True)
@@ -127,7 +127,7 @@ def test_a_close_that_fails_is_no_permission_to_reset(rig) -> None:
     assert name_of(rig) == "NVIDIA H200"
 
 
-def test_a_driver_that_was_loaded_anew_is_opened_anew(rig) -> None:
+def test_nvml_is_reopened_for_a_reloaded_driver(rig) -> None:
     name_of(rig)
     uuid, text = rig.gpu(0).uuid, rig.machine.path.read_text()
     rig.machine.unload()

@@ -126,7 +126,7 @@ async def test_the_driver_stays_released_until_an_abandoned_tool_ends(rig, gpu, 
     assert await observer.health.vitals(gpu.uuid) is not None
 
 
-async def test_but_not_for_ever(rig, gpu, new_observer, monkeypatch) -> None:
+async def test_waiting_for_an_abandoned_tool_has_a_limit(rig, gpu, new_observer, monkeypatch) -> None:
     monkeypatch.setattr("scrubber.jobs.driver_release.TOOL_ENDS_WITHIN", 0.1)
     observer = new_observer()
     release = DriverRelease(observer.driver)
@@ -188,7 +188,7 @@ async def test_during_a_reset_errors_count_and_health_is_unknown(rig, watch):
     assert not (await observer.health.vitals(sick)).partial
 
 
-async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
+async def test_a_device_in_reset_reports_no_news(rig, watch):
     observer, sick = watch(), rig.gpu(1).uuid
     release = DriverRelease(observer.driver)
     async with release.during_reset(sick):
@@ -203,7 +203,7 @@ async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
     await release.reacquired()
 
 
-async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
+async def test_a_hanging_driver_does_not_hide_reported_errors(rig, watch):
     observer, sick = watch(patience=0.5), rig.gpu(1).uuid
     with rig.machine.hanging("nvmlDeviceGetTotalEccErrors") as file:
         found = [await observer.health.vitals(sick)]

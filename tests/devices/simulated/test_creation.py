@@ -37,7 +37,7 @@ def test_a_new_chip_is_zero_sparse_and_kept_over_restarts(tmp_path: Path) -> Non
     assert file.read_bytes() == b"secret"
 
 
-def test_only_the_owner_may_look_into_the_memory(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_memory_file(tmp_path: Path) -> None:
     creation.create(tmp_path / "gpus", 1, 4096)
     assert stat.S_IMODE((tmp_path / "gpus").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "gpus/gpu0").stat().st_mode) == 0o700
@@ -50,7 +50,7 @@ def test_the_memory_takes_no_space_before_it_is_used(tmp_path: Path) -> None:
     assert (memory.st_size, memory.st_blocks) == (64 * 2**20, 0)
 
 
-def test_loading_the_driver_anew_gives_it_another_name(tmp_path: Path) -> None:
+def test_a_reloaded_simulated_driver_is_another_instance(tmp_path: Path) -> None:
     creation.create(tmp_path, 1, 4096)
     backend = Simulated(tmp_path)
     before = backend.driver()
@@ -92,7 +92,7 @@ def test_each_gpu_shows_its_memory_under_its_index(bank, tmp_path):
         )
 
 
-def test_doctor_finds_the_gpus_in_it(bank, tmp_path):
+def test_the_doctor_finds_the_simulated_gpus(bank, tmp_path):
     directory = tmp_path / "var/run/cdi"
     directory.mkdir(parents=True)
     creation.write_cdi(directory, layout.places(bank.root))

@@ -25,7 +25,7 @@ from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resett
         DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),
     ],
 )
-def test_what_was_written_is_read_back(tmp_path: Path, document: layout.Document) -> None:
+def test_a_written_document_is_read_back(tmp_path: Path, document: layout.Document) -> None:
     layout.write(tmp_path / "document.json", document)
     assert layout.read(tmp_path / "document.json", type(document)) == document
 

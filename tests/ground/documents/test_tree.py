@@ -67,7 +67,7 @@ def test_every_value_has_its_position_and_its_keys():
         ("# nothing\n", "1:1: found an empty file, expected a mapping of keys and values"),
     ],
 )
-def test_what_is_not_plain_yaml_is_refused_with_its_position(text, fault):
+def test_special_yaml_is_refused_with_its_position(text, fault):
     assert refused(text)[0] == f"t.yaml:{fault}"
 
 

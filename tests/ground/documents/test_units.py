@@ -50,7 +50,7 @@ def test_a_duration_is_read_in_seconds(text, seconds):
 @pytest.mark.parametrize(
     "wrong", ["10", "10 s", "s", "-1s", "1e3s", "10S", "1.s", ".5s", "10s\n", "\u0661s", "", 10, None]
 )
-def test_what_has_no_unit_or_no_number_is_no_duration(wrong):
+def test_a_duration_needs_a_number_and_a_unit(wrong):
     with pytest.raises(ValueError, match="expected a duration such as"):
         units.parse_duration(wrong)
 
@@ -61,7 +61,7 @@ def test_a_size_is_read_in_bytes(text, count):
 
 
 @pytest.mark.parametrize("wrong", ["64", "64MB", "64 MiB", "1.5B", "0.3KiB", "-1B", "", 64, None])
-def test_what_is_no_whole_number_of_bytes_is_no_size(wrong):
+def test_a_size_is_a_whole_number_of_bytes(wrong):
     with pytest.raises(ValueError, match="expected a size of whole bytes"):
         units.parse_size(wrong)
 
@@ -79,5 +79,5 @@ def test_a_model_is_written_as_its_file_was():
 
 
 @pytest.mark.parametrize("field", ["memory", "pause"])
-def test_the_schema_pattern_has_nothing_that_only_python_understands(field):
+def test_the_schema_pattern_is_portable(field):
     assert "?P<" not in Sized.model_json_schema()["properties"][field]["pattern"]

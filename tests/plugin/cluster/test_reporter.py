@@ -80,7 +80,7 @@ async def test_a_repeated_event_is_counted_not_created_again(api, door, reportin
     assert len(api.events) == 3
 
 
-async def test_an_event_that_has_expired_is_made_anew(api, door, reporting):
+async def test_an_expired_event_is_created_again(api, door, reporting):
     door.say(gpu(0))
     async with reporting():
         door.say(out(0))
@@ -268,7 +268,7 @@ async def test_a_late_answer_makes_no_second_event(api, door, reporting):
     assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
 
 
-async def test_a_missing_right_is_one_error_and_stops_nothing_else(api, door, reporting):
+async def test_a_missing_right_is_one_error(api, door, reporting):
     api.fault = on(EVENTS, lambda _request: status(403, "Forbidden", 'cannot create resource "events"'))
     door.say(out(0))
     with capture_logs() as logs:
@@ -279,7 +279,7 @@ async def test_a_missing_right_is_one_error_and_stops_nothing_else(api, door, re
     assert reported["error"].startswith("the right to create events is missing: ")
 
 
-async def test_what_is_forbidden_is_tried_at_a_slow_pace(api, door, reporting):
+async def test_a_forbidden_request_is_retried_slowly(api, door, reporting):
     api.fault = on(CONDITION, lambda _request: status(403, "Forbidden"))
     door.say(out(0))
     async with reporting(pace=replace(QUICK, slow=3600, longest=0.001)):
@@ -388,7 +388,7 @@ async def test_too_many_waiting_events_drop_the_oldest(api, door, reporting):
     assert early == []  # while others waited
 
 
-async def test_a_fault_of_ours_ends_nothing(api, door, reporting, monkeypatch):
+async def test_an_internal_fault_does_not_end_reporting(api, door, reporting, monkeypatch):
     door.say(gpu(0))
     monkeypatch.setattr(api_objects, "event", None)
     with capture_logs() as logs:

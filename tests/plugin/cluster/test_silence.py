@@ -84,7 +84,7 @@ async def test_a_silence_ends_what_was_proven_healthy(api, door, reporting):
         await api.until(lambda: api.says("True"))
 
 
-async def test_a_fault_in_the_report_is_reported_and_proves_nothing(api, door, reporting, monkeypatch):
+async def test_an_internal_fault_is_reported_and_proves_no_device(api, door, reporting, monkeypatch):
     door.say(gpu(0), gpu(1))
     with capture_logs() as logs:
         async with reporting() as listing:

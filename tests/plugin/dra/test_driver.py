@@ -199,7 +199,7 @@ async def test_a_claim_of_the_same_name_is_another_claim(cluster):
     assert "another UID" in (await cluster.prepare("a", uid="uid-of-an-older-claim")).error
 
 
-async def test_a_claim_that_does_not_exist_gets_nothing(cluster):
+async def test_a_missing_claim_gets_no_device(cluster):
     assert "does not exist" in (await cluster.prepare("missing")).error
 
 

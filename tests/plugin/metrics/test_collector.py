@@ -140,7 +140,7 @@ async def test_registrations_through_the_registry_are_counted(shown, short_tmp):
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_a_reason_is_one_short_line_whatever_others_say(shown, short_tmp):
+async def test_a_reason_is_one_short_line(shown, short_tmp):
     kubelet = kubelet_server.Kubelet(short_tmp)
     kubelet.refusal = "first\nsecond " + "x" * 1000
     await kubelet.start()
@@ -229,7 +229,7 @@ async def test_many_pods_add_no_series(scrub_server, kubelet, shown):
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_prometheus_own_linter_finds_nothing(kubelet, shown):
+async def test_the_linter_of_prometheus_accepts_the_metrics(kubelet, shown):
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     it = await shown()

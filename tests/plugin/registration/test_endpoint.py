@@ -53,7 +53,7 @@ async def test_the_socket_appears_when_it_serves_and_is_private(path):
     assert list(path.parent.iterdir()) == []
 
 
-async def test_what_a_killed_process_left_behind_is_no_obstacle(path):
+async def test_a_socket_of_a_killed_process_is_replaced(path):
     for left in (path, sockets.hidden(path)):
         with socket.socket(socket.AF_UNIX) as raw:
             raw.bind(os.fspath(left))

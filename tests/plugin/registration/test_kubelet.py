@@ -285,7 +285,7 @@ async def test_a_new_kubelet_cancels_a_hanging_register(registration, door, home
 
 
 @pytest.mark.parametrize("kind", ["absent", "hangs", "deaf", "refuses", "there"])
-async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration, door, home, seen_events, kind):
+async def test_a_stop_never_waits_for_the_kubelet(registration, door, home, seen_events, kind):
     deaf = socket.socket(socket.AF_UNIX)
     door.hangs, door.refusal = kind == "hangs", "no" if kind == "refuses" else ""
     if kind == "deaf":  # accepts connections and never says a word

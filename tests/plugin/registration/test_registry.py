@@ -102,7 +102,7 @@ async def test_a_refusal_is_logged(registration, door, seen_events):
     ]
 
 
-async def test_the_second_socket_is_made_anew_without_disturbing_the_first(registration, own, door):
+async def test_the_second_socket_is_recreated_alone(registration, own, door):
     async with running(registration):
         for _ in range(5):
             before = await appears(door)
@@ -113,7 +113,7 @@ async def test_the_second_socket_is_made_anew_without_disturbing_the_first(regis
                 assert sockets.identity(own) == mine
 
 
-async def test_the_first_socket_is_made_anew_and_shown_anew(registration, own, door):
+async def test_a_recreated_first_socket_is_registered_again(registration, own, door):
     async with running(registration):
         for _ in range(5):
             before, shown = await appears(own), await appears(door)
@@ -156,7 +156,7 @@ async def test_each_loss_of_the_kubelet_is_logged(registration, door, seen_event
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.002, 0.05])
-async def test_the_end_waits_for_nothing_at_any_moment(registration, own, door, moment):
+async def test_a_stop_never_waits(registration, own, door, moment):
     async with running(registration):
         await asyncio.sleep(moment)
     assert not own.exists()

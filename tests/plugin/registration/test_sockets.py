@@ -88,7 +88,7 @@ def test_a_missing_directory_is_named(short_tmp):
 
 
 @pytest.mark.parametrize("make", ["file", "directory", "dangling link"])
-def test_what_is_not_a_socket_is_left_alone(short_tmp, make):
+def test_a_file_that_is_no_socket_is_kept(short_tmp, make):
     path = short_tmp / "x.sock"
     {"file": path.touch, "directory": path.mkdir, "dangling link": lambda: path.symlink_to("nowhere")}[make]()
     with pytest.raises(FatalError, match="it is not a socket; remove it"):

@@ -27,7 +27,7 @@ def test_an_unreadable_file_of_best_readings_is_replaced(rig, text: bytes) -> No
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_kept_is_remembered_by_the_service(rig) -> None:
+def test_an_unwritable_reading_is_kept_in_memory(rig) -> None:
     (rig.settings.parent).mkdir(parents=True, exist_ok=True)
     (rig.settings.parent / "seen").write_text("no folder")
     reader = SignReader(rig)

@@ -73,7 +73,7 @@ def test_errors_of_switches_are_fatal_or_not():
     assert not mild.fatal
 
 
-def test_of_a_long_text_the_beginning_is_kept():
+def test_a_long_message_is_cut_at_the_end():
     error = read(f"{FATAL}{'x' * LONGEST}")
     assert isinstance(error, SwitchError)
     assert error.detail == f"SXid 24007, Link 30 sourcetrack timeout error{'x' * LONGEST}"[:LONGEST]
@@ -96,7 +96,7 @@ def test_of_a_long_text_the_beginning_is_kept():
         "NVRM: Xid (PCI:0000:3b:00): -1, pid=1",
     ],
 )
-def test_what_only_looks_like_an_error_is_none(text):
+def test_a_similar_line_is_no_error(text):
     assert read(text) is None
 
 
@@ -106,5 +106,5 @@ PIECES = st.lists(
 
 
 @given(st.one_of(st.text(), PIECES.map("".join)))
-def test_whatever_is_said_is_read(text):
+def test_any_text_in_the_log_is_read(text):
     assert read(text) is None or read(text)

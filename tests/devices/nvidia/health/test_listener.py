@@ -16,7 +16,7 @@ from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
 
 
-def test_what_the_kernel_remembers_is_known_at_once(rig, kmsg, listen):
+def test_old_kernel_errors_are_known_at_once(rig, kmsg, listen):
     kmsg.xid(rig.gpu(1).pci, 79, at=12.25)
     backend = listen()
     (xid,) = backend.vitals(rig.gpu(1).uuid).xids
@@ -56,7 +56,7 @@ def test_a_program_cannot_make_a_gpu_sick(rig, kmsg, listen):
     assert (codes(backend, rig.gpu(0).uuid), codes(backend, rig.gpu(1).uuid)) == ([], [13])
 
 
-def test_an_event_that_both_sources_tell_is_one(rig, kmsg, listen):
+def test_an_event_of_both_sources_counts_once(rig, kmsg, listen):
     backend = listen()
     rig.gpu(2).event(XID, 79)
     kmsg.xid(rig.gpu(2).pci, 79)

@@ -39,7 +39,7 @@ def test_a_wish_for_another_recovery_rings(rig, listen):
     assert backend.vitals(rig.gpu(2).uuid) == Vitals(reset_required=True)
 
 
-def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
+def test_the_listener_releases_the_driver_at_once(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "JOIN_TIMEOUT", 60.0)  # a thread that has to be left behind is found out
     backend = listen(kernel=False)
     for _ in range(5):
@@ -50,7 +50,7 @@ def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
         backend.reacquire_driver()
 
 
-def test_a_driver_that_is_opened_anew_is_listened_to_anew(rig, listen):
+def test_a_reopened_driver_is_listened_to_again(rig, listen):
     backend = listen(kernel=False)
     rig.library.renew()
     await_call(rig, "nvmlEventSetCreate", 2)

@@ -257,7 +257,7 @@ def test_an_error_neither_makes_a_sign_nor_ends_one(rig, reader: SignReader, cal
 READ_WHILE_IT_WORKS = {call for call, name in CALLS.items() if name == "generation"}
 
 
-def test_that_it_works_is_asked_and_not_remembered(rig, reader: SignReader) -> None:
+def test_whether_a_link_works_is_read_each_time(rig, reader: SignReader) -> None:
     rig.gpu(0).set(WORKS)
     reader.later()
     rig.gpu(0).set({"pcie.gen": 1})

@@ -46,7 +46,7 @@ def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) ->
     assert vitals(rig, 1) == Vitals()
 
 
-def test_corrected_errors_and_those_of_an_earlier_life_are_none(rig) -> None:
+def test_corrected_and_earlier_errors_do_not_count(rig) -> None:
     rig.gpu(0).set({"ecc.total.0.0": 9, "ecc.total.1.1": 9})
     assert vitals(rig) == Vitals()
 
@@ -97,7 +97,7 @@ def test_an_unknown_recovery_action_still_counts(rig) -> None:
 @pytest.mark.parametrize(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT], ids=["unsupported", "unknown"]
 )
-def test_a_driver_that_knows_no_recovery_action_asks_for_none(rig, code: int) -> None:
+def test_a_driver_without_recovery_actions_requests_none(rig, code: int) -> None:
     rig.gpu(0).set({"field_fail.230": code})
     assert vitals(rig) == Vitals()
 

@@ -97,7 +97,7 @@ def test_a_kernel_message_of_another_gpu_confirms_no_nvml_event():
     assert (sorted(codes(log)), codes(log, THERE)) == ([48, 79], [79])
 
 
-def test_numbers_grow_whatever_the_clocks_say():
+def test_event_numbers_always_grow():
     log = XidLog()
     for microseconds in (9, 9, 3, 10):
         log.add_logged(LOST, microseconds, 1.0)

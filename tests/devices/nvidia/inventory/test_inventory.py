@@ -110,7 +110,7 @@ def test_a_gpu_in_mig_mode_without_slices_offers_nothing(rig) -> None:
         ("NVIDIA RTX PRO 6000 MIG 1g.24gb-me", 0, "nvidia.com/mig-1g.24gb-me"),
     ],
 )
-def test_a_slice_is_called_what_nvidias_plugin_calls_it(rig, name: str, profile: int, resource: str) -> None:
+def test_a_slice_has_the_name_of_nvidias_plugin(rig, name: str, profile: int, resource: str) -> None:
     [uuid] = rig.cut(0, Slice())
     rig.gpu(0).set({"mig.0.name": name, f"gi.{rig.gpu(0)['mig.0.gi']}.profile": profile})
     assert named(rig.backend())[uuid].resource == resource
@@ -230,7 +230,7 @@ def test_a_gpu_that_wants_a_reset_is_still_named(rig) -> None:
     assert backend.inventory() == before
 
 
-def test_what_is_wrong_is_said_again_when_it_begins_again(rig) -> None:
+def test_a_repeated_fault_is_logged_again(rig) -> None:
     backend = rig.backend()
     with capture_logs() as logs:
         for lost in (1, 1, None, 1):
@@ -276,7 +276,7 @@ def test_files_of_another_life_of_the_driver_are_not_trusted(rig) -> None:
     assert backend.files(uuid) == (str(rig.root.node(rig.gpu(0))),)
 
 
-def test_what_a_gpu_is_is_asked_once(rig) -> None:
+def test_a_gpu_is_identified_once(rig) -> None:
     backend = rig.backend()
     rig.cut(0, Slice())
     backend.inventory()

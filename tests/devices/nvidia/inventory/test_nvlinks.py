@@ -48,7 +48,7 @@ def test_a_link_that_is_down_joins_no_gpus(rig) -> None:
     assert read(rig, 0) == ALONE
 
 
-def test_a_gpu_without_links_has_none(rig) -> None:
+def test_a_gpu_without_links_has_no_island(rig) -> None:
     join(rig)
     assert read(rig, 0) == ALONE
 

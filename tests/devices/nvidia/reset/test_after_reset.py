@@ -42,7 +42,7 @@ def test_a_device_is_awaited_with_growing_pauses_and_reopened_nvml(rig, gpu, mon
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("then", [{"lost": 1}, {"absent": 1}], ids=["lost", "absent"])
-def test_one_that_does_not_come_back_is_lost(rig, then: dict[str, object]) -> None:
+def test_a_gpu_absent_after_its_reset_is_lost(rig, then: dict[str, object]) -> None:
     rig.machine.set({f"smi.then.{key}": value for key, value in then.items()})
     with pytest.raises(DeviceLostError, match=r"cannot reset: it is not back after 0.3 s: "):
         reset.reset(target(rig))
@@ -61,7 +61,7 @@ def test_one_that_does_not_come_back_is_lost(rig, then: dict[str, object]) -> No
     ],
     ids=["reboot", "unknown", "memory", "fields", "reset", "fabric"],
 )
-def test_one_that_is_back_and_not_well_is_not_back(rig, then: dict[str, object], words: str) -> None:
+def test_a_faulty_gpu_after_its_reset_is_not_back(rig, then: dict[str, object], words: str) -> None:
     rig.machine.set({f"smi.then.{key}": value for key, value in then.items()})
     with pytest.raises(DeviceError, match=rf"cannot reset: it is not back after 0.3 s: .*{words}") as caught:
         reset.reset(target(rig))

@@ -78,7 +78,7 @@ def test_a_reset_takes_its_lock_before_it_touches_the_gpu(rig) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_what_goes_down_together_has_one_lock(rig) -> None:
+def test_gpus_reset_together_share_a_lock(rig) -> None:
     cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
     backend = rig.backend()
     backend.inventory()

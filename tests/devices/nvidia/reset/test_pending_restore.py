@@ -228,7 +228,7 @@ def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypat
 
 
 @pytest.mark.parametrize("where", ["_found", "_created", "_create_parts"])
-def test_a_slice_that_was_being_made_anew_comes_back(rig, cut, monkeypatch, where: str) -> None:
+def test_an_interrupted_recreation_of_a_slice_is_finished(rig, cut, monkeypatch, where: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(slices, where, die)
         with pytest.raises(Killed):
@@ -302,7 +302,7 @@ def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> N
     assert backend.pending_restores() == {}
 
 
-def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:
+def test_a_restore_of_slices_changes_no_setting(rig, cut_off) -> None:
     rig.gpu(0).set(compute_mode=3)
     backend = rig.backend()
     backend.inventory()
@@ -330,7 +330,7 @@ def pending() -> PendingRestore:
     return PendingRestore(persistence=True, layout=(slices.Instance(9, 0, 4, (part,)),))
 
 
-def test_what_was_written_is_read(tmp_path) -> None:
+def test_a_stored_restore_is_read_back(tmp_path) -> None:
     kept = PendingRestoreFiles(tmp_path / "new", "GPU-1")
     kept.write(kept.file(), pending())
     assert kept.read() == {kept.file(): pending()}
@@ -339,7 +339,7 @@ def test_what_was_written_is_read(tmp_path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -> None:
+def test_a_stored_restore_is_synced_to_disk(tmp_path, monkeypatch) -> None:
     synced = []
 
     def sync(file: int) -> None:
@@ -385,7 +385,7 @@ def test_a_changed_restore_file_is_an_error_and_stays(tmp_path, change: dict[str
     assert kept.file().read_text() == spoilt
 
 
-def test_what_cannot_be_removed_is_an_error(tmp_path) -> None:
+def test_a_restore_file_that_stays_is_an_error(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DeviceError, match="cannot remove a completed pending restore"):
         PendingRestoreFiles(tmp_path, "GPU-1").drop([tmp_path / "folder"])

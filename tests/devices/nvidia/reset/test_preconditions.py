@@ -24,7 +24,7 @@ def test_a_free_gpu_is_reset_by_the_tool(rig, gpu) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_it_takes_root(rig) -> None:
+def test_a_reset_needs_root(rig) -> None:
     assert refused(rig, privileged=False) == "cannot reset: it takes root: run the service as root"
 
 
@@ -77,7 +77,7 @@ def test_a_program_with_the_name_is_no_fabric_manager(rig, gpu) -> None:
     assert "it is unknown whether the fabric manager runs" in refused(rig)
 
 
-def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> None:
+def test_only_switched_ampere_needs_a_fabric_manager(rig, gpu) -> None:
     gpu.set(architecture=AMPERE)
     reset.reset(target(rig))
     switches(rig)

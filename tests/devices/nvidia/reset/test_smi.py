@@ -58,7 +58,7 @@ def test_no_status_but_0_is_ever_done(status: int) -> None:
     assert smi.understood(status, "was successfully reset\nAll done.") != Done()
 
 
-def test_what_it_says_at_length_is_cut() -> None:
+def test_long_output_of_the_program_is_cut() -> None:
     failed = smi.understood(1, "x" * 5000)
     assert isinstance(failed, ResetFailed)
     assert len(failed.why) < 400
@@ -78,14 +78,14 @@ def program(tmp_path, monkeypatch):
     return install
 
 
-def test_it_is_asked_for_one_device_in_plain_english(program, tmp_path, monkeypatch) -> None:
+def test_the_program_gets_one_device_and_no_locale(program, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LC_ALL", "xx_XX")
     program(f'echo "$@" $LC_ALL > {tmp_path}/asked; echo was successfully reset')
     assert smi.reset(UUID, 10) == Done()
     assert (tmp_path / "asked").read_text() == f"--gpu-reset -i {UUID} C\n"
 
 
-def test_it_hears_what_is_said_on_either_stream(program) -> None:
+def test_both_output_streams_are_read(program) -> None:
     program("echo In use by another client >&2; exit 255")
     assert smi.reset(UUID, 10) == InUse()
 

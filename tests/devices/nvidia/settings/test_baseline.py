@@ -15,7 +15,7 @@ from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
 
-def test_what_was_seen_first_is_kept_for_its_owner_alone(rig, tmp_path) -> None:
+def test_the_baseline_file_is_private(rig, tmp_path) -> None:
     file = kept(tmp_path)
     with rig.library.session() as session:
         first = settings.baseline(file, session, rig.gpu(0).uuid)
@@ -24,7 +24,7 @@ def test_what_was_seen_first_is_kept_for_its_owner_alone(rig, tmp_path) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_what_was_seen_first_is_never_seen_anew(rig, tmp_path) -> None:
+def test_the_first_baseline_is_never_replaced(rig, tmp_path) -> None:
     file = kept(tmp_path)
     with rig.library.session() as session:
         first = settings.baseline(file, session, rig.gpu(0).uuid)
