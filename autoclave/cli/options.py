@@ -47,6 +47,18 @@ def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return click.option("-o", "--output", type=click.Choice(choices), default=choices[0], help="Output format.")
 
 
+def _owner(text: str) -> str:
+    """An owner. A blank one is an unset variable of a script: as no owner at all, it would release any job's GPU."""
+    if not text.strip():
+        raise ValueError("expected who the GPUs are for, such as a job id")
+    return text
+
+
+def owner(about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The flag ``--owner``; None where it is not given."""
+    return click.option("--owner", type=Parsed("text", _owner), help=about)
+
+
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Indices and UUIDs of GPUs that start with the typed text; none when the service does not answer quickly."""
     del param
@@ -78,3 +90,4 @@ run_dir = click.option(
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
 gpu = click.argument("gpu", shell_complete=complete_gpus)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)
+needed_gpus = click.argument("gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus)

@@ -66,6 +66,16 @@ async def _ask(socket: Path, question: Callable[[client.AdminClient], Awaitable[
             raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
 
 
+def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
+    """The answer of the socket for programs that hand out devices. It knows devices by UUID only."""
+    return asyncio.run(_ask_for_devices(paths.scrubber_socket(run_dir), request))
+
+
+async def _ask_for_devices(socket: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
+    async with client.ScrubberClient(socket) as scrubber:
+        return await request(scrubber)
+
+
 def asker() -> str:
     """The user at this shell, for the ledger."""
     uid = os.getuid()

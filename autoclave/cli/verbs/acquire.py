@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
+from autoclave.cli import ENVIRONMENT, document, human, job_progress, options, service_call
 
 
 @click.command(context_settings=ENVIRONMENT)
-@resolve_gpus.gpus
-@resolve_gpus.owner("Who the GPUs are for, such as a job id.")
+@options.needed_gpus
+@options.owner("Who the GPUs are for, such as a job id.")
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
@@ -23,8 +23,8 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     gets its present grants, and the GPUs are not scrubbed again. The owner is shown by status, explain and history,
     and in the receipt of the scrub after the job. Nobody verifies it.
     """
-    devices = resolve_gpus.by_uuid(run_dir, gpus)
-    grants = resolve_gpus.call(
+    devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(gpus)).devices)
+    grants = service_call.ask_for_devices(
         run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
     )
     if output != "text":

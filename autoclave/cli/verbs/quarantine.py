@@ -13,7 +13,6 @@ from autoclave.cli import (
     document,
     human,
     options,
-    resolve_gpus,
     service_call,
     table,
     worst,
@@ -23,7 +22,7 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, Unreachable
 
 
 @click.command(context_settings=ENVIRONMENT)
-@resolve_gpus.gpus
+@options.needed_gpus
 @click.option("--reason", required=True, help="Why; shown by status and explain.")
 @options.output("text", "json", "yaml")
 @options.run_dir

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, job_progress, options, resolve_gpus, service_call
+from autoclave.cli import ENVIRONMENT, job_progress, options, service_call
 from scrubber.api import client
 
 
 @click.command(context_settings=ENVIRONMENT)
-@resolve_gpus.gpus
+@options.needed_gpus
 @click.option("--reason", default="", show_default=False, help="Why; stored in the ledger.")
 @click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
 @click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")

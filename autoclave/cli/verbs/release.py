@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, resolve_gpus
+from autoclave.cli import ENVIRONMENT, document, human, job_progress, options, service_call
 
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
-@resolve_gpus.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
+@options.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
@@ -24,10 +25,15 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     if not gpus and owner is None:
         raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")
 
-    devices = resolve_gpus.by_uuid(run_dir, gpus) if gpus else {}
-    released = resolve_gpus.call(run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or ""))
+    def named(names: Sequence[str]) -> job_progress.Devices:
+        return job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
+
+    devices = named(gpus) if gpus else {}
+    released = service_call.ask_for_devices(
+        run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
+    )
     if not gpus and released:
-        devices = resolve_gpus.by_uuid(run_dir, sorted(released))
+        devices = named(sorted(released))
     if not devices:
         click.echo(human.printable(f"autoclave: no GPU was acquired for {owner}, so nothing was given back"), err=True)
     if output != "text":
