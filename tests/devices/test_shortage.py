@@ -89,13 +89,13 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.reset.pending_restore.read": ((os, "open"), Ground.read_notes),
     "nvidia.reset.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
     "nvidia.reset.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
+    "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
     "nvidia.settings.settings.baseline": (
         (os, "open"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
     "nvidia.settings.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
 }  # fmt: skip
 # These find another answer for other errors.
 ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
-    "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
     "nvidia.health.best_seen._kept": (
         (os, "open"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
 }  # fmt: skip

@@ -20,7 +20,6 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, preconditions, smi
-from scrubber.devices.nvidia.reset.attempt import Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
@@ -28,11 +27,6 @@ Held = tuple[int, ...]  # the open files of the locks
 Action = Callable[[Session], object]
 
 _POLL_SECONDS = 0.05
-_FAILED = f"cannot reset: {smi.PROGRAM}"
-
-
-class _ResetStuckError(DeviceError):
-    """A reset that still runs and cannot be killed: NVML must not be called for this device."""
 
 
 def _no_action(_session: Session) -> None:
@@ -55,7 +49,7 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
         try:
             _reset_closed(target, held, mode)
             after_reset.wait(target, joined=joined)
-        except (DeviceLostError, _ResetStuckError):
+        except (DeviceLostError, smi.ResetStuckError):
             raise  # NVML cannot be asked now: the pending restore stays stored
         except DeviceError as error:
             _restore_after(error, target, pending)
@@ -83,28 +77,10 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
             pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
-        _run_tool(target, held)
+        _demand_no_holders(target)
+        smi.reset(target.uuid, target.patience.tool, *held)
     finally:
         target.library.reacquire_driver()
-
-
-def _run_tool(target: ResetTarget, held: Held) -> None:
-    """Reset with the driver's tool. NotNowError if it did nothing: a missing right is no fault of the device."""
-    _demand_no_holders(target)
-    match smi.reset(target.uuid, target.patience.tool, *held):
-        case Done():
-            return
-        case InUse():
-            why = "the driver knows a client that no observation shows: find it, or reboot the node"
-            raise NotNowError(f"{_FAILED}: {why}")
-        case Stuck(why):
-            raise _ResetStuckError(f"{_FAILED}: {why}: reboot the node")
-        case NoPermission():
-            raise NotNowError(f"{_FAILED}: it takes root and CAP_SYS_ADMIN")
-        case Unsupported(why):
-            raise NotNowError(f"{_FAILED}: {why}")
-        case ResetFailed(why):
-            raise DeviceError(f"{_FAILED}: {why}")
 
 
 def _demand_no_holders(target: ResetTarget) -> None:

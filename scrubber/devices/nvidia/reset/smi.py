@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from typing import NoReturn
 
-from scrubber.devices import shortage
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
+from scrubber.devices.base import DeviceError, NotNowError
 
 PROGRAM = "nvidia-smi"
+_FAILED = f"cannot reset: {PROGRAM}"
 _ENDS_WITHIN = 2.0  # seconds at most; a killed process that lives longer is stuck in the driver
 _ENDING = 0.1  # of the time limit
 _LONGEST = 300  # characters of its output in a message
@@ -34,8 +35,16 @@ _STATUSES = {  # the other documented statuses
 }
 
 
-def reset(uuid: str, within: float, *held: int) -> Attempt:
-    """Have the tool reset one device only. ``held``: open files that the tool inherits."""
+class ResetStuckError(DeviceError):
+    """A reset that still runs and cannot be killed: NVML must not be called for this device."""
+
+
+def reset(uuid: str, within: float, *held: int) -> None:
+    """Have the tool reset one device only; returns when it reports a reset. ``held``: open files that it inherits.
+
+    NotNowError if the tool did nothing, which is no fault of the device. After any other DeviceError, what the attempt
+    did to the device is not known.
+    """
     try:
         process = subprocess.Popen(
             (PROGRAM, "--gpu-reset", "-i", uuid),
@@ -47,43 +56,43 @@ def reset(uuid: str, within: float, *held: int) -> Attempt:
             pass_fds=held,
         )
     except OSError as error:
-        shortage.demand_none(error)
-        return Unsupported(f"{PROGRAM} cannot be started ({error.strerror})")
+        raise NotNowError(f"{_FAILED}: it cannot be started ({error.strerror})") from error
     try:
         said, _ = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
-        return _kill(process, within)
-    return understood(process.returncode, said.decode(errors="replace"))
+        _kill(process, within)
+    check(process.returncode, said.decode(errors="replace"))
 
 
-def understood(status: int, said: str) -> Attempt:
-    """What exit status and output mean. The output alone can say in use; done needs both."""
+def check(status: int, said: str) -> None:
+    """Raise what exit status and output mean. The output alone can say in use; a reset needs both."""
     words = said.lower()
     if any(fragment in words for fragment in _IN_USE):
-        return InUse()
+        why = "the driver knows a client that no observation shows: find it, or reboot the node"
+        raise NotNowError(f"{_FAILED}: {why}")
     if status == 0 and "successfully reset" in words:
-        return Done()
+        return
     if status == _STATUS_NO_PERMISSION or any(fragment in words for fragment in _NO_PERMISSION):
-        return NoPermission()
+        raise NotNowError(f"{_FAILED}: it takes root and CAP_SYS_ADMIN")
     if status == _STATUS_UNSUPPORTED or any(fragment in words for fragment in _UNSUPPORTED):
-        return Unsupported(f"{PROGRAM} says that this device cannot be reset")
-    return ResetFailed(_failure(status, said))
+        raise NotNowError(f"{_FAILED}: it says that this device cannot be reset")
+    raise DeviceError(f"{_FAILED}: {_failure(status, said)}")
 
 
 def _failure(status: int, said: str) -> str:
     meaning = f" ({_STATUSES[status]})" if status in _STATUSES else ""
     printable = "".join(letter if letter.isprintable() else " " for letter in said)
-    return (
-        f"{PROGRAM} ended with status {status}{meaning}: {' '.join(printable.split())[:_LONGEST] or 'it said nothing'}"
-    )
+    return f"it ended with status {status}{meaning}: {' '.join(printable.split())[:_LONGEST] or 'it said nothing'}"
 
 
-def _kill(process: subprocess.Popen[bytes], within: float) -> Attempt:
+def _kill(process: subprocess.Popen[bytes], within: float) -> NoReturn:
     os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
     try:
         process.communicate(timeout=min(_ENDS_WITHIN, _ENDING * within))
     except subprocess.TimeoutExpired:
         if process.stdout is not None:
             process.stdout.close()
-        return Stuck(f"{PROGRAM} (pid {process.pid}) was not done within {within:g} s and cannot be killed")
-    return ResetFailed(f"{PROGRAM} was not done within {within:g} s and was killed")
+        raise ResetStuckError(
+            f"{_FAILED}: it (pid {process.pid}) was not done within {within:g} s and cannot be killed: reboot the node"
+        ) from None
+    raise DeviceError(f"{_FAILED}: it was not done within {within:g} s and was killed")

@@ -9,59 +9,74 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.reset import smi
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 
 UUID = "GPU-5e7f0000-1111-4222-8333-a0b1c2d3e4f5"
 GPU = "GPU 00000000:1B:00.0"
-PLAIN = Unsupported("nvidia-smi says that this device cannot be reset")
+# Only the last one says that the device is at fault.
+DONE = (None, "")
+IN_USE = (NotNowError, "the driver knows a client that no observation shows: find it, or reboot the node")
+UNSUPPORTED = (NotNowError, "it says that this device cannot be reset")
+NO_PERMISSION = (NotNowError, "it takes root and CAP_SYS_ADMIN")
+
+
+def fault(status: int, said: str) -> tuple[type[DeviceError] | None, str]:
+    """The kind of the error and its words, after those that all have."""
+    try:
+        smi.check(status, said)
+    except DeviceError as error:
+        return type(error), str(error).removeprefix("cannot reset: nvidia-smi: ")
+    return DONE
 
 
 @pytest.mark.parametrize(
     ("status", "said", "meant"),
     [
-        (0, f"{GPU} was successfully reset.\nAll done.\n", Done()),
-        (0, f"WARNING: persistence mode is off\n{GPU} was Successfully Reset.", Done()),
-        (255, f"{GPU} could not be reset: In use by another client", InUse()),
-        (255, "1 device is currently being used by one or more other processes (e.g. Fabric Manager).", InUse()),
-        (0, f"{GPU}: In use by another client\n{GPU} was successfully reset.", InUse()),
-        (255, "Unable to reset this GPU because it's being used by some other process.", InUse()),
-        (255, f"{GPU} is currently in use by another process.", InUse()),
-        (255, f"GPU Reset couldn't run because {GPU} is the primary GPU.", InUse()),
-        (3, "", PLAIN),
-        (255, f"Resetting {GPU} is not supported.", PLAIN),
-        (4, "", NoPermission()),
-        (255, f"Unable to reset {GPU}: Insufficient Permissions", NoPermission()),
-        (0, "", ResetFailed("nvidia-smi ended with status 0: it said nothing")),
-        (0, "All done.", ResetFailed("nvidia-smi ended with status 0: All done.")),
+        (0, f"{GPU} was successfully reset.\nAll done.\n", DONE),
+        (0, f"WARNING: persistence mode is off\n{GPU} was Successfully Reset.", DONE),
+        (255, f"{GPU} could not be reset: In use by another client", IN_USE),
+        (255, "1 device is currently being used by one or more other processes (e.g. Fabric Manager).", IN_USE),
+        (0, f"{GPU}: In use by another client\n{GPU} was successfully reset.", IN_USE),
+        (255, "Unable to reset this GPU because it's being used by some other process.", IN_USE),
+        (255, f"{GPU} is currently in use by another process.", IN_USE),
+        (255, f"GPU Reset couldn't run because {GPU} is the primary GPU.", IN_USE),
+        (3, "", UNSUPPORTED),
+        (255, f"Resetting {GPU} is not supported.", UNSUPPORTED),
+        (4, "", NO_PERMISSION),
+        (255, f"Unable to reset {GPU}: Insufficient Permissions", NO_PERMISSION),
+        (0, "", (DeviceError, "it ended with status 0: it said nothing")),
+        (0, "All done.", (DeviceError, "it ended with status 0: All done.")),
         (
             255,
             f"{GPU} was successfully reset.",
-            ResetFailed(f"nvidia-smi ended with status 255: {GPU} was successfully reset."),
+            (DeviceError, f"it ended with status 255: {GPU} was successfully reset."),
         ),
         (
             255,
             f"{GPU} could not be reset.",
-            ResetFailed(f"nvidia-smi ended with status 255: {GPU} could not be reset."),
+            (DeviceError, f"it ended with status 255: {GPU} could not be reset."),
         ),
-        (15, "lost", ResetFailed("nvidia-smi ended with status 15 (a device that has fallen off the bus): lost")),
-        (-9, "", ResetFailed("nvidia-smi ended with status -9: it said nothing")),
-        (1, "a\tb\x1b[2Jc\n\n d", ResetFailed("nvidia-smi ended with status 1: a b [2Jc d")),
+        (15, "lost", (DeviceError, "it ended with status 15 (a device that has fallen off the bus): lost")),
+        (-9, "", (DeviceError, "it ended with status -9: it said nothing")),
+        (1, "a\tb\x1b[2Jc\n\n d", (DeviceError, "it ended with status 1: a b [2Jc d")),
     ],
 )
-def test_its_status_and_its_words_are_understood(status: int, said: str, meant: Attempt) -> None:
-    assert smi.understood(status, said) == meant
+def test_its_status_and_its_words_are_understood(
+    status: int, said: str, meant: tuple[type[DeviceError] | None, str]
+) -> None:
+    assert fault(status, said) == meant
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 6, 8, 9, 10, 12, 13, 14, 15, 255, 1, -15])
 def test_no_status_but_0_is_ever_done(status: int) -> None:
-    assert smi.understood(status, "was successfully reset\nAll done.") != Done()
+    assert fault(status, "was successfully reset\nAll done.") != DONE
 
 
 def test_long_output_of_the_program_is_cut() -> None:
-    failed = smi.understood(1, "x" * 5000)
-    assert isinstance(failed, ResetFailed)
-    assert len(failed.why) < 400
+    kind, words = fault(1, "x" * 5000)
+    assert kind is DeviceError
+    assert len(words) < 400
 
 
 @pytest.fixture
@@ -81,18 +96,20 @@ def program(tmp_path, monkeypatch):
 def test_the_program_gets_one_device_and_no_locale(program, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LC_ALL", "xx_XX")
     program(f'echo "$@" $LC_ALL > {tmp_path}/asked; echo was successfully reset')
-    assert smi.reset(UUID, 10) == Done()
+    smi.reset(UUID, 10)
     assert (tmp_path / "asked").read_text() == f"--gpu-reset -i {UUID} C\n"
 
 
 def test_both_output_streams_are_read(program) -> None:
     program("echo In use by another client >&2; exit 255")
-    assert smi.reset(UUID, 10) == InUse()
+    with pytest.raises(NotNowError, match="the driver knows a client"):
+        smi.reset(UUID, 10)
 
 
 def test_a_missing_program_is_an_error(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert smi.reset(UUID, 10) == Unsupported("nvidia-smi cannot be started (No such file or directory)")
+    with pytest.raises(NotNowError, match=r"nvidia-smi: it cannot be started \(No such file or directory\)"):
+        smi.reset(UUID, 10)
 
 
 def ended(pid: int) -> bool:
@@ -110,8 +127,19 @@ def ended(pid: int) -> bool:
 
 def test_a_late_program_is_killed_with_its_children(program, tmp_path) -> None:
     program(f"trap '' TERM\nsh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; sleep 600; :' & wait")
-    assert smi.reset(UUID, 2.0) == ResetFailed("nvidia-smi was not done within 2 s and was killed")
+    with pytest.raises(DeviceError, match="it was not done within 2 s and was killed") as caught:
+        smi.reset(UUID, 2.0)
+    assert caught.type is DeviceError
     assert ended(int((tmp_path / "child").read_text()))
+
+
+def words_of_a_stuck_reset(within: float) -> str:
+    """Only the words, because the error itself keeps the process."""
+    try:
+        smi.reset(UUID, within)
+    except smi.ResetStuckError as error:
+        return str(error)
+    return ""
 
 
 def test_a_program_that_cannot_be_killed_is_reported_as_such(program, monkeypatch) -> None:
@@ -121,10 +149,10 @@ def test_a_program_that_cannot_be_killed_is_reported_as_such(program, monkeypatc
     monkeypatch.setattr("os.killpg", lambda *order: sent.append(order))
     monkeypatch.setattr(smi, "_ENDS_WITHIN", 0.1)
     with pytest.warns(ResourceWarning, match="still running"):
-        stuck = smi.reset(UUID, 0.1)
+        words = words_of_a_stuck_reset(0.1)
     ((pid, order),) = sent
     assert order == signal.SIGKILL
-    assert stuck == Stuck(f"nvidia-smi (pid {pid}) was not done within 0.1 s and cannot be killed")
+    assert f"nvidia-smi: it (pid {pid}) was not done within 0.1 s and cannot be killed" in words
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert not Path(f"/proc/{pid}").exists()
