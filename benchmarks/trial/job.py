@@ -6,11 +6,9 @@ This is a part of a whole job: it has no reset, no verdict, no record and no rec
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import processes
@@ -21,6 +19,7 @@ from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import NAME
+from scrubber.ground.documents import strict_json
 from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
@@ -45,7 +44,7 @@ def _assignment(where: Where) -> Assignment:
         where.uuid, where.root, where.pci_address, where.minor, parent=None, pid_namespace=where.pid_namespace
     )  # fmt: skip
     return Assignment(
-        Address(NAME, json.dumps(asdict(place))),
+        Address(NAME, strict_json.encode(place).decode()),
         (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
         whole_node=True,
         service=os.getpid(),

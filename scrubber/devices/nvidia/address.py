@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import preconditions
+from scrubber.devices.nvidia.settings.knobs import NO_LOCKS, ClockLocks
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 
-_LISTS: Mapping[str, tuple[Any, ...]] = {"locks": (), "links": ()}
+UNNAMED = StoredSettings()
 WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
@@ -29,7 +26,8 @@ class WorkerTarget:
     baseline: str | None = None  # the file with the settings that the whole GPU was first seen with
     slices: str = WAIT
     idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that the policy names; see ``settings.of_policy``
+    settings: StoredSettings = UNNAMED  # that the policy names
+    clock_locks: ClockLocks = NO_LOCKS  # the same
     resets: str | None = None  # the folder of reset locks; None: no reset is possible
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores
@@ -47,22 +45,3 @@ class WorkerTarget:
     def gpu(self) -> str:
         """The UUID of the whole GPU; for a slice, of its parent."""
         return self.parent or self.uuid
-
-
-def placed(text: str) -> WorkerTarget:
-    """The target that the JSON text describes; DeviceError for anything unexpected."""
-    try:
-        document = json.loads(text)
-        lists = {name: tuple(document.get(name, default)) for name, default in _LISTS.items()}
-        place = WorkerTarget(**document | lists | {"settings": dict(document.get("settings", {}))})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise DeviceError(f"cannot open a GPU: its place is not understood: {error}") from error
-    if not _is_duration(place.reset_seconds):
-        raise DeviceError(f"cannot open {place.uuid}: a reset cannot take {place.reset_seconds!r} seconds")
-    if place.slices not in (WAIT, RECREATE):
-        raise DeviceError(f"cannot open {place.uuid}: slices are not reset by {place.slices!r}")
-    return place
-
-
-def _is_duration(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and 0 < seconds < math.inf

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, Readings
 from scrubber.devices.nvidia import holders
-from scrubber.devices.nvidia.address import RECREATE
+from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xid_log
 from scrubber.devices.nvidia.health.best_seen import BestSeenFile
 from scrubber.devices.nvidia.health.listener import Lines, Listener
@@ -28,6 +27,8 @@ from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.inventory.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Library
 from scrubber.devices.nvidia.reset import locks, pending_restore
+from scrubber.devices.nvidia.settings.settings import of_policy
+from scrubber.ground.documents import strict_json
 from scrubber.node.cgroups import Containers
 
 
@@ -210,28 +211,36 @@ class Nvidia:
         """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
         info = self._inventory.seen(uuid).info
         gpu = info.parent or uuid
-        return self._address(
-            gpu,
+        settings, clock_locks = of_policy(handling.settings)
+        # For mypy: the inventory has read both.
+        assert info.pci_address is not None  # noqa: S101 -- see above
+        assert info.minor is not None  # noqa: S101 -- see above
+        target = replace(
+            self._target(gpu, info.pci_address, info.minor),
             uuid=uuid,
-            pci_address=info.pci_address,
-            minor=info.minor,
             parent=info.parent,
             slices=handling.slices,
-            settings=dict(handling.settings),
+            settings=settings,
+            clock_locks=clock_locks,
             reset_seconds=handling.reset_seconds,
-            locks=sorted(self._inventory.locks(gpu)),
-            links=sorted(self._watch.links(gpu)),
+            locks=tuple(sorted(self._inventory.locks(gpu))),
+            links=tuple(sorted(self._watch.links(gpu))),
             idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),
         )
+        return Address(self.name, strict_json.encode(target).decode())
 
-    def _address(self, gpu: str, **more: object) -> Address:
-        place = {
-            "root": str(self._host.root),
-            "baseline": str(self._settings / f"{gpu}.json"),
-            "pid_namespace": self._host.pid_namespace,
-            "resets": str(self._resets),
-        }
-        return Address(self.name, json.dumps(place | more))
+    def _target(self, gpu: str, pci_address: str, minor: int) -> WorkerTarget:
+        """A whole GPU."""
+        return WorkerTarget(
+            gpu,
+            str(self._host.root),
+            pci_address,
+            minor,
+            parent=None,
+            baseline=str(self._settings / f"{gpu}.json"),
+            pid_namespace=self._host.pid_namespace,
+            resets=str(self._resets),
+        )
 
     def in_reset(self, uuid: str) -> bool:
         """Whether any process runs a reset that takes the device down. Answers while NVML is closed.
@@ -249,8 +258,8 @@ class Nvidia:
         for gpu in pending_restore.gpus(self._settings):
             board = self._inventory.board(gpu)
             if board is not None and not self.in_reset(gpu):
-                place = {"uuid": gpu, "pci_address": board.pci_address, "minor": board.minor, "parent": None}
-                found[gpu] = self._address(gpu, **place, restore_only=True)
+                target = replace(self._target(gpu, board.pci_address, board.minor), restore_only=True)
+                found[gpu] = Address(self.name, strict_json.encode(target).decode())
         return found
 
     def container_of(self, pid: int) -> str | None:

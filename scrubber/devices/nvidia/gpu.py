@@ -20,7 +20,7 @@ from scrubber.devices.base import (
     Users,
 )
 from scrubber.devices.nvidia import holders
-from scrubber.devices.nvidia.address import RECREATE, placed
+from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import signs, vitals
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
@@ -32,6 +32,7 @@ from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.settings import restore as restoring
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.ground.documents import strict_json
 
 
 def _beyond(idle: int) -> Callable[[Usage], int]:
@@ -63,8 +64,7 @@ class NvidiaGpu:
         runs a program of that name on the node, outside of pods; None if this cannot be found out. ``memory`` are the
         counts before the worker began; None: read them.
         """
-        self._place = placed(place)
-        self._policy, self._locks = settings.of_policy(self._place.settings)
+        self._place = strict_json.decode(WorkerTarget, place)
         self._reset_holders = reset_holders
         self._library = library or Library()
         self._daemon_runs = daemon_runs
@@ -154,9 +154,9 @@ class NvidiaGpu:
             with self._library.session() as session:
                 gpu, first = self._place.gpu, self._first(session)
                 if self._place.parent is not None:
-                    found = Findings(drift=restoring.shared(session, gpu, first, self._policy))
+                    found = Findings(drift=restoring.shared(session, gpu, first, self._place.settings))
                 else:
-                    found = restoring.restore(session, gpu, first, self._policy, self._locks)
+                    found = restoring.restore(session, gpu, first, self._place.settings, self._place.clock_locks)
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
                 return found
@@ -205,10 +205,10 @@ class NvidiaGpu:
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
             if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._policy, self._locks)
+                restoring.restore(session, gpu, self._first(session), self._place.settings, self._place.clock_locks)
 
         def before(session: Session) -> None:
-            restoring.before_reset(session, gpu, first, self._policy)
+            restoring.before_reset(session, gpu, first, self._place.settings)
 
         reset.reset(self._target(), before, after)
         if self._place.parent is not None:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from scrubber.core.model import Holder
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.settings.settings import StoredSettings, of_policy
+from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)
@@ -63,22 +67,22 @@ def one_holder(pid: int = 4711, command: str = "train") -> tuple[Holder, ...]:
     return (Holder(pid, 1.0, command, None),)
 
 
-def place(rig, number: int, **more: object) -> str:
-    """The address of a GPU, as the service passes it to a worker."""
+def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}), **more: object) -> str:
+    """The address of a GPU, as the service passes it to a worker. ``settings``: as the policy names them."""
     gpu = rig.gpu(number)
-    target = {
-        "uuid": gpu.uuid,
-        "root": str(rig.host.root),
-        "pci_address": gpu.pci,
-        "minor": gpu.minor,
-        "parent": None,
-        "baseline": None,
-        "slices": "wait",
-        "settings": {},
-        "resets": str(rig.settings.parent / "resets"),
-        "locks": [gpu.uuid],
-    }
-    return json.dumps(target | more)
+    stored, clock_locks = of_policy(settings)
+    target = WorkerTarget(
+        gpu.uuid,
+        str(rig.host.root),
+        gpu.pci,
+        gpu.minor,
+        parent=None,
+        settings=stored,
+        clock_locks=clock_locks,
+        resets=str(rig.settings.parent / "resets"),
+        locks=(gpu.uuid,),
+    )
+    return json.dumps(json.loads(strict_json.encode(target)) | more)
 
 
 class Skipping:
@@ -97,12 +101,12 @@ class Skipping:
         self._then()
 
 
-def touch(rig, number: int, holders=no_holders, **more: object) -> NvidiaGpu:
+def touch(rig, number: int, holders=no_holders, **more: Any) -> NvidiaGpu:  # noqa: ANN401 - fields of a target
     """A GPU or slice, as a worker child opens it. Its pauses take no time."""
     return NvidiaGpu(place(rig, number, **more), holders, rig.library, clock=Skipping().clock)
 
 
-def touch_for(rig, skipping: Skipping, **more: object) -> NvidiaGpu:
+def touch_for(rig, skipping: Skipping, **more: Any) -> NvidiaGpu:  # noqa: ANN401 - see ``touch``
     """The first GPU, on this clock."""
     return NvidiaGpu(place(rig, 0, **more), no_holders, rig.library, clock=skipping.clock)
 

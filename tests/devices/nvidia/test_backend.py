@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pynvml
 import pytest
@@ -14,6 +15,7 @@ from scrubber.cuda import warmth
 from scrubber.devices.base import Backend, DeviceError, DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 from tests.fakes.nvml.machine import Slice
 
 HANDLING = DeviceHandling("wait", {"compute_mode": "default"})
@@ -63,7 +65,9 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "slices": "wait",
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
-        "settings": {"compute_mode": "default"},
+        "settings": asdict(StoredSettings(compute_mode="default")),
+        "clock_locks": {"graphics": None, "memory": None},
+        "restore_only": False,
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],
         "links": [],

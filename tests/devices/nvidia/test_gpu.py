@@ -14,9 +14,10 @@ import pytest
 from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
-from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
+from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, smi
+from scrubber.ground.documents import strict_json
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import Skipping, by_tool, no_holders, one_holder, place, touch, touch_for
 from tests.fakes.nvml.machine import Process, Slice
@@ -83,26 +84,10 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
 
 def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
-    for text in (
-        "",
-        "[]",
-        "3",
-        json.dumps({"uuid": "GPU-1"}),
-        json.dumps(whole | {"fan": 3}),
-        json.dumps(whole | {"settings": 3}),
-        json.dumps({**whole, "locks": 3}),
-    ):
-        with pytest.raises(DeviceError, match="cannot open a GPU: its place is not understood"):
+    changes: tuple[dict[str, object], ...] = ({"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"})
+    for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
+        with pytest.raises(ValueError, match=r".+"):
             NvidiaGpu(text)
-    with pytest.raises(DeviceError, match="slices are not reset by 'maybe'"):
-        touch(rig, 0, slices="maybe")
-
-
-def test_missing_parts_of_an_address_mean_caution(rig) -> None:
-    whole = json.loads(place(rig, 0))
-    said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
-    assert (said.slices, said.baseline, said.settings) == ("wait", None, {})
-    assert (said.resets, said.locks, said.restore_only, said.reset_seconds) == (None, (), False, 60)
 
 
 @pytest.mark.usefixtures("root", "gpu")
@@ -140,20 +125,15 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
     process: Any = SimpleNamespace(pid=1, stdout=None, communicate=lambda *, timeout: ended.append(timeout))
     monkeypatch.setattr("os.killpg", lambda *_: None)
     patience = preconditions.Patience.within(seconds)
-    smi._kill(process, patience.tool)
+    with pytest.raises(DeviceError, match="was killed"):
+        smi._kill(process, patience.tool)
     assert patience.leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
-
-
-@pytest.mark.parametrize("seconds", [0, -1, "60", None])
-def test_an_invalid_deadline_opens_no_gpu(rig, seconds) -> None:
-    with pytest.raises(DeviceError, match=r"a reset cannot take .* seconds"):
-        touch(rig, 0, reset_seconds=seconds)
 
 
 @pytest.mark.usefixtures("root", "gpu")
 def test_the_deadline_of_its_step_is_what_it_fits_into(rig) -> None:
     rig.machine.set({"smi.reset": "hang"})
-    with pytest.raises(DeviceError, match=r"nvidia-smi was not done within 1 s and was killed"):
+    with pytest.raises(DeviceError, match=r"it was not done within 1 s and was killed"):
         touch(rig, 0, reset_seconds=2).reset()
 
 
@@ -354,7 +334,7 @@ def test_the_backends_address_opens_the_device(rig, cut) -> None:
     backend.inventory()
     handling = DeviceHandling("recreate", {"power_limit": 500})
     for uuid in (cut[0], rig.gpu(1).uuid):
-        said = placed(backend.address(uuid, handling).place)
+        said = strict_json.decode(WorkerTarget, backend.address(uuid, handling).place)
         assert (said.uuid, said.slices) == (uuid, handling.slices)
         NvidiaGpu(backend.address(uuid, handling).place, no_holders, rig.library).restore_settings()
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
