@@ -258,7 +258,7 @@ async def test_an_unanswered_request_makes_all_unhealthy_until_a_new_answer(door
 
 
 class Scripted:
-    """Says what the test hands it, at the very moment; a stream for each time it is asked."""
+    """A scrub service that sends a list when the test says so, with a stream for each request."""
 
     def __init__(self) -> None:
         self.streams: list[asyncio.Queue[AdvertisedDevices]] = []
@@ -269,45 +269,51 @@ class Scripted:
         while True:
             yield await stream.get()
 
+    def send(self) -> None:
+        """A list with one device, to the latest stream."""
+        self.streams[-1].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
 
-async def test_a_list_from_before_an_unanswered_request_proves_nothing():
+
+@pytest.fixture
+async def scripted():
+    """A listing that has read one list, and the service that it follows."""
     scrubber = Scripted()
     listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
     task = asyncio.create_task(listing.follow())
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
+    scrubber.send()
     await first(listing)
-    await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))  # has come, and is not read yet
-    listing.distrust()
+    yield listing, scrubber
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def rest():
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def test_a_list_from_before_an_unanswered_request_proves_nothing(scripted):
+    listing, scrubber = scripted
+    await asyncio.sleep(0)
+    scrubber.send()  # has come, and is not read yet
+    listing.distrust()
+    await rest()
     assert not any(device.healthy for device in listing.shown(GPU))
     assert len(scrubber.streams) == 2
-    scrubber.streams[1].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    scrubber.send()
+    await rest()
     assert all(device.healthy for device in listing.shown(GPU))
-    task.cancel()
-    await asyncio.wait({task})
 
 
-async def test_a_list_that_comes_again_changes_nothing():
+async def test_a_list_that_comes_again_changes_nothing(scripted):
     """The service sends its list again every two seconds: that costs next to nothing."""
-    scrubber = Scripted()
-    listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
-    task = asyncio.create_task(listing.follow())
-    await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
-    await first(listing)
+    listing, scrubber = scripted
     shown = listing.shown(GPU)
-    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    scrubber.send()
+    await rest()
     assert scrubber.streams[0].empty()
     assert listing.shown(GPU) is shown
-    task.cancel()
-    await asyncio.wait({task})
 
 
 async def test_an_unhealthy_list_counts_once_every_stream_sent_it(door, followed, read):

@@ -14,7 +14,7 @@ from scrubber.ground.documents import validation
 from scrubber.ground.documents.faults import DocumentError
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
-CATALOG, PLUGIN, GKE = Preset
+_, PLUGIN, GKE = Preset
 DEFAULT = Xids()
 
 
@@ -65,37 +65,6 @@ def test_an_unknown_code_asks_for_no_action():
 
 
 # -- one event
-
-PRESETS = [
-    # code, what catalog does, what nvidia-plugin does, what gke does
-    (13, COUNT, COUNT, COUNT),
-    (31, COUNT, COUNT, COUNT),
-    (43, COUNT, COUNT, COUNT),
-    (45, COUNT, COUNT, COUNT),
-    (48, QUARANTINE, QUARANTINE, QUARANTINE),
-    (54, QUARANTINE, QUARANTINE, COUNT),  # check_mechanicals
-    (63, COUNT, QUARANTINE, COUNT),
-    (64, QUARANTINE, QUARANTINE, COUNT),
-    (68, COUNT, COUNT, COUNT),
-    (74, QUARANTINE, QUARANTINE, COUNT),  # workflow_nvlink
-    (78, QUARANTINE, QUARANTINE, COUNT),  # update_software
-    (79, QUARANTINE, QUARANTINE, COUNT),
-    (92, COUNT, QUARANTINE, COUNT),
-    (94, COUNT, COUNT, COUNT),
-    (95, QUARANTINE, QUARANTINE, COUNT),
-    (109, QUARANTINE, COUNT, COUNT),
-    (119, QUARANTINE, QUARANTINE, COUNT),
-    (123, QUARANTINE, QUARANTINE, COUNT),  # contact_support
-    (154, QUARANTINE, QUARANTINE, COUNT),
-    (171, QUARANTINE, QUARANTINE, COUNT),  # none, so the field unknown decides
-    (999, QUARANTINE, QUARANTINE, QUARANTINE),
-]
-
-
-@pytest.mark.parametrize(("code", "catalog", "plugin", "gke"), PRESETS)
-def test_each_preset_has_its_treatment(code, catalog, plugin, gke):
-    done = {preset: xids.treatment(Xids(preset=preset), code) for preset in Preset}
-    assert done == {CATALOG: catalog, PLUGIN: plugin, GKE: gke}
 
 
 def test_the_catalogue_preset_quarantines_for_all_severe_actions():
