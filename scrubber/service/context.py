@@ -96,7 +96,8 @@ class ServiceContext:
 
     def with_domain(self, record: Record, facts: Facts) -> Facts:
         """The facts, and whether a reset of a sibling is under way."""
-        return replace(facts, domain_resetting=siblings.resetting(record, self.ledger.records.values()))
+        resetting = siblings.resetting(record, self.ledger.records.values())
+        return replace(facts, domain_resetting=True) if resetting else facts
 
     async def with_assigned_pods(self, record: Record, facts: Facts) -> Facts:
         """The facts, and the pods in the kubelet's checkpoint where a decision about the owner needs them."""
@@ -110,10 +111,11 @@ class ServiceContext:
 
     def withhold(self, devices: Collection[str]) -> None:
         """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
+        if not devices:
+            return
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
-        if devices:
-            self.ledger.notify()
+        self.ledger.notify()
 
     def is_withheld(self, record: Record) -> bool:
         """Whether a request for this device failed lately, and its state is still the same.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from scrubber.core import answers, burn_in, ownership, presence, proof, siblings, upkeep
+from scrubber.core import answers, burn_in, ownership, presence, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
@@ -176,12 +176,12 @@ class Upkeep:
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
         """The facts, with whether the device is withheld, its successor, and whether a sibling is being reset."""
-        records = self._context.ledger.records.values()
-        successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
-        withheld = self._context.is_withheld(record)
-        if not (withheld or successor or resetting):
+        context = self._context
+        facts = context.with_domain(record, facts)
+        successor, withheld = presence.successor(record, context.ledger.records.values()), context.is_withheld(record)
+        if not (withheld or successor):
             return facts  # the usual case, for every device in every round: copy nothing
-        return replace(facts, withheld=withheld, successor=successor, domain_resetting=resetting)
+        return replace(facts, withheld=withheld, successor=successor)
 
     async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
         """Start the burn-in of an idle device when it is due. Returns whether it was started."""
