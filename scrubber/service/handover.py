@@ -19,10 +19,11 @@ from weakref import WeakValueDictionary
 
 from scrubber.core import acquire, answers, ownership, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, KubeletAssignment, Record
+from scrubber.core.model import Grant, KubeletAssignment, Receipt, Record
 from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
+from scrubber.ground.device_messages import GrantedDevice, Proof
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
@@ -52,12 +53,12 @@ class Handover:
     async def acquire(
         self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", op: str = "",
         within: float | None = None,
-    ) -> dict[str, Grant | None]:  # fmt: skip
+    ) -> dict[str, GrantedDevice]:  # fmt: skip
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
 
-        Under policy ``gate: prestart`` a device may get the grant None: it is not ready, and the start that was
+        Under policy ``gate: prestart`` a device may get no grant: it is not ready, and the start that was
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
         in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
         all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
@@ -68,7 +69,7 @@ class Handover:
 
     async def _acquire(
         self, devices: Sequence[str], op: str, within: float | None, *, announced: bool, exclusive: bool, owner: str
-    ) -> dict[str, Grant | None]:
+    ) -> dict[str, GrantedDevice]:
         context = self._context
         op = context.operation(op)
         policies = [context.policy(device) for device in devices]
@@ -92,8 +93,9 @@ class Handover:
                             _handouts(replies), op, announced=announced, until_release=exclusive, owner=owner
                         )
                         to_withhold = set()
-                        granted = grants | {device: context.record(device).grant for device in held}
-                        return {device: granted.get(device) for device in sorted(devices)}
+                        grants += [_granted(it.device.uuid, it.grant, it.receipt) for it in map(context.record, held)]
+                        granted = {it.device: it for it in grants}
+                        return {device: granted.get(device, _granted(device)) for device in sorted(devices)}
                     to_withhold = refused
                     _raise_refusals(replies, joined, Action.HAND_OUT)
                     running = await self._start_jobs(replies, op, Action.HAND_OUT)
@@ -284,11 +286,12 @@ class Handover:
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
-    ) -> dict[str, Grant]:
+    ) -> list[GrantedDevice]:
         """Record all grants in one transaction, before the caller learns of them."""
         context = self._context
         epoch, now = context.observer.epoch(), context.now()
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
+        granted: list[GrantedDevice] = []
         for device, answer in replies.items():
             receipt = context.record(device).receipt
             proof = receipt.id if receipt else None
@@ -296,10 +299,12 @@ class Handover:
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:
-                events.append((device, ev.GrantedUnproven(replace(grant, receipt=None), answer.unproven)))
+                grant = replace(grant, receipt=None)
+                events.append((device, ev.GrantedUnproven(grant, answer.unproven)))
+            granted.append(_granted(device, grant, receipt))
         if events:
             await context.ledger.append(op, *events)
-        return {device: event.grant for device, event in events}
+        return granted
 
     async def _start_jobs(self, replies: Mapping[str, Answer], op: str, action: Action) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
@@ -361,6 +366,22 @@ class Handover:
             async with asyncio.timeout(within):
                 while all(ledger.records.get(device) is record for device, record in before.items()):
                     await ledger.until_notified(ledger.notifications, within)
+
+
+def _granted(device: str, grant: Grant | None = None, receipt: Receipt | None = None) -> GrantedDevice:
+    """A grant, with what its receipt proves. Without a grant: the device is not ready, and its start waits for it."""
+    if grant is None:
+        return GrantedDevice(device, "", "")
+    if receipt is None or receipt.id != grant.receipt:  # the device is in use already
+        return GrantedDevice(device, grant.id, grant.receipt or "")
+    proof = Proof(
+        path=receipt.path.value,
+        finished=receipt.finished.wall,
+        covered_bytes=receipt.covered_bytes,
+        allocatable_bytes=receipt.allocatable_bytes,
+        policy=receipt.policy,
+    )
+    return GrantedDevice(device, grant.id, receipt.id, proof)
 
 
 def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:

@@ -10,9 +10,9 @@ from policies.model import Policy
 from scrubber.core import answers, device_status, event_text, offering, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Grant, Moment, Record, State
+from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices, GrantedDevice, Proof
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, Window
@@ -134,22 +134,6 @@ class StatusReporter:
             for record, policy in policies
         )
         return AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in policies), default=0.0))
-
-    def granted(self, device: str, grant: Grant | None) -> GrantedDevice:
-        """A grant, with what its receipt proves."""
-        if grant is None:
-            return GrantedDevice(device, "", "")
-        receipt = self._context.ledger.records[device].receipt
-        if receipt is None or receipt.id != grant.receipt:  # the device is in use already
-            return GrantedDevice(device, grant.id, grant.receipt or "")
-        proof = Proof(
-            path=receipt.path.value,
-            finished=receipt.finished.wall,
-            covered_bytes=receipt.covered_bytes,
-            allocatable_bytes=receipt.allocatable_bytes,
-            policy=receipt.policy,
-        )
-        return GrantedDevice(device, grant.id, receipt.id, proof)
 
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy

@@ -27,10 +27,11 @@ def advert(world, device):
 
 async def test_a_clean_device_is_granted_at_once_in_one_row(world):
     device, before, began = world.uuids[0], len(world.truth.entries), world.loop.time()
-    grant = (await world.acquire("pod", device))[0]
+    granted = (await world.acquire("pod", device))[0]
     assert world.loop.time() == began
     assert [type(it.event) for it in world.truth.entries[before:]] == [ev.Granted]
-    assert grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
+    receipt = rows(world, ev.ScrubPassed, device)[-1].receipt
+    assert (granted.receipt, granted.proof.covered_bytes) == (receipt.id, receipt.covered_bytes)
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "reconcile"])

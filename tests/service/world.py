@@ -19,9 +19,10 @@ from typing import Any, cast
 
 from policies.model import Policy
 from scrubber.core import event_text
-from scrubber.core.model import Grant, Record, State, Step
+from scrubber.core.model import Record, State, Step
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
+from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
@@ -260,13 +261,13 @@ class World:
         self._names += 1
         return f"pod-{self._names}"
 
-    async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[Grant]:
+    async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
         """The first gate."""
         self.truth.asked.append(frozenset(devices))
         grants = await self.handover.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant
-        return [grant for grant in grants.values() if grant is not None]
+        return [granted for granted in grants.values() if granted.grant]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
         """The second gate, and what it lets through."""

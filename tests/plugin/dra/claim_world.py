@@ -219,7 +219,7 @@ class DirectClient:
         grants = await life.service.handover.acquire(
             devices, announced=False, exclusive=exclusive, owner=owner, op=op, within=within
         )
-        return [life.reporter.granted(*grant) for grant in grants.items()]
+        return [*grants.values()]
 
     async def release(self, *, owner, op):
         released = await self._ask(lambda: self.world.handover.release(owner=owner, op=op), client.SHORT)
