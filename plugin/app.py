@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from plugin import config, response, stopping
 from plugin.cluster.reporter import ClusterReporter, make_reporter
-from plugin.config import Config, RegistrationMethod
+from plugin.config import Config
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
-from plugin.registration import kubelet, registry, sockets
+from plugin.registration import kubelet, sockets
 from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import log
@@ -116,11 +116,7 @@ async def _register(
 
 async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
     add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
-    directory = chosen.kubelet_dir
-    if chosen.registration is RegistrationMethod.REGISTRY:
-        await registry.RegistryRegistration(resource, add, directory, chosen.registry_dir, counters.record).run()
-    else:
-        await kubelet.KubeletRegistration(resource, add, directory, counters.record).run()
+    await kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record).run()
 
 
 def _shared_nodes(root: str) -> list[str]:

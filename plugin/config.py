@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from plugin import response
@@ -16,17 +15,9 @@ from plugin.registration import sockets
 from scrubber.ground import http_server, paths, unix_sockets
 from scrubber.ground.errors import FatalError
 
-REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
 PREFIX = "nvidia.com"
 
 LONGEST_PREFIX = 244  # characters: the kubelet puts "requests." before it and allows 253
-
-
-class RegistrationMethod(Enum):
-    """How the plugin registers: it calls the kubelet, or the kubelet finds a socket in a directory."""
-
-    KUBELET = "kubelet"
-    REGISTRY = "plugins-registry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +29,6 @@ class Config:
     resource_prefix: str = PREFIX
     style: response.Style = field(default_factory=response.Style)
     mig_strategy: MigStrategy = MigStrategy.NONE
-    registration: RegistrationMethod = RegistrationMethod.KUBELET
-    registry_dir: Path = Path(REGISTRY_DIR)
     cluster: ReportChoice = field(default_factory=ReportChoice)
     standby: bool = False  # wait for the end of another plugin of this node, instead of an error
     metrics_address: str = ""
@@ -64,8 +53,6 @@ def check(config: Config) -> None:
     except ValueError as error:
         raise FatalError(str(error)) from error
     check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
-    if config.registration is RegistrationMethod.REGISTRY:
-        check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     _check_cluster(config.cluster)
     check_address(config.metrics_address)
     check_length(config.scrubber_socket, "--run-dir")

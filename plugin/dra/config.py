@@ -17,6 +17,7 @@ DRIVER = "gpu.autoclave.dev"
 VENDOR_DRIVER = "gpu.nvidia.com"
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 PLUGINS_DIR = "/var/lib/kubelet/plugins"
+REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
 LONGEST_DRIVER = 63  # characters, as Kubernetes allows
 
 
@@ -26,7 +27,7 @@ class DraConfig:
 
     driver: str = DRIVER
     plugins_dir: Path = Path(PLUGINS_DIR)
-    registry_dir: Path = Path(plugin_config.REGISTRY_DIR)
+    registry_dir: Path = Path(REGISTRY_DIR)
     run_dir: Path = Path(paths.RUN_DIR)
     cluster: ReportChoice = field(default_factory=ReportChoice)
     cdi_kind: str = "nvidia.com/gpu"

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc
+
+from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, events
 from plugin.registration.events import Cause, Listener, RegistrationState
-from plugin.registration.registry import Registrar
 from plugin.registration.sockets import FileWatch
 from scrubber.ground import unix_sockets
 
@@ -31,7 +34,7 @@ async def stay_registered(
         on_event(event)
 
     state = RegistrationState(driver, str(service_socket), note)
-    registrar = Registrar(driver, service_socket, state, KIND, VERSIONS)
+    registrar = _Registrar(driver, service_socket, state)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(watch.run(), name="watch of the sockets")
@@ -44,6 +47,37 @@ async def stay_registered(
             ):
                 await watch.until(lambda: served.gone() or shown.gone())
             state.lost(Cause.SOCKET_GONE, "the file of a socket was removed")
+
+
+class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
+    """Answers the kubelet's calls on the second socket."""
+
+    def __init__(self, driver: str, path: Path, state: RegistrationState) -> None:
+        """``path`` is the driver's own socket."""
+        self._info = pluginregistration_pb2.PluginInfo(
+            type=KIND, name=driver, endpoint=str(path.absolute()), supported_versions=VERSIONS
+        )
+        self._state = state
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answer on this server."""
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+
+    async def GetInfo(  # noqa: N802 - the proto names it
+        self, _request: pluginregistration_pb2.InfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pluginregistration_pb2.PluginInfo:
+        """The name of the driver and the path of its socket."""
+        return self._info
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
+        self, request: pluginregistration_pb2.RegistrationStatus, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pluginregistration_pb2.RegistrationStatusResponse:
+        """The result of the registration; the kubelet retries after a failure."""
+        if request.plugin_registered:
+            self._state.accepted()
+        else:
+            self._state.failed(Cause.REFUSED, f"the kubelet answers: {request.error}")
+        return pluginregistration_pb2.RegistrationStatusResponse()
 
 
 def _remove_stale(driver: str, ours: Path) -> None:

@@ -94,12 +94,6 @@ def publish(path: Path) -> Identity:
     return found
 
 
-def show_again(path: Path) -> None:
-    """Rename the file away and back, so that a program that watches the directory sees it appear."""
-    path.rename(hidden(path))
-    hidden(path).rename(path)
-
-
 def withdraw(path: Path, ours: Identity) -> None:
     """Remove the socket, unless the path has another program's socket by now."""
     if same(identity(path), ours):

@@ -11,9 +11,8 @@ from typing import Any
 from lightkube.resources.core_v1 import Event, Node
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
-from plugin.config import REGISTRY_DIR
 from plugin.dra import driver, registration, slices
-from plugin.dra.config import DRIVER, PLUGINS_DIR
+from plugin.dra.config import DRIVER, PLUGINS_DIR, REGISTRY_DIR
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.registration import events
 from tests.cluster.cluster import Cluster, container

@@ -119,18 +119,6 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
     program.end()
 
 
-@pytest.fixture
-def registry(autoclave: Autoclave) -> Iterator[None]:
-    """The kubelet finds the plugin in its registry, in place of a call of the plugin."""
-    plugin, flags = autoclave.plugin, ["--registration", "plugins-registry"]
-    if plugin.process is not None:
-        plugin.end()
-    plugin.command += flags
-    yield
-    plugin.end()
-    del plugin.command[-len(flags) :]
-
-
 @pytest.fixture(scope="module")
 def installed(
     node: programs.Node, autoclave: Autoclave, pytestconfig: pytest.Config, request: pytest.FixtureRequest

@@ -86,14 +86,3 @@ async def test_a_pod_deleted_without_kubelet_and_plugin_leaves_nothing(cluster, 
     await autoclave.up()
     await cluster.offered(4)
     await cluster.hold("second", gpus=4)
-
-
-@pytest.mark.usefixtures("registry")
-async def test_a_registered_plugin_survives_a_restart_of_the_kubelet(cluster, autoclave, node):
-    """The plugin registers through the kubelet's directory of plugins."""
-    await cluster.hold("first", gpus=2)
-    async with autoclave.registered():
-        node.kubelet.end()
-        node.kubelet.start()
-    await cluster.hold("second", gpus=2)
-    assert cluster.gpus("first").isdisjoint(cluster.gpus("second"))

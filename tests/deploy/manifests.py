@@ -42,7 +42,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "mig": {"plugin": {"migStrategy": "mixed", "passDeviceSpecs": True, "driverRoot": "/run/nvidia/driver"}},
     "envvar": {"plugin": {"strategy": ["envvar"]}},
-    "registry": {"plugin": {"registration": "plugins-registry", "strategy": ["cdi-cri", "volume-mounts"]}},
+    "two strategies": {"plugin": {"strategy": ["cdi-cri", "volume-mounts"]}},
     "bare": {
         "doctor": {"enabled": False},
         "networkPolicy": {"enabled": False},

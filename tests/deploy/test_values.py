@@ -157,10 +157,6 @@ WRONG |= {
         {"dra": DRA, "plugin": {"passDeviceSpecs": True}},
         "plugin.passDeviceSpecs: the DRA driver",
     ),
-    "a driver and its registration": (
-        {"dra": DRA, "plugin": {"registration": "plugins-registry"}},
-        "plugin.registration: the DRA driver has",
-    ),
     "a flag of the driver twice": (
         {"dra": DRA, "plugin": {"extraArgs": ["--driver-name=a"]}},
         "plugin.extraArgs: --driver-name is set by a value",

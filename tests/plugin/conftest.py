@@ -10,7 +10,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from plugin.devices import MigStrategy
 from plugin.listing import Listing
-from plugin.registration import endpoint, kubelet, registry, sockets
+from plugin.registration import endpoint, kubelet, sockets
 from scrubber.api import client
 from tests.live import Service
 from tests.patience import WITHIN
@@ -26,7 +26,6 @@ def long_waits(monkeypatch):
         (endpoint, "PROOF"),
         (kubelet, "ASK"),
         (kubelet, "REGISTER"),
-        (registry, "SHOW_AGAIN_AFTER"),
         (sockets, "POLL_EVERY"),
     ):
         monkeypatch.setattr(room, wait, 6 * WITHIN)

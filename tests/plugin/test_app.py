@@ -144,7 +144,6 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugi
         (["--kubelet-dir", "/nonexistent"], "cannot use the kubelet directory /nonexistent: no such file or directory"),
         (["--kubelet-dir", ""], "--kubelet-dir': the value is empty, expected a path"),
         (["--kubelet-dir", "/etc/passwd"], "cannot use the kubelet directory /etc/passwd: it is not a directory"),
-        (["--registration", "plugins-registry", "--registry-dir", "/nonexistent"], "cannot use the plugin registry"),
         (["--resource-prefix", "kubernetes.io"], "cannot use --resource-prefix 'kubernetes.io'"),
         (["--cdi-kind", "gpu"], "cannot use CDI kind 'gpu'"),
         (["--run-dir", f"/{'d' * 100}"], "cannot use socket path /ddd"),

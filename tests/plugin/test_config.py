@@ -7,7 +7,7 @@ import pytest
 
 from plugin import config
 from plugin.cluster.credentials import ReportChoice, Reports
-from plugin.config import Config, RegistrationMethod
+from plugin.config import Config
 from plugin.response import Style
 from scrubber import config as of_the_service
 from scrubber.ground import paths
@@ -17,7 +17,7 @@ from scrubber.ground.errors import FatalError
 @pytest.fixture
 def good(short_tmp):
     """Nothing to mend."""
-    return Config(kubelet_dir=short_tmp, run_dir=short_tmp / "run", registry_dir=short_tmp)
+    return Config(kubelet_dir=short_tmp, run_dir=short_tmp / "run")
 
 
 def test_valid_options_pass_without_a_run_directory(good):
@@ -64,10 +64,6 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ({"kubelet_dir": Path("/etc/passwd")}, "kubelet directory /etc/passwd: it is not a directory"),
         ({"kubelet_dir": Path("/etc/passwd/x")}, "kubelet directory /etc/passwd/x: not a directory"),
         (
-            {"registration": RegistrationMethod.REGISTRY, "registry_dir": Path("/nonexistent")},
-            "registry /nonexistent.*--registry-dir",
-        ),
-        (
             {"run_dir": Path("/" + "d" * 100)},
             "115 bytes long and the kernel takes 107; give a shorter --run-dir",
         ),
@@ -93,10 +89,6 @@ def test_invalid_options_are_one_line_with_the_remedy(good, change, message):
     with pytest.raises(FatalError, match=message) as error:
         config.check(replace(good, **change))
     assert "\n" not in str(error.value)
-
-
-def test_a_registry_that_is_not_used_need_not_be_there(good):
-    config.check(replace(good, registry_dir=Path("/nonexistent")))
 
 
 def test_a_socket_path_may_have_the_kernels_maximum_length(good):

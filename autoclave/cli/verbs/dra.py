@@ -10,7 +10,6 @@ import click
 
 from autoclave.cli import ENVIRONMENT
 from autoclave.cli.verbs.plugin import PATH, log_format, log_level, metrics_address, node_name
-from plugin import config as plugin_config
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
@@ -41,7 +40,7 @@ from scrubber.ground import log, paths
 @node_name
 @click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
 @click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
-@click.option("--registry-dir", type=PATH, default=plugin_config.REGISTRY_DIR, help="The kubelet's plugin registry.")
+@click.option("--registry-dir", type=PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
 @click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
 @click.option(
     "--clean-within",

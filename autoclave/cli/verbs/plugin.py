@@ -102,13 +102,6 @@ log_format = click.option(
 @click.option("--driver-root", type=PATH, default="/", help="The host directory with the driver's device nodes.")
 @click.option("--mig-strategy", type=_choice(MigStrategy), default="none", help="How MIG devices are offered.")
 @click.option(
-    "--registration",
-    type=_choice(config.RegistrationMethod),
-    default="kubelet",
-    help="Register with the kubelet, or let the kubelet find a socket in its plugin registry.",
-)
-@click.option("--registry-dir", type=PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
-@click.option(
     "--cluster-reports",
     type=_choice(Reports),
     default="auto",
@@ -145,8 +138,6 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
             dev_root=str(flags["driver_root"].absolute()),
         ),
         mig_strategy=MigStrategy(flags["mig_strategy"]),
-        registration=config.RegistrationMethod(flags["registration"]),
-        registry_dir=flags["registry_dir"].absolute(),
         cluster=ReportChoice(Reports(flags["cluster_reports"]), flags["node_name"], taint=flags["taint_when_all_out"]),
         standby=flags["standby"],
         metrics_address=flags["metrics_address"],

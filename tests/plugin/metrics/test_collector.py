@@ -127,19 +127,6 @@ async def test_a_kubelet_that_restarts_is_registered_with_again(kubelet, shown):
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_registrations_through_the_registry_are_counted(shown, short_tmp):
-    (short_tmp / "registry").mkdir()
-    kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
-    await kubelet.start()
-    it = await shown("--registration", "plugins-registry", "--registry-dir", short_tmp / "registry")
-    await it.plugin.hear("registered")
-    assert [each.endpoint for each in kubelet.registrations] == [f"{short_tmp}/autoclave/nvidia.com_gpu.sock"]
-    assert registered(await it.scrape(), "registered") == 1
-    assert await it.ready() == (200, "ready\n")
-    await kubelet.stop()
-
-
-@pytest.mark.usefixtures("scrub_server")
 async def test_a_reason_is_one_short_line(shown, short_tmp):
     kubelet = kubelet_server.Kubelet(short_tmp)
     kubelet.refusal = "first\nsecond " + "x" * 1000

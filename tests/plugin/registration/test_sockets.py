@@ -152,14 +152,6 @@ def test_anothers_socket_is_not_withdrawn(short_tmp):
             assert path.is_socket()
 
 
-def test_an_announcement_leaves_the_same_socket_in_its_place(short_tmp):
-    path = short_tmp / "x.sock"
-    with bound(sockets.hidden(path)):
-        ours = sockets.publish(path)
-        sockets.show_again(path)
-        assert sockets.same(sockets.identity(path), ours)
-
-
 @asynccontextmanager
 async def watching(*directories):
     watched = sockets.FileWatch(*directories)

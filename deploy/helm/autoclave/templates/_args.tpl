@@ -49,10 +49,6 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --driver-root={{ .Values.plugin.driverRoot }}
 - --mig-strategy={{ .Values.plugin.migStrategy }}
-- --registration={{ .Values.plugin.registration }}
-{{- if eq .Values.plugin.registration "plugins-registry" }}
-- --registry-dir={{ .Values.kubelet.registryDir }}
-{{- end }}
 - --standby
 - --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
 {{- if .Values.clusterReports.taint }}

@@ -37,7 +37,7 @@
   {{- if ne (include "autoclave.strategy" .) "cdi-cri" -}}
   {{- fail "plugin.strategy: claims get devices by CDI names only; with dra.enabled leave it empty" -}}
   {{- end -}}
-  {{- range $name, $default := dict "resourcePrefix" "nvidia.com" "passDeviceSpecs" false "registration" "kubelet" -}}
+  {{- range $name, $default := dict "resourcePrefix" "nvidia.com" "passDeviceSpecs" false -}}
     {{- if ne (index $v.plugin $name) $default -}}
     {{- fail (printf "plugin.%s: the DRA driver has no such choice; with dra.enabled leave it at %v" $name $default) -}}
     {{- end -}}
