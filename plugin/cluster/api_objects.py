@@ -65,20 +65,13 @@ def event(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
         "involvedObject": involved,
         "type": "Normal" if pending.event.reason is EventReason.RECOVERED else "Warning",
         "reason": pending.event.reason.value,
-        "firstTimestamp": time(pending.first),
+        "message": bounded(pending.event.note),
+        "count": 1,
+        "firstTimestamp": time(pending.at),
+        "lastTimestamp": time(pending.at),
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
-        **repeated(pending),
-    }
-
-
-def repeated(pending: PendingEvent) -> dict[str, Any]:
-    """The fields of an Event that a repetition changes."""
-    return {
-        "count": pending.count,
-        "lastTimestamp": time(pending.last),
-        "message": bounded(pending.event.note),
     }
 
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from lightkube import AsyncClient
+from lightkube import ApiError, AsyncClient
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
@@ -57,15 +57,14 @@ class ApiServer:
             await self._patch_taints(api_objects.remove_taint(node.version, node.taint))
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
-        """Create an Event."""
+        """Create an Event, unless it exists because the answer to an earlier call was lost."""
         created = msgspec.convert(api_objects.event(event, self._node, uid), core_v1.Event)
         async with self._call("create", "events"):
-            await self._client.create(created)
-
-    async def repeat_event(self, event: PendingEvent) -> None:
-        """Increase the count of an Event."""
-        async with self._call("patch", "events"):
-            await self._client.patch(core_v1.Event, event.name, api_objects.repeated(event), patch_type=PatchType.MERGE)
+            try:
+                await self._client.create(created)
+            except ApiError as error:
+                if error.status.reason != "AlreadyExists":
+                    raise
 
     async def close(self) -> None:
         """Close all connections."""

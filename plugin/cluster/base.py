@@ -63,10 +63,7 @@ class Server(Protocol):
         """Remove our taint, unless the Node has changed since it was read."""
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
-        """Create an Event."""
-
-    async def repeat_event(self, event: PendingEvent) -> None:
-        """Increase the count of an Event."""
+        """Create an Event, unless it exists because the answer to an earlier call was lost."""
 
     async def close(self) -> None:
         """Close all connections."""

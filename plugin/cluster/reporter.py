@@ -21,7 +21,7 @@ from plugin.cluster import api_objects, base, credentials, node_report
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports
-from plugin.cluster.outbox import Outbox, PendingEvent
+from plugin.cluster.outbox import Outbox
 from plugin.cluster.retry_loop import NEVER, Action, Pace, RetryLoop
 from plugin.devices import Device
 from scrubber.ground import log
@@ -198,41 +198,15 @@ class ClusterReporter:
         if event is None:
             return
         try:
-            known = await self._create(event) or await self._repeat(event)
+            await self._server.create_event(event, self._known.uid if self._known is not None else "")
         except Failure as failure:
             if failure.kind is not FailureKind.REFUSED:
                 raise
             logger.warning("an Event is dropped: the API server refuses it", error=failure.message)
-            known = True
-        if not known:
-            self._outbox.lost(event)
-            return
         self._outbox.sent(event)
         if self._outbox.dropped and not self._outbox.waiting():
             logger.warning("Events were dropped while the API server was away", dropped=self._outbox.dropped)
             self._outbox.dropped = 0
-
-    async def _create(self, event: PendingEvent) -> bool:
-        """Create an Event; False if it exists already, perhaps because an earlier answer was lost."""
-        if event.sent:
-            return False
-        try:
-            await self._server.create_event(event, self._known.uid if self._known is not None else "")
-        except Failure as failure:
-            if failure.kind is FailureKind.STALE:
-                return False
-            raise
-        return True
-
-    async def _repeat(self, event: PendingEvent) -> bool:
-        """Increase the count of an Event; False if the API server has deleted it, as it does after an hour."""
-        try:
-            await self._server.repeat_event(event)
-        except Failure as failure:
-            if failure.kind is FailureKind.MISSING:
-                return False
-            raise
-        return True
 
     async def _report_stop(self) -> None:
         """Write that the plugin has stopped, then send the last Events while there is time."""

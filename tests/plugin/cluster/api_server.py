@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class ApiServer(HttpApi):
 
     def counts(self):
         """How often each thing happened, by reason and device."""
-        return {(event["reason"], event["message"].split(" (")[0]): event["count"] for event in self.events.values()}
+        return Counter((event["reason"], event["message"].split(" (")[0]) for event in self.events.values())
 
     def moved(self):
         """Somebody else changed the node."""
@@ -77,13 +78,6 @@ class ApiServer(HttpApi):
                     return status(409, "AlreadyExists")
                 self.events[name] = request.body
                 return Answer(201, request.body)
-            case "PATCH events":
-                assert request.kind == "application/merge-patch+json"
-                name = request.path.rpartition("/")[2]
-                if name not in self.events:
-                    return status(404, "NotFound")
-                self.events[name].update(request.body)
-                return Answer(200, self.events[name])
         return status(404, "NotFound", request.path)
 
     def _patch(self, patch: list[dict[str, Any]]) -> Answer:

@@ -16,13 +16,12 @@ LONG = NodeEvent("GPU-0", EventReason.SICK, "xid", "x" * 5000)
 
 
 def test_an_event_is_no_longer_than_the_api_server_takes():
-    result = api_objects.event(PendingEvent("n", LONG, 0, 0), "node-1", "uid-1")
+    result = api_objects.event(PendingEvent("n", LONG, 0), "node-1", "uid-1")
     assert len(result["message"]) == node_report.LONGEST_MESSAGE
-    assert len(api_objects.repeated(PendingEvent("n", LONG, 0, 0))["message"]) == node_report.LONGEST_MESSAGE
 
 
 def test_an_event_without_a_node_uid_uses_the_node_name():
-    assert api_objects.event(PendingEvent("n", LONG, 0, 0), "node-1", "")["involvedObject"]["uid"] == "node-1"
+    assert api_objects.event(PendingEvent("n", LONG, 0), "node-1", "")["involvedObject"]["uid"] == "node-1"
 
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
