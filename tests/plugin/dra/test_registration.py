@@ -69,21 +69,21 @@ async def test_sockets_of_killed_drivers_are_removed(places, short_tmp):
 
 
 async def test_a_refusal_of_the_kubelet_is_an_event(places):
-    async with registered(places) as (kubelet, heard), asyncio.timeout(WITHIN):
+    async with registered(places) as (kubelet, notified), asyncio.timeout(WITHIN):
         refusal = wire.RegistrationStatus(plugin_registered=False, error="no such version")
         await kubelet.NotifyRegistrationStatus(refusal)
-        event = await heard.get()
+        event = await notified.get()
     assert isinstance(event, events.Unregistered)
     assert (event.cause, event.detail) == (events.Cause.REFUSED, "the kubelet answers: no such version")
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["its own", "the one in the registry"])
 async def test_a_removed_socket_is_served_again(places, which):
-    async with registered(places) as (kubelet, heard), asyncio.timeout(WITHIN):
+    async with registered(places) as (kubelet, notified), asyncio.timeout(WITHIN):
         await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True))
-        assert isinstance(await heard.get(), events.Registered)
+        assert isinstance(await notified.get(), events.Registered)
         places[which].unlink()
-        lost = await heard.get()
+        lost = await notified.get()
         assert isinstance(lost, events.Unregistered)
         assert lost.cause is events.Cause.SOCKET_GONE
         watch = FileWatch(*(place.parent for place in places))
