@@ -4,22 +4,24 @@ Every part has a time limit (``preconditions.Patience``), so that a failing rese
 the step kills this process anyway if a call hangs in the driver.
 
 A reset first switches persistence mode off, because a persistent GPU must not be reset and the daemon has it open. Then
-it closes NVML, and checks the holders once more; the service has closed its own NVML. Afterwards it restores
-persistence mode and slices. If this process is killed before that, the next worker of the GPU restores them
-(``pending_restore``). The locks are held all the time, and for as long as the tool runs (``locks``).
+it closes NVML, and checks the holders once more; the service has closed its own NVML. Afterwards it waits until the
+same GPU answers at the same PCI address and needs no further recovery, and restores persistence mode and slices. If
+this process is killed before that, the next worker of the GPU restores them (``pending_restore``). The locks are held
+all the time, and for as long as the tool runs (``locks``).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from ctypes import byref
+from time import monotonic, sleep
 
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, preconditions, smi
+from scrubber.devices.nvidia.inventory import boards, slices
+from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, ResetRequiredError, Session, pci_address
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, smi
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
@@ -27,6 +29,20 @@ Held = tuple[int, ...]  # the open files of the locks
 Action = Callable[[Session], object]
 
 _POLL_SECONDS = 0.05
+_FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.05, 2.0, 1.0
+_ACTIONS: dict[int, str] = {
+    RecoveryAction.GPU_RESET: "another reset",
+    RecoveryAction.NODE_REBOOT: "a reboot of the node",
+    RecoveryAction.DRAIN_P2P: "its peers to be drained",
+    RecoveryAction.DRAIN_AND_RESET: "to be drained and reset",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "its IMEX domain to be recovered, or its bus to be reset",
+    RecoveryAction.BUS_RESET: "a reset of its bus",
+    RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
+}
+
+
+class _ReplacedError(DeviceError):
+    """Another device has the PCI address, or the GPU has another address: waiting does not help."""
 
 
 def _no_action(_session: Session) -> None:
@@ -42,13 +58,13 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
         with target.library.session() as session:
             if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-            joined = after_reset.joined_before_reset(session, target.uuid)
+            joined = joined_before_reset(session, target.uuid)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
             _reset_closed(target, held, mode)
-            after_reset.wait(target, joined=joined)
+            wait_until_back(target, joined=joined)
         except (DeviceLostError, smi.ResetStuckError):
             raise  # NVML cannot be asked now: the pending restore stays stored
         except DeviceError as error:
@@ -91,11 +107,11 @@ def _demand_no_holders(target: ResetTarget) -> None:
 
 def _wait_for_none(check: Callable[[], str | None], within: float) -> str | None:
     """Poll until ``check`` finds no fault; the fault after the time limit."""
-    until = time.monotonic() + within
+    until = monotonic() + within
     while (fault := check()) is not None:
-        if time.monotonic() >= until:
+        if monotonic() >= until:
             break
-        time.sleep(_POLL_SECONDS)
+        sleep(_POLL_SECONDS)
     return fault
 
 
@@ -119,3 +135,70 @@ def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRest
         _restore(target, pending)
     except DeviceError as second:
         raise DeviceError(f"{error}; {second}") from error
+
+
+def joined_before_reset(session: Session, uuid: str) -> bool:
+    """Whether the GPU has joined an NVSwitch fabric, which CUDA then needs to start. False if unknown."""
+    try:
+        return bool(_fabric(session, session.handle(uuid)) == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
+    except ResetRequiredError:
+        return False
+
+
+def wait_until_back(target: ResetTarget, *, joined: bool) -> None:
+    """Wait until the GPU is back. NVML is opened again for every check: an open NVML may not see it."""
+    until = monotonic() + target.patience.coming_back
+    pause = _FIRST_PAUSE
+    while (fault := _fault(target, joined=joined)) is not None:
+        if monotonic() + pause > until:
+            kind = DeviceLostError if isinstance(fault, DeviceLostError) else DeviceError
+            raise kind(f"cannot reset: it is not back after {target.patience.coming_back:g} s: {fault}") from fault
+        sleep(pause)
+        pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+        target.library.release_driver()
+        target.library.reacquire_driver()
+
+
+def _fault(target: ResetTarget, *, joined: bool) -> DeviceError | None:
+    try:
+        with target.library.session() as session:
+            device = _checked(session, target)
+            if joined and _fabric(session, device) != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+                return DeviceError("it has not joined its fabric again")
+    except _ReplacedError:
+        raise
+    except DeviceError as error:
+        return error
+    return None
+
+
+def _checked(session: Session, target: ResetTarget) -> Handle:
+    try:
+        device = session.handle(target.uuid)
+    except DeviceError:
+        _demand_not_replaced(session, target)
+        raise
+    place = pci_address(session.ask(pynvml.nvmlDeviceGetPciInfo_v3, device))
+    if place != target.pci_address:
+        raise _ReplacedError(f"cannot reset: it came back at {place} and was at {target.pci_address}: reboot the node")
+    boards.memory(session, device)
+    if action := session.field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION):
+        raise DeviceError(f"it needs {_ACTIONS.get(action, f'recovery action {action}')}")
+    return device
+
+
+def _fabric(session: Session, device: Handle) -> int | None:
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    answer = session.ask_optional(pynvml.nvmlDeviceGetGpuFabricInfoV, device, byref(info))
+    return None if answer is None else int(info.state)
+
+
+def _demand_not_replaced(session: Session, target: ResetTarget) -> None:
+    """Raise if another device answers at the PCI address of the GPU."""
+    try:
+        device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.pci_address)
+        uuid = session.ask(pynvml.nvmlDeviceGetUUID, device)
+    except DeviceError:
+        return  # no device does, yet
+    if uuid != target.uuid:
+        raise _ReplacedError(f"cannot reset: {uuid} answers at {target.pci_address} now, where {target.uuid} was")

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError
-from scrubber.devices.nvidia.reset import after_reset, reset
+from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import SHORT, by_tool, target
 from tests.fakes.nvml.machine import Slice
@@ -20,7 +20,7 @@ gpu = bench.gpu  # a fixture
 def pauses(monkeypatch) -> list[float]:
     """Pauses that were made; they take no time."""
     made: list[float] = []
-    monkeypatch.setattr(after_reset, "sleep", made.append)
+    monkeypatch.setattr(reset, "sleep", made.append)
     return made
 
 
@@ -32,7 +32,7 @@ def test_a_device_is_awaited_with_growing_pauses_and_reopened_nvml(rig, gpu, mon
         if len(made) == 4:
             gpu.set(lost=0)
 
-    monkeypatch.setattr(after_reset, "sleep", pause)
+    monkeypatch.setattr(reset, "sleep", pause)
     rig.machine.set({"smi.then.lost": 1})
     reset.reset(target(rig, patience=replace(SHORT, coming_back=60)))
     assert made == [0.05, 0.1, 0.2, 0.4]
@@ -95,9 +95,9 @@ def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None
 
 
 def test_waiting_alone_asks_only_for_what_was_there_before(rig, gpu) -> None:
-    after_reset.wait(target(rig), joined=True)
+    reset.wait_until_back(target(rig), joined=True)
     gpu.set({"fabric.state": None})
-    after_reset.wait(target(rig), joined=False)
+    reset.wait_until_back(target(rig), joined=False)
 
 
 # --- its slices ---

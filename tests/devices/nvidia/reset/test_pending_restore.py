@@ -13,7 +13,7 @@ import pytest
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, reset
+from scrubber.devices.nvidia.reset import locks, pending_restore, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import no_holders, target, touch
@@ -68,7 +68,7 @@ def cut_off(rig, gpu, cut, daemon, monkeypatch) -> tuple[str, ...]:  # noqa: ARG
     """Its reset was done, and the worker was killed before it gave anything back."""
     gpu.set(persistence_mode=1)
     with monkeypatch.context() as patch:
-        patch.setattr(after_reset, "wait", die)
+        patch.setattr(reset, "wait_until_back", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0]).reset()
     assert (there(rig), gpu["persistence_mode"]) == (set(), "0")
@@ -207,7 +207,7 @@ def test_a_lost_gpu_keeps_its_pending_restore(rig, gpu, cut) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_with_default_settings_has_no_pending_restore(rig, monkeypatch) -> None:
-    monkeypatch.setattr(after_reset, "wait", die)
+    monkeypatch.setattr(reset, "wait_until_back", die)
     with pytest.raises(Killed):
         whole(rig).reset()
     assert files(rig) == []
