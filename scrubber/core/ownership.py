@@ -1,13 +1,126 @@
-"""Who uses a device, and to which pod it was given."""
+"""Who uses a device, and to which pod it was given, as a table.
+
+Rule 1: ``PutInUse`` is the only event that sets an owner. It carries one ``Fact``; ``TABLE`` says from which standing
+        to which other each fact leads, and ``_fits`` what it leaves as it was. ``states.guard`` rejects anything else.
+Rule 2: an owner with a known container is never replaced by one without a known container.
+Rule 3: an owner that was given the device, or that the checkpoint confirmed, never becomes unannounced again.
+Rule 4: an owner that was seen counts as not seen only after another admitted start, because only the absence of an
+        owner that was seen means its end.
+Rule 5: a crowded device stays crowded as long as its owner has it.
+
+A grant, a release, a distrusted record and the start of a scrub end the ownership: see ``states.fold``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum
 
 from scrubber.core import events as ev
 from scrubber.core import names
 from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record
 from scrubber.ground import process_names
+
+
+class Standing(Enum):
+    """What is known about the owner of a device."""
+
+    NONE = "no owner"
+    NAMELESS = "an owner without a known container"
+    UNANNOUNCED = "an unannounced pod"
+    AWAITED = "an owner that was not seen yet"
+    PRESENT = "an owner that was seen"
+
+
+class Fact(Enum):
+    """What ``PutInUse`` says about the owner."""
+
+    FOUND = "a process uses the device without an admitted start"
+    SEEN = "the owner runs"
+    CROWDED = "another pod's container uses the device as well"
+    CONFIRMED = "the kubelet's checkpoint names the unannounced pod, or the pod of another holder"
+    ADMITTED = "a container of the owner may start"
+
+
+TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
+    Fact.FOUND: {
+        # PRESENT: a device that was granted until its release announces no starts.
+        Standing.NONE: frozenset({Standing.NAMELESS, Standing.UNANNOUNCED, Standing.PRESENT}),
+        Standing.NAMELESS: frozenset({Standing.UNANNOUNCED, Standing.PRESENT}),
+    },
+    Fact.SEEN: {
+        Standing.AWAITED: frozenset({Standing.PRESENT}),
+    },
+    Fact.CROWDED: {
+        Standing.UNANNOUNCED: frozenset({Standing.UNANNOUNCED}),
+        Standing.AWAITED: frozenset({Standing.AWAITED}),
+        Standing.PRESENT: frozenset({Standing.PRESENT}),
+    },
+    Fact.CONFIRMED: {
+        Standing.UNANNOUNCED: frozenset({Standing.PRESENT}),
+    },
+    Fact.ADMITTED: {
+        # From another named owner under policy ``observe`` only.
+        before: frozenset({Standing.AWAITED, Standing.PRESENT})
+        for before in Standing
+    },
+}
+
+
+def standing(owner: Owner | None) -> Standing:
+    """What is known about this owner."""
+    if owner is None:
+        return Standing.NONE
+    if owner.container is None:
+        return Standing.NAMELESS
+    if owner.unannounced:
+        return Standing.UNANNOUNCED
+    return Standing.PRESENT if owner.seen else Standing.AWAITED
+
+
+def legal(before: Owner | None, after: Owner) -> bool:
+    """Whether one of the facts leads from the one owner to the other."""
+    return any(
+        standing(after) in row.get(standing(before), ()) and _fits(fact, before, after) for fact, row in TABLE.items()
+    )
+
+
+def late(owner: Owner | None, sighting: Owner) -> Owner | None:
+    """How a sighting is recorded that was decided before this owner was known; None if it says nothing new.
+
+    Another pod's container than the owner's was on the device: the device is crowded.
+    """
+    if legal(owner, sighting):
+        return sighting
+    if owner is None or (owner.container is None and sighting.container is not None):
+        return replace(sighting, crowded=False)
+    if sighting.container in (None, owner.container):
+        return None
+    return replace(owner, crowded=True)
+
+
+def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
+    """Whether the owner is otherwise the same, or a new one about whom no more is known."""
+    if before is None or before.container != after.container:
+        # The checkpoint names another holder: the device was crowded before its owner was known.
+        return fact in (Fact.FOUND, Fact.ADMITTED, Fact.CONFIRMED) and after.crowded is (fact is Fact.CONFIRMED)
+    match fact:
+        case Fact.FOUND:
+            return False
+        case Fact.SEEN:
+            return after == replace(before, seen=True)
+        case Fact.CROWDED:
+            return after == replace(before, crowded=True)
+        case Fact.CONFIRMED:
+            return after == replace(before, unannounced=False)
+        case Fact.ADMITTED:
+            again = replace(before, since=after.since, seen=False, unannounced=False)
+            return after in (again, replace(before, unannounced=False)) and _not_before(after, before)
+
+
+def _not_before(after: Owner, before: Owner) -> bool:
+    return after.since.uptime >= before.since.uptime
+
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few

@@ -12,7 +12,7 @@ Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` recor
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
 
-The table does not show everything. Five small machines run beside it, in fields of the record:
+The table does not show everything. ``ownership`` has the table of owners. Five small machines run beside it, in fields of the record:
 
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core import events as ev
-from scrubber.core import leftover, pauses, remedy
+from scrubber.core import leftover, ownership, pauses, remedy
 from scrubber.core.model import Baseline, Job, Moment, Receipt, Record, ScrubPath, State, Step, Trigger, most_thorough
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
@@ -151,7 +151,11 @@ def guard(record: Record, event: ev.Event) -> None:
         case ev.Granted(grant):
             _demand(record.receipt is not None and grant.receipt == record.receipt.id, "the grant has another receipt")
             _demand(record.ailment is None, "the device has an ailment")
-        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.PutInUse() | ev.Released() | ev.Soiled():
+        case ev.PutInUse(owner):
+            _demand(
+                ownership.legal(record.owner, owner), "nothing that can be found out leads from its owner to this one"
+            )
+        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Released() | ev.Soiled():
             pass
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
             pass

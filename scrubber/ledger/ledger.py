@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TypeVar
 
-from scrubber.core import event_text, states
+from scrubber.core import event_text, ownership, states
 from scrubber.core import events as ev
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
@@ -115,7 +115,8 @@ class Ledger:
         """
         self._set_records(await self._write(self._store.load))
         self._stale = False
-        seen = {device: event for device, event in self._unwritten.items() if self._counts(device, event)}
+        late = ((device, self._late(device, event)) for device, event in self._unwritten.items())
+        seen = {device: event for device, event in late if event is not None}
         if seen:
             await self._record(op, tuple(seen.items()))
         self._unwritten = {}
@@ -128,10 +129,15 @@ class Ledger:
             if isinstance(event, SIGHTINGS) and (before is None or _taints(event) or not _taints(before)):
                 self._unwritten[device] = event
 
-    def _counts(self, device: str, event: Event) -> bool:
-        """Whether the event is still legal: a write that reported an error may have reached the disk."""
+    def _late(self, device: str, event: Event) -> Event | None:
+        """The event as it is still legal, or None: a write that reported an error may have reached the disk."""
         record = self._records.get(device)
-        return record is not None and type(event) in states.TABLE[record.state]
+        if record is None or type(event) not in states.TABLE[record.state]:
+            return None
+        if not isinstance(event, ev.PutInUse):
+            return event
+        owner = ownership.late(record.owner, event.owner)
+        return None if owner is None else ev.PutInUse(owner)
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()

@@ -149,7 +149,7 @@ KEPT = live(CLEAN, ev.Granted(replace(grant(CLEAN, announced=False), until_relea
 UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
 IN_USE = live(GRANTED, ev.PutInUse(Owner(A, NOW, seen=True)))
 EXPOSED_TO_B = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True)))
-CROWDED = live(GRANTED, ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
+CROWDED = live(IN_USE, ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
 NAMELESS = live(GRANTED, ev.PutInUse(Owner(None, NOW, unannounced=True)))
 VISITED = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
 VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))

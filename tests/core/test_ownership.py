@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scrubber.core import events as ev
-from scrubber.core import leftover, ownership, proof
+from scrubber.core import leftover, ownership, proof, states
 from scrubber.core.model import Holder, Owner, Vitals
 from tests.core import lives
-from tests.core.lives import NOW, OF_A, OF_B, A, facts, later, live, rows
+from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live, rows
 
 HANGS = Holder(41, 100.0, "python", A, "D")
 NEEDS_CHECKPOINT = rows(
@@ -47,3 +50,109 @@ def test_pods_on_a_device_that_is_kept_until_its_release_are_expected():
     first = ownership.unannounced_use(lives.KEPT, facts((OF_A,)), NOW)
     assert first == ev.PutInUse(Owner(A, NOW, seen=True))
     assert ownership.shared_use(live(lives.KEPT, first), facts((OF_A, OF_B))) is None
+
+
+AWAITED, PRESENT = Owner(A, NOW), Owner(A, NOW, seen=True)
+NAMELESS, UNANNOUNCED = Owner(None, NOW, unannounced=True), Owner(A, NOW, seen=True, unannounced=True)
+MOVES = rows(
+    ("a process without a container is found", None, NAMELESS, True),
+    ("a pod without an admitted start is found", None, UNANNOUNCED, True),
+    ("a pod is found on a device that is kept until its release", None, PRESENT, True),
+    ("a start is admitted", None, AWAITED, True),
+    ("the first owner is crowded", None, replace(PRESENT, crowded=True), False),
+    ("the unannounced owner is crowded", None, replace(UNANNOUNCED, crowded=True), False),
+    ("the process is in a container after all", NAMELESS, UNANNOUNCED, True),
+    ("the process is in a container that is expected", NAMELESS, PRESENT, True),
+    ("a start is admitted beside a process without a container", NAMELESS, AWAITED, True),
+    ("a process without a container is found again", NAMELESS, replace(NAMELESS, since=later(1)), False),
+    ("the owner runs", AWAITED, PRESENT, True),
+    ("the owner runs, and is crowded", AWAITED, replace(PRESENT, crowded=True), False),
+    ("the owner runs, since another time", AWAITED, replace(PRESENT, since=later(1)), False),
+    ("the owner is forgotten for a process", PRESENT, NAMELESS, False),
+    ("the awaited owner is forgotten for a process", AWAITED, NAMELESS, False),
+    ("the unannounced pod is forgotten for a process", UNANNOUNCED, NAMELESS, False),
+    ("it was not seen after all", PRESENT, AWAITED, True),  # admitted again, in the same moment
+    ("it is admitted again", PRESENT, replace(AWAITED, since=later(1)), True),
+    ("it is admitted again, at an earlier time", PRESENT, replace(AWAITED, since=later(-1)), False),
+    ("it is admitted again, and counts as seen", PRESENT, replace(PRESENT, since=later(1)), False),
+    ("it is crowded", PRESENT, replace(PRESENT, crowded=True), True),
+    ("an awaited owner is crowded", AWAITED, replace(AWAITED, crowded=True), True),
+    ("an unannounced pod is crowded", UNANNOUNCED, replace(UNANNOUNCED, crowded=True), True),
+    ("a process without a container is crowded", NAMELESS, replace(NAMELESS, crowded=True), False),
+    ("it is crowded, and forgotten", PRESENT, replace(AWAITED, crowded=True), False),
+    ("it is no longer crowded", replace(PRESENT, crowded=True), PRESENT, False),
+    ("it is no longer crowded once admitted", replace(PRESENT, crowded=True), replace(AWAITED, since=later(1)), False),
+    ("a crowded owner is admitted again", replace(PRESENT, crowded=True),
+     replace(AWAITED, crowded=True, since=later(1)), True),
+    ("an owner becomes unannounced", PRESENT, UNANNOUNCED, False),
+    ("an awaited owner becomes unannounced", AWAITED, UNANNOUNCED, False),
+    ("an unannounced pod is confirmed", UNANNOUNCED, PRESENT, True),
+    ("an unannounced pod is confirmed, since another time", UNANNOUNCED, replace(PRESENT, since=later(1)), False),
+    ("an unannounced pod is admitted", UNANNOUNCED, replace(AWAITED, since=later(1)), True),
+    ("the checkpoint names another holder", UNANNOUNCED, Owner(B, later(1), seen=True, crowded=True), True),
+    ("another unannounced pod takes its place", UNANNOUNCED, replace(UNANNOUNCED, container=B), False),
+    ("an unannounced pod takes the place of an owner", PRESENT, replace(UNANNOUNCED, container=B), False),
+    ("another pod is admitted under policy observe", PRESENT, Owner(B, later(1)), True),
+    ("another pod is confirmed in the place of an owner", PRESENT, Owner(B, later(1), seen=True, crowded=True), False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "legal"), MOVES)
+def test_an_owner_changes_by_a_legal_move_only(before, after, legal):
+    assert ownership.legal(before, after) is legal
+
+
+OWNERS = st.builds(
+    Owner,
+    st.sampled_from([None, A, B]),
+    st.integers(0, 3).map(later),
+    seen=st.booleans(),
+    crowded=st.booleans(),
+    unannounced=st.booleans(),
+)
+
+
+@given(st.lists(OWNERS, max_size=30))
+def test_whatever_happens_an_owner_forgets_nothing(owners):
+    record = lives.GRANTED
+    for owner in owners:
+        before, event = record.owner, ev.PutInUse(owner)
+        if not ownership.legal(before, owner):
+            with pytest.raises(states.IllegalEventError):
+                live(record, event)
+            continue
+        record = live(record, event)
+        assert record.owner == owner
+        if before is None or before.container is None:
+            continue
+        assert owner.container is not None
+        assert not owner.unannounced or before.unannounced
+        if owner.container == before.container:
+            assert owner.crowded or not before.crowded
+            assert owner.since.uptime >= before.since.uptime
+            assert owner.seen or not before.seen or not owner.unannounced
+
+
+@given(st.none() | OWNERS, OWNERS)
+def test_a_late_sighting_is_recorded_as_far_as_it_is_new(before, sighting):
+    recorded = ownership.late(before, sighting)
+    if recorded is not None:
+        assert ownership.legal(before, recorded)
+    elif sighting.container is not None:
+        assert sighting.container == before.container
+
+
+LATE = rows(
+    ("it fits", AWAITED, PRESENT, PRESENT),
+    ("it is recorded already", PRESENT, UNANNOUNCED, None),
+    ("a process without a container", PRESENT, NAMELESS, None),
+    ("another pod", PRESENT, replace(UNANNOUNCED, container=B), replace(PRESENT, crowded=True)),
+    ("crowded, and the owner has ended", None, replace(PRESENT, crowded=True), PRESENT),
+    ("crowded, and the owner is not known", NAMELESS, replace(PRESENT, crowded=True), PRESENT),
+    ("a process without a container, again", NAMELESS, replace(NAMELESS, since=later(1)), None),
+)
+
+
+@pytest.mark.parametrize(("owner", "sighting", "recorded"), LATE)
+def test_a_late_sighting_changes_the_present_owner(owner, sighting, recorded):
+    assert ownership.late(owner, sighting) == recorded

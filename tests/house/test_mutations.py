@@ -32,14 +32,14 @@ from scrubber.ground import errors
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "acquire", "start", "release", "fence", "ownership", "proof", "pauses", "siblings", "presence", "burn_in",
-    "leftover", "eviction", "upkeep", "offering", "verdict",
+    "leftover", "eviction", "upkeep", "offering", "ailments", "remedy", "refusals", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
 JUDGE = """
 import json, os, sys
 import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
-import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.tenants, tests.doctor.nodes
+import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.tenants
 assert not sys.modules.keys() & set(sys.argv[1:])
 for line in sys.stdin:
     output, sys.dont_write_bytecode, arguments = json.loads(line)

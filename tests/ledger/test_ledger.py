@@ -167,6 +167,17 @@ async def test_a_row_left_by_a_failed_write_counts_once(ledger, store):
     assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.IN_USE)
 
 
+async def test_a_pod_seen_during_a_failed_write_crowds_the_device(ledger, store):
+    await ledger.append("op", found("GPU-1"))
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", ("GPU-1", ev.PutInUse(Owner("other", NOW, seen=True, unannounced=True))))
+    store.broken = False
+    MemoryStore.append(store, [LedgerEntry(0, "GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True)))])
+    await ledger.append("op", found("GPU-2"))
+    assert ledger.records["GPU-1"].owner == Owner("somebody", NOW, seen=True, crowded=True)
+
+
 async def test_a_hanging_write_is_a_fault_until_it_ends(ledger, store, monkeypatch):
     monkeypatch.setattr(module, "SLOW", 0.05)
     go = threading.Event()
