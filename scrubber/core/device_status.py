@@ -62,7 +62,7 @@ def device_status(
     queue_place: int | None,
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
-    device, out = record.device, record.quarantine
+    device, quarantine = record.device, record.quarantine
     return views.DeviceStatus(
         device=device.uuid,
         index=device.index,
@@ -78,7 +78,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=_owner(record),
         job=job_status(record.job, *progress, queue_place) if record.job else None,
-        quarantine=quarantine_status(out, proof.next_path(record, policy), now) if out else None,
+        quarantine=quarantine_status(quarantine, proof.next_path(record, policy), now) if quarantine else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
         slice=device.slice,

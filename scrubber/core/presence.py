@@ -22,17 +22,17 @@ def taken_away(record: Record) -> bool:
     Exception: a GPU that waits for a person does not count as taken away by a new MIG layout. The person must still
     decide about it.
     """
-    out = record.quarantine
-    if out is None or out.ailment.kind not in TAKEN_AWAY:
+    quarantine = record.quarantine
+    if quarantine is None or quarantine.ailment.kind not in TAKEN_AWAY:
         return False
-    waits = out.next_probe is None and record.device.parent is None
-    return out.ailment.kind is AilmentKind.REPLACED or not waits
+    waits = quarantine.next_probe is None and record.device.parent is None
+    return quarantine.ailment.kind is AilmentKind.REPLACED or not waits
 
 
 def successor(record: Record, records: Iterable[Record]) -> str | None:
     """The GPU that is now at the PCI address of this quarantined GPU, or None. A slice has no address of its own."""
-    address, out = record.device.pci_address, record.quarantine
-    if out is None or address is None or record.device.parent is not None:
+    address, quarantine = record.device.pci_address, record.quarantine
+    if quarantine is None or address is None or record.device.parent is not None:
         return None
     there = (it for it in records if it.device.pci_address == address and it.device.parent is None)
     return next((it.device.uuid for it in there if it.quarantine is None), None)

@@ -55,9 +55,9 @@ def decide(
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
         return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Action.START_ON, record, unproven))
-    each = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
-    each = CONTESTED if named is not None and ownership.contested(record, named) else each
-    answer = _enforced(record, facts, policy, pod, now, each)
+    why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
+    why_clean = CONTESTED if named is not None and ownership.contested(record, named) else why_clean
+    answer = _enforced(record, facts, policy, pod, now, why_clean)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
         return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
@@ -85,9 +85,9 @@ def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
 
 
 def _enforced(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
-    """``each``: why each container of the pod needs a clean device, or None."""
+    """``why_clean``: why each container of the pod needs a clean device, or None."""
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.RecordFirst(stale)
@@ -100,15 +100,15 @@ def _enforced(
             # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
             return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
         case State.GRANTED:
-            return _from_grant(record, facts, policy, pod, now, each)
+            return _from_grant(record, facts, policy, pod, now, why_clean)
         case State.IN_USE if _owned_by(record, pod):
-            return _again(record, facts, policy, pod, now, each)
+            return _again(record, facts, policy, pod, now, why_clean)
         case State.IN_USE:
             return _as_another(record, facts, pod, now)
 
 
 def _from_grant(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
     """The first start of a grant."""
     # A holder before the first start belongs to the starting pod, after a restart of the kubelet, or to another pod
@@ -126,13 +126,13 @@ def _from_grant(
         return _holders_unknown(record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.RecordFirst(ev.Released("its proof ended before a container started on it"))
-    if each is not None and _may_have_run(record, facts):
-        return _busy(record) if facts.holders else answers.RecordFirst(ev.Released(each))
+    if why_clean is not None and _may_have_run(record, facts):
+        return _busy(record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
     return _admit(facts, pod, now)
 
 
 def _again(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what happens."""
     if facts.holders is None:
@@ -147,11 +147,11 @@ def _again(
     crowded = record.owner is not None and record.owner.crowded
     siblings = any(holder.container == pod for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders) and policy.model is not Starts.PER_POD
-    why = CROWDED if crowded else LEFT_BEHIND if leftovers else each
+    why = CROWDED if crowded else LEFT_BEHIND if leftovers else why_clean
     if why is None:
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
-    other_may_come = each == CONTESTED and record.owner is not None and ownership.just_admitted(record.owner, now)
+    other_may_come = why_clean == CONTESTED and record.owner is not None and ownership.just_admitted(record.owner, now)
     if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
     return answers.RecordFirst(ev.Released(why, restart=True))

@@ -120,13 +120,13 @@ def quarantine(
     due = None if sticky else now.uptime + pause
     last_try = found.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
-    out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
+    entered = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
     # An operator's quarantine judges no errors: errors since the present baseline still count as new.
     if found.kind is AilmentKind.OPERATOR:
-        return ev.Quarantined(out)
+        return ev.Quarantined(entered)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
-    return ev.Quarantined(replace(out, baseline=next_baseline(vitals, record.baseline), errors=codes))
+    return ev.Quarantined(replace(entered, baseline=next_baseline(vitals, record.baseline), errors=codes))
 
 
 def operator_ailment(record: Record, words: str) -> Ailment:
@@ -336,14 +336,14 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
     return lost if reason not in presence.GONE or reason is AilmentKind.RELAID else None
 
 
-def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
+def _relaid(quarantined: Quarantine, facts: Facts) -> Ailment | None:
     """The ailment of a slice whose GPU has another layout now. While a sibling is reset, the layout is not known."""
-    if facts.vitals is None or facts.domain_resetting or out.ailment.kind is AilmentKind.RELAID:
+    if facts.vitals is None or facts.domain_resetting or quarantined.ailment.kind is AilmentKind.RELAID:
         return None
     relaid = unreachable(facts.vitals)
-    if out.next_probe is not None:
+    if quarantined.next_probe is not None:
         return relaid
-    return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {out.ailment.detail}")
+    return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {quarantined.ailment.detail}")
 
 
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:

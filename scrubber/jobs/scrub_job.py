@@ -224,13 +224,13 @@ class ScrubJob:
                         # in the ledger, and the observation finds what an earlier request has handed out.
                         if self.step is not step:
                             await self._record_start(step)
-                        result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
+                        result = await self._result(worker, step, order, unexpected_holder, is_last=step is steps[-1])
                         await self._record_result(result, following.get(step))
                         if result.outcome is not Outcome.PASSED:
                             return
 
     async def _result(
-        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, last: bool
+        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, is_last: bool
     ) -> StepResult:
         if unexpected_holder is not None:
             result = self._aborted(step, unexpected_holder)
@@ -238,7 +238,7 @@ class ScrubJob:
             result = await self._read(worker, step, order)
         else:
             result = await self._change(worker, step, order)
-        if last and result.outcome is Outcome.PASSED:
+        if is_last and result.outcome is Outcome.PASSED:
             result = await (await worker).finish(result)
         return result
 

@@ -57,16 +57,16 @@ class Observer:
         self._observed_since = observed_since
         self._cache = ObservationCache()
 
-    async def quick(self, record: Record, *, last: bool = False) -> Facts:
+    async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
 
         A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
-        enough only for a while after a full observation. It is never enough for the ``last`` observation before a
-        container uses the device.
+        enough only for a while after a full observation. It is never enough for the observation
+        ``before_use``: the last one before a container uses the device.
         """
         driver, lists = self.driver, self.driver.backend.lists_holders
         # Whether the last full observation may be used instead of a new one.
-        may_use_cache = lists and (record.state in ASSIGNED or not last)
+        may_use_cache = lists and (record.state in ASSIGNED or not before_use)
         uuid = record.device.uuid
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
@@ -82,7 +82,7 @@ class Observer:
             return replace(await self.full(record), vitals=vitals)
         if held:
             self._observed_since.seen_open(uuid)
-        enough = not lists or (not last and self._cache.shows_no_holder(record))
+        enough = not lists or (not before_use and self._cache.shows_no_holder(record))
         if held is False and record.state is not State.IN_USE and enough:
             return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
         if held is None:  # perhaps because of leaked memory, which has no holder that can be seen
@@ -94,8 +94,8 @@ class Observer:
         """The last full observation, while its witness still runs and the driver lists no new holder.
 
         This can prove that the device is used, never that it is free. A holder that the driver does not list shows
-        at the next full observation. The more a full observation costs, the later the next one comes. The ``last``
-        observation of a device that is neither granted nor in use does not come from the cache.
+        at the next full observation. The more a full observation costs, the later the next one comes. The observation
+        ``before_use`` of a device that is neither granted nor in use does not come from the cache.
         """
         driver, question = self.driver, self._cached_question(record)
         try:

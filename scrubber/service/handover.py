@@ -206,7 +206,7 @@ class Handover:
         context = self._context
 
         async def decision(record: Record) -> answers.AcquireAnswer:
-            seen = await context.observer.quick(record, last=not announced)
+            seen = await context.observer.quick(record, before_use=not announced)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             policy = context.policy(device)
             return acquire.decide(

@@ -187,7 +187,7 @@ async def test_the_last_observation_before_use_searches_processes(bank, forgetfu
     record = clean(backend, bank.first)
     await observer.quick(record)
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    assert len((await observer.quick(record, last=True)).holders or ()) == 1
+    assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
 
 
 async def test_an_awaited_holder_is_not_searched_every_round(bank, parts):
@@ -207,7 +207,7 @@ async def test_a_request_does_not_see_a_holder_that_left(bank, forgetful):
     record = replace(clean(backend, bank.first), state=State.DIRTY)
     assert len((await observer.quick(record)).holders or ()) == 1
     processes.passes_over = {pid}
-    assert (await observer.quick(record, last=True)).holders == ()
+    assert (await observer.quick(record, before_use=True)).holders == ()
     assert processes.walks == 2
 
 
