@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plugin.cluster.node_report import Condition, EventReason, bounded
-from plugin.cluster.outbox import PendingEvent
+from plugin.cluster.node_report import Condition, EventReason, PendingEvent, bounded
 from scrubber.ground import calendar_time
 
 CONDITION = "AutoclaveDevicesHealthy"

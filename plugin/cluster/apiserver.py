@@ -17,8 +17,7 @@ from lightkube.types import PatchType
 
 from plugin.cluster import api_objects, base, calls
 from plugin.cluster.credentials import Credentials
-from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus
-from plugin.cluster.outbox import PendingEvent
+from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, PendingEvent
 
 _KNOWN = {status.value for status in ConditionStatus}
 _STALE_PATCH = calls.STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails

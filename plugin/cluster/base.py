@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from plugin.cluster.node_report import Condition
-from plugin.cluster.outbox import PendingEvent
+from plugin.cluster.node_report import Condition, PendingEvent
 
 
 class FailureKind(Enum):

@@ -1,4 +1,4 @@
-"""What the plugin reports to the cluster about the devices. Pure: values in, values out.
+"""What the plugin reports to the cluster about the devices, and the events that wait. Pure: values in, values out.
 
 A device has failed when the scrub service says that it is sick or quarantined, or does not list it any more. A device
 that is only unhealthy, because it waits for a scrub or is scrubbed, fails after ``NOT_READY_AFTER``: a node must not
@@ -8,13 +8,14 @@ sick for ever. A device that is gone without a replacement counts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from plugin.devices import Device
 
 NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy without a reason: a slow scrub takes about a minute
+MOST_WAITING = 64  # events
 MOST_NAMED = 16  # devices in one message
 LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 in an Event
 
@@ -252,3 +253,48 @@ def _state(report: DeviceReport) -> str:
 
 def _full_name(report: DeviceReport) -> str:
     return report.name if report.uuid in report.name else f"{report.name} ({report.uuid})"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvent:
+    """One Event to create: its name, what happened, and when."""
+
+    name: str
+    event: NodeEvent
+    at: float
+
+
+class Outbox:
+    """The events that wait, in the order in which they have to be sent.
+
+    Their number is bounded: the oldest one is dropped and counted. While an event waits, a repetition of it takes its
+    place, so that one device cannot displace the last event of another.
+    """
+
+    def __init__(self, name: Callable[[], str], most: int = MOST_WAITING) -> None:
+        """``name`` makes a name that no Event has."""
+        self._name = name
+        self._most = most
+        self._waiting: dict[tuple[str, str, str], PendingEvent] = {}
+        self.dropped = 0
+
+    def put(self, event: NodeEvent, now: float) -> None:
+        """Add an event; may drop the oldest one."""
+        key = event.device, event.reason.value, event.ailment
+        self._waiting.pop(key, None)
+        self._waiting[key] = PendingEvent(self._name(), event, now)
+        if len(self._waiting) > self._most:
+            del self._waiting[next(iter(self._waiting))]
+            self.dropped += 1
+
+    def first(self) -> PendingEvent | None:
+        """The event that has waited longest."""
+        return next(iter(self._waiting.values()), None)
+
+    def sent(self, event: PendingEvent) -> None:
+        """The API server has this event; a repetition since then still has to be sent."""
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting is not event}
+
+    def waiting(self) -> int:
+        """The number of events to send."""
+        return len(self._waiting)

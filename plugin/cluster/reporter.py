@@ -20,8 +20,7 @@ from typing import Protocol
 from plugin.cluster import api_objects, base, credentials, node_report
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice, Reports
-from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports
-from plugin.cluster.outbox import Outbox
+from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
 from plugin.cluster.retry_loop import NEVER, Action, Pace, RetryLoop
 from plugin.devices import Device
 from scrubber.ground import log

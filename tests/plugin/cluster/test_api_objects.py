@@ -7,8 +7,7 @@ from lightkube.models.core_v1 import Node, NodeSpec, Taint
 from plugin.cluster import api_objects, apiserver, calls, credentials, node_report
 from plugin.cluster.base import FailureKind
 from plugin.cluster.credentials import File
-from plugin.cluster.node_report import EventReason, NodeEvent
-from plugin.cluster.outbox import PendingEvent
+from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
 from tests.plugin.cluster.conftest import QUICK
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plugin.cluster import api_objects
-from plugin.cluster.outbox import MOST_WAITING
+from plugin.cluster.node_report import MOST_WAITING
 from tests.plugin.cluster.api_server import Answer, Request, drip, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.scrub_server import gpu
