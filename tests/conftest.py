@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Hypothesis also tries the constants of all modules that were imported so far. Then other tests in the same
         # process, and each change of a constant, would change the examples of the gate.
         providers._get_local_constants = Constants  # there is no public setting
-    # Nothing can be opened under a file, so whoever asks for the home directory fails, child processes included.
+    # Nothing can be opened under a file, so each use of the home directory fails, also in child processes.
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
         del os.environ[name]

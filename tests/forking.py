@@ -119,7 +119,7 @@ def forking(popen: type[subprocess.Popen[Any]]) -> Iterator[None]:
 
 
 def _serve(orders: socket.socket) -> None:
-    """Fork for each order, until nobody can send one. Returns in each fork, ready to run."""
+    """Fork for each order, until the pipe of orders is closed. Returns in each fork, ready to run."""
     while True:
         order, streams, _, _ = socket.recv_fds(orders, MOST, 3)
         if not order:

@@ -89,5 +89,5 @@ def _mount(place: Path) -> int:
 
 
 def _question(device: int) -> bytes:
-    assert select.select([device], [], [], WITHIN)[0], "nobody asks"
+    assert select.select([device], [], [], WITHIN)[0], "no process asks"
     return os.read(device, MOST)

@@ -1,4 +1,4 @@
-"""The real service on simulated GPUs, as a process of its own, for whoever needs it alive."""
+"""The real service on simulated GPUs, as a process of its own."""
 
 import json
 import os

@@ -162,7 +162,7 @@ def waiting(kubelet_dir, run_dir, patience="60s"):
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])
 def test_an_unreadable_socket_counts_as_another_plugin(examine, kubelet, short_tmp, monkeypatch, error):
-    """SELinux, a mode, a socket of another kind: none of them says that nobody is there."""
+    """SELinux, a mode, a socket of another kind: none of them proves that no plugin is there."""
     kubelet.listen("nvidia-gpu.sock")
     connect_error = unix_sockets.connect_error
     refused = OSError(error, os.strerror(error))
@@ -174,7 +174,7 @@ def test_an_unreadable_socket_counts_as_another_plugin(examine, kubelet, short_t
 
 
 def test_a_plugin_with_a_full_backlog_counts(examine, kubelet, short_tmp):
-    """It listens and is busy: a connection fails at once, as if nobody were there."""
+    """It listens and is busy: a connection fails at once, as without a listener."""
     path = kubelet.directory / "nvidia-gpu.sock"
     with ExitStack() as open_ones:
         rival = open_ones.enter_context(socket.socket(socket.AF_UNIX))

@@ -494,7 +494,7 @@ def on_a_terminal(service, *args):
         try:
             while chunk := os.read(ours, 65536):
                 chunks.append(chunk)
-        except OSError:  # the kernel's way to say that nobody writes any more
+        except OSError:  # the kernel reports that no process writes any more
             pass
         os.close(ours)
     return verb.returncode, b"".join(chunks).decode()

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def test_the_committed_manual_is_the_one_that_is_made_now():
-    # In a process of its own: click makes a command's help option once, for whoever came first in this one.
+    # In a process of its own: click makes a command's help option once for each process.
     made = subprocess.run(
         [sys.executable, "-m", "autoclave.cli.verbs.manual"], capture_output=True, text=True, check=True
     )

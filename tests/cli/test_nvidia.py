@@ -149,7 +149,7 @@ def verb(autoclave, device: str) -> str:
 
 @pytest.fixture
 def at_rest(service):
-    """The GPU that tests hold, when no job of an earlier one is on it: whoever asks for a scrub would join that."""
+    """The GPU that tests hold, while no earlier job is on it: a request for a scrub would join that job."""
     service.settled("0", "clean", "quarantined")
 
 
@@ -204,7 +204,7 @@ def in_the_middle_of_a_reset(service, autoclave) -> Iterator[subprocess.Popen[st
 
 
 def test_a_reset_of_slices_works_while_their_files_are_gone(service, autoclave, tool):
-    """What shows who has them open goes with them, so that nobody can tell; they must come back all the same."""
+    """Without their files the holders are unknown; the slices must come back all the same."""
     before, seen_before = slices(service), len(service.texts("2:0"))
     with in_the_middle_of_a_reset(service, autoclave) as scrub:
         time.sleep(1.0)  # several looks for intruders

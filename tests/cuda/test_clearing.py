@@ -1,4 +1,4 @@
-"""All memory that can be had is overwritten with what nobody can foresee, read back, and left as zeros."""
+"""All available memory is overwritten with an unpredictable pattern, read back, and left as zeros."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSES = ("random", "zero")
 
 
 def nothing(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Progress is not reported."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What was not covered has a cause and a size, and nobody's memory comes or goes unseen."""
+"""Uncovered memory has a cause and a size, and each change of memory is noticed."""
 
 from __future__ import annotations
 

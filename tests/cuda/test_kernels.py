@@ -48,7 +48,7 @@ def complement(pattern: Pattern) -> Pattern:
 
 
 def guarded(vectors: int) -> tuple[Words, Words]:
-    """Memory between two vectors that nobody may touch: all of it, and the part that a kernel is given."""
+    """Memory between two guards that must stay unchanged: all of it, and the part that a kernel is given."""
     whole = np.full((vectors + 2, 2), GUARD, np.uint64)
     return whole, whole[1:-1]
 

@@ -52,11 +52,11 @@ FAULTS: dict[str, dict[str, Callable[[int], int]]] = {
 
 
 def unheard(_size: int) -> None:
-    """Nobody wants to know."""
+    """Progress is not reported."""
 
 
 def unwatched(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Progress is not reported."""
 
 
 def ready() -> device.CupyCard:
@@ -351,7 +351,7 @@ def test_memory_that_the_driver_reserves_is_overwritten_too(machine, monkeypatch
 
 @pytest.mark.parametrize("shown", [0, 2])
 def test_several_visible_devices_are_refused(machine, shown):
-    """Nobody knows which of them is the one that was meant."""
+    """It is unknown which of them is meant."""
     machine.change(UUID, shown=shown)
     with in_this_process(machine), pytest.raises(CudaError, match=f"CUDA shows {shown} devices where one was asked"):
         ready()

@@ -175,7 +175,7 @@ def test_a_multiprocessor_that_was_not_reached_was_not_tested(bench):
     [
         ((), ()),
         ((Unit(0, 0, 7), Unit(1, 0, 7)), ()),
-        ((Unit(0, 0, 7), Unit(1, 0, 8)), (0, 1)),  # nobody knows which is right
+        ((Unit(0, 0, 7), Unit(1, 0, 8)), (0, 1)),  # it is unknown which is right
         ((Unit(0, 0, 7), Unit(1, 0, 7), Unit(2, 0, 8)), (2,)),
         ((Unit(0, 0, 7), Unit(1, 1, 7), Unit(2, 0, 7)), (1,)),  # it did not agree with itself
         ((Unit(0, 0, 7), Unit(1, 0, 7), Unit(0, 0, 7), Unit(1, 0, 9)), (1,)),  # nor did this one, later

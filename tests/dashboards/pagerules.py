@@ -196,7 +196,7 @@ def offers_a_choice(page: Page) -> list[str]:
         before.append(it["name"])
     problems += [f"{metrics} are several"] if len(metrics) != 1 else []
     used = " ".join(target["expr"] for _, target in asked(page))
-    return problems + [f"{name} is used by nobody" for name in before if f"${name}" not in used]
+    return problems + [f"{name} is not used" for name in before if f"${name}" not in used]
 
 
 def means_its_colours(page: Page) -> list[str]:

@@ -34,7 +34,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two policies": ({"policy": {"inline": "a", "existingConfigMap": "b"}}, "leave one of them empty"),
     "a policy and a shipped one": ({"policy": {"inline": "a", "shipped": "fast"}}, "another policy replaces it"),
     "a taint without reports": ({"clusterReports": {"taint": True}}, "set clusterReports.enabled too"),
-    "a taint that nobody bears": (
+    "a taint that no node has": (
         {"clusterReports": {"enabled": True, "taint": True}, "tolerations": [{"key": "a", "operator": "Exists"}]},
         "a tainted node never comes back",
     ),

@@ -56,7 +56,7 @@ class Bank:
         return SimulatedGpu(self.place(uuid).directory)
 
     def untouched(self) -> bool:
-        """Nobody has any memory open, which the kernel tells without a look at every process of the machine."""
+        """No process has any memory open. The kernel tells this without a search of all processes."""
         return all(open_check.is_open([str(memory)]) is False for memory in self.root.glob("gpu*/memory"))
 
     def holders(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""A driver call that never returns harms nobody but its own device."""
+"""A driver call that never returns harms only its own device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 async def released(caller: Caller) -> None:
-    while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+    while caller.stuck():  # noqa: ASYNC110 -- a thread does not report it
         await asyncio.sleep(0.001)
 
 

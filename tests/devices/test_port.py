@@ -240,7 +240,7 @@ async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subje
             await caller.ask(one, partial(question, one), SOON)
     assert await caller.ask(other, lambda: subject.backend.vitals(other), LONG) == Vitals()
     subject.heal(one)
-    while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+    while caller.stuck():  # noqa: ASYNC110 -- a thread does not report it
         await asyncio.sleep(0.001)
     assert await caller.ask(one, lambda: subject.backend.vitals(one), LONG) == Vitals()
 
@@ -349,8 +349,8 @@ def test_an_unknown_name_is_an_error(subject: Subject) -> None:
     )
     for question in questions:
         with pytest.raises(DeviceError):
-            question("GPU-nobody")
+            question("GPU-unknown")
     try:
-        assert backend.vitals("GPU-nobody").lost
+        assert backend.vitals("GPU-unknown").lost
     except DeviceError as error:
-        assert "GPU-nobody" in str(error)  # noqa: PT017 -- an error and a loss are both right
+        assert "GPU-unknown" in str(error)  # noqa: PT017 -- an error and a loss are both right

@@ -201,7 +201,7 @@ async def test_an_awaited_holder_is_not_searched_every_round(bank, parts):
 
 
 async def test_a_request_does_not_see_a_holder_that_left(bank, forgetful):
-    """Whoever had it open may live on for days."""
+    """A former holder may live on for days."""
     observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
@@ -236,12 +236,14 @@ async def test_a_process_newly_listed_by_the_driver_is_searched(bank, parts):
     assert processes.walks == 2
 
 
-@pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
+@pytest.mark.parametrize(
+    "change", ["another owner", "another driver", "it is time", "no process of the owner was seen"]
+)
 async def test_an_observation_of_another_state_is_not_reused(bank, parts, monkeypatch, change):
     observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)
-    if change == "nobody of the owner was met":
+    if change == "no process of the owner was seen":
         record = replace(record, owner=Owner("pod-c", NOW))
     if change == "it is time":
         monkeypatch.setattr(observer, "_remember", lambda *_: None)

@@ -217,7 +217,9 @@ def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
 )
 def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wanted):
     """Also where nothing else tells of a driver: its init container sees no part of one."""
-    facts = stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("nobody"))
+    facts = (
+        stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("no service"))
+    )
     found = finding_of(replace(facts, cdi_kind=kind), "cdi")
     assert [level for level, _ in found] == [level for level, _ in wanted]
     assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))

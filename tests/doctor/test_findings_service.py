@@ -44,7 +44,7 @@ def test_an_unusable_ledger_is_broken_but_its_service_is_ok():
         ("GPU-1", {"pod-1"}, STATUS, Level.OK),
         ("GPU-1", {"pod-1", "pod-2"}, STATUS, Level.BROKEN),
         ("0", {"pod-1", "pod-2"}, STATUS, Level.OK),  # of another resource
-        ("0", {"pod-1", "pod-2"}, Unreachable("nobody"), Level.BROKEN),  # any device may be ours
+        ("0", {"pod-1", "pod-2"}, Unreachable("no service"), Level.BROKEN),  # any device may be ours
     ],
 )
 def test_two_pods_on_one_of_our_devices_are_broken(device, pods, answer, level):

@@ -78,7 +78,7 @@ def device(nvidia: Nvidia) -> DeviceInfo:
 
 @pytest.fixture
 def idle(nvidia: Nvidia, device: DeviceInfo) -> DeviceInfo:
-    """The first one, while nobody is listed on it."""
+    """The first one, while no process is listed on it."""
     if listed := nvidia.listed_holders(device.uuid):
         pytest.skip(f"somebody is at work on it: {len(listed)} processes are listed")
     return device

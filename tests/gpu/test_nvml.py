@@ -78,7 +78,7 @@ def holders(files: tuple[str, ...]) -> set[int]:
 
 
 def passes_within(seconds: float, holds: Callable[[], bool]) -> float:
-    """The seconds until it holds; the driver tells nobody when it has let go, so it is asked again and again."""
+    """The seconds until it holds; the driver sends no event, so it is asked again and again."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < seconds

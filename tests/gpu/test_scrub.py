@@ -44,7 +44,7 @@ def idle(host, library) -> Idle:
 
 @pytest.fixture
 def board(idle, library) -> Iterator[Board]:
-    """The first GPU, while nobody is on it; and again afterwards."""
+    """The first GPU, without a holder before and after."""
     if (lacks := warmth.missing()) is not None:
         pytest.skip(lacks)
     try:

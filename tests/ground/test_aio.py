@@ -36,7 +36,7 @@ async def test_a_caller_cancelled_twice_waits_for_the_step(failing):
         await go.wait()
         done.append(True)
         if failing:
-            raise ValueError("nobody is there to hear it")
+            raise ValueError("the caller has left")
 
     caller = asyncio.create_task(aio.finish(step()))
     for _ in range(3):

@@ -142,7 +142,7 @@ async def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
     async with opened(registry) as address:
         reader, writer = await asyncio.open_connection(*http_server.parse(address), limit=16)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-        first = await reader.readuntil(b" ")  # it has begun, and now nobody reads
+        first = await reader.readuntil(b" ")  # it has begun, and now the client does not read
         assert first == b"HTTP/1.1 "
         assert (await get(address, "/healthz"))[0] == 200
         await asyncio.sleep(0.5)  # what is awaited is that nothing comes
@@ -307,7 +307,7 @@ def test_every_request_gets_an_answer(questions):
         answers = asyncio.run(ask())
     for answer in answers:
         assert re.match(rb"HTTP/1\.1 (200|400|404|405) .*\r\n\r\n", answer, re.DOTALL), answer
-    gc.collect()  # an error that nobody retrieves is told by its end
+    gc.collect()  # an error that is not retrieved is logged at its end
     assert (faults, [it["event"] for it in logged]) == ([], ["showing metrics"])
 
 

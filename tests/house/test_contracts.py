@@ -67,7 +67,7 @@ PLANTED = [
     ("scrubber/devices/calls.py", "from scrubber import observe", FLOORS),
     ("scrubber/app.py", "from scrubber import daemon", FLOORS),
     ("scrubber/cuda/warmth.py", "from scrubber import devices", FLOORS),
-    ("scrubber/utils.py", "import re", FLOORS),  # a room that nobody planned
+    ("scrubber/utils.py", "import re", FLOORS),  # an unplanned package
     ("scrubber/steps/clear.py", "from scrubber import ledger", MEMORY),
     ("scrubber/node/__init__.py", "from scrubber import ledger", MEMORY),
     ("scrubber/steps/evict.py", "from policies import model", MEMORY),
@@ -98,7 +98,7 @@ PLANTED = [
     ("scrubber/ground/log.py", "from policies import load", HOUSES),
     ("autoclave/cli/table.py", "from demo import story", HOUSES),
     ("autoclave/doctor/base.py", "from autoclave.cli import table", COMMAND),
-    ("autoclave/helpers.py", "import re", COMMAND),  # a room that nobody planned
+    ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package
     ("autoclave/doctor/findings/node.py", "import os", PURE),
     ("policies/model.py", "from scrubber.core import model", HOUSES),
     ("scrubber/service/service.py", "import plugin", HOUSES),
@@ -109,7 +109,7 @@ PLANTED = [
     ("plugin/registration/sockets.py", "from plugin import gate", PLUGIN),
     ("plugin/gate.py", "from plugin import device_plugin", PLUGIN),
     ("plugin/app.py", "from demo import standins", HOUSES),
-    ("plugin/helpers.py", "import re", PLUGIN),  # a room that nobody planned
+    ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),
     ("plugin/registration/sockets.py", "from scrubber.api import client", KNOWS_NONE),
     ("demo/standins/kubelet.py", "from plugin import response", STAND_IN),

@@ -175,7 +175,7 @@ PLANTED = [
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
 
-# Mutants that nobody could tell from the original, each with the reason. Where a test could, write the test instead.
+# Mutants that behave as the original, each with the reason. Where a test could, write the test instead.
 EQUIVALENT: dict[str, str] = {
     "offering _by_record: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
 }

@@ -81,7 +81,7 @@ def alive():
         yield open_ones
 
 
-@pytest.mark.timeout(300)  # a dozen programs are started, each for a second where nobody else works
+@pytest.mark.timeout(300)  # a dozen programs are started, each for a second on an idle machine
 def test_the_first_part_of_the_tutorial_works(short_tmp, alive):
     demo, start, left, fault, plugin, again, books = BLOCKS
     assert demo == ["make demo"]

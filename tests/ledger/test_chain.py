@@ -92,7 +92,7 @@ def test_without_a_head_only_the_first_row_is_believed() -> None:
         (None, ROWS + AFTER),
         (CUT, chain.seal(HEAD, [chain.note(chain.BEGUN, AT, {})])),
     ],
-    ids=["records", "seq", "hash", "snapshot gone", "rows came back", "nobody vouches"],
+    ids=["records", "seq", "hash", "snapshot gone", "rows came back", "no head"],
 )
 def test_a_snapshot_outside_the_chain_is_found(cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...]) -> None:
     broken_at(cut, rows, store.Head(rows[-1].seq, rows[-1].hash))

@@ -48,7 +48,7 @@ class Node:
     async def shows(self, expected: Callable[[dict[str, Readings]], bool]) -> None:
         """Wait until it does."""
         async with asyncio.timeout(WITHIN):
-            while not expected(dict(self.board_sampler.latest)):  # noqa: ASYNC110 -- it is asked, and tells nobody
+            while not expected(dict(self.board_sampler.latest)):  # noqa: ASYNC110 -- it sends no event
                 await asyncio.sleep(0.001)
 
 

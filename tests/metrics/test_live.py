@@ -89,7 +89,7 @@ def test_the_metrics_of_a_whole_story(service):
 
     acquire(service, clean.device)
     with pytest.raises(AutoclaveError):
-        acquire(service, "GPU-nobody")
+        acquire(service, "GPU-unknown")
     tenants.occupy(service.simulated_dir, clean.device, b"secret", "pod-1", 0)
     drills.lose(service.simulated_dir, service.settled(1, "clean").device)
     out = service.settled(1, "quarantined")

@@ -1,4 +1,4 @@
-"""A bystander is known by its program and by where it runs; whoever poses as one is a user like any other."""
+"""A bystander is known by its program and by where it runs; an impostor counts as a holder."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ FORGED = {
     "a container of no pod as another": (f"0::/docker/{H}/docker/{INNER}", f"container:{H[:12]}"),
     "a pod from a second container of our own pod": (f"0::/../{H}/../../pod{V}", f"container:{H[:12]}"),
     "a pod below a user's session": (f"0::/user.slice/user-1.slice/user@1.service/kubepods/pod{V}", None),
-    "a pod in a place of nobody's": (f"0::/app/pod{V}", None),
+    "a pod outside the kubelet's groups": (f"0::/app/pod{V}", None),
     "a longer name": (f"0::/kubepods/pod{V}0/x", None),
     "a name that ends a line for some": (f"0::/x\u20280::/kubepods/pod{V}\x0b0::/docker/{H}/", f"container:{H[:12]}"),
 }
@@ -141,7 +141,7 @@ def test_a_process_lives_while_one_of_its_threads_does(node_proc: NodeProc) -> N
 
 
 def test_version_1_finds_a_dead_leader_by_its_threads(node_proc: NodeProc) -> None:
-    """The kernel shows whoever is ending at the root: that is no place to be ended from."""
+    """The kernel shows an ending process at the root, where no process may be ended."""
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 9, f"4:cpu:/kubepods/pod{U}/{H}\n0::/\n")
@@ -178,7 +178,7 @@ def test_a_process_with_hidden_groups_is_not_the_hosts(node_proc: NodeProc, faul
         observer.living()
 
 
-def test_the_processes_of_one_container_do_not_settle_its_pod(tmp_path: Path) -> None:
+def test_another_pid_namespace_cannot_list_the_pods(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     with pytest.raises(proc.BlindError, match="cannot list the running pods: run the service in the host's pid"):

@@ -17,7 +17,7 @@ import pytest
 from scrubber.node.cgroups import Containers
 from tests.pod_groups import roots
 
-UID = f"{os.getpid():08x}-11aa-4b3c-9d3e-5f6a7b8c9d0e"  # of nobody else
+UID = f"{os.getpid():08x}-11aa-4b3c-9d3e-5f6a7b8c9d0e"  # unique to this run
 NEIGHBOUR = f"ffffffff{UID[8:]}"
 ID, INNER = "a1" * 32, "b2" * 32
 OURS = f"autoclave-layouts-{os.getpid()}"  # all groups are below it: others test here at the same time
@@ -154,7 +154,7 @@ def test_an_ended_process_keeps_no_pod_alive(group, enter, observer) -> None:
 
 
 def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -> None:
-    """A release, of the pod: whoever has escaped may hold a device all the same, and is found there, as nobody's."""
+    """A release of the pod: an escaped process may still hold a device, and is found there without an owner."""
     inside, outside = group(f"{pod('cgroupfs, guaranteed')}/{ID}"), group("elsewhere")
     process = enter(inside)
     (outside / "cgroup.procs").write_text(str(process.pid))

@@ -118,7 +118,7 @@ async def test_only_the_end_of_the_sandbox_releases_a_pod(
         container = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
         assert await watched.look() == Proceed()
         end(container)
-        assert await watched.look() == Proceed(), "nobody is on it, and the pod is there"
+        assert await watched.look() == Proceed(), "it has no holder, and the pod is there"
     last = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
     assert await watched.look() == Proceed()
     sandbox.collect()

@@ -1,4 +1,4 @@
-"""The end of a process is told at once, and of nobody else."""
+"""The end of a process is reported at once, and of no other."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE], ids=["no right to it", "no more files"])
 async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, monkeypatch, number):
-    """An old seccomp profile knows no pidfds: whoever looks must go on looking."""
+    """An old seccomp profile knows no pidfds: the process must be searched each time."""
     one = born()
 
     def refused(_pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Whoever uses a file is found, however they use it; what cannot be proven is None."""
+"""Each process that uses a file is found, in each way of use; what cannot be proven is None."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> No
 
 
 def test_a_dead_looking_holder_is_reported_without_a_name(node_proc: NodeProc, file: Path) -> None:
-    """Whoever acts on the answer takes the dead for gone: another thread may have held on."""
+    """A dead process counts as gone, but another of its threads may still hold the file."""
     directory = node_proc.add(7, "0::/\n", state="Z")
     (directory / "fd/3").symlink_to(file)
     assert Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell).holders(

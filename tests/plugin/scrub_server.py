@@ -29,7 +29,7 @@ async def yes(_devices: list[str]) -> None:
 
 
 async def hang(_devices: list[str]) -> None:
-    """Nobody ever hears an answer."""
+    """No answer is ever sent."""
     await asyncio.Event().wait()
 
 
@@ -54,7 +54,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         self.brief = False  # ends each list after the first message
         self.watched = 0
         self.asked: list[tuple[str, tuple[str, ...]]] = []
-        self.left: list[float] = []  # seconds that whoever asks still waits
+        self.left: list[float] = []  # seconds that the caller still waits
         self.announced: list[bool] = []
         self.answer: Answer = yes
         self.receipt = "a-receipt"  # of everything that goes out

@@ -134,7 +134,7 @@ async def test_an_unhealthy_device_is_not_preferred_while_there_are_others(kubel
     assert await prefer(kubelet, [A, B, C], 2) == [[A, C]]
 
 
-@pytest.mark.parametrize(("available", "size"), [([], 1), ([A], 2), ([A], 0), ([A], -5), (["nobody's"], 1)])
+@pytest.mark.parametrize(("available", "size"), [([], 1), ([A], 2), ([A], 0), ([A], -5), (["GPU-unknown"], 1)])
 async def test_a_wish_that_cannot_be_met_is_no_error(kubelet, available, size):
     assert await prefer(kubelet, available, size) == [[]]
 
@@ -227,7 +227,7 @@ async def test_a_start_that_the_kubelet_cancels_is_cancelled_and_logged(kubelet,
             while not lines:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.01)
     assert [(line["hook"], line["outcome"]) for line in lines] == [("PreStartContainer", "cancelled")]
-    assert counted(registry) == {("PreStartContainer", "cancelled"): 1}  # nobody was told no
+    assert counted(registry) == {("PreStartContainer", "cancelled"): 1}  # it is no refusal
 
 
 async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, registry, monkeypatch):

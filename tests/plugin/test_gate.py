@@ -131,7 +131,7 @@ async def test_a_restarting_service_fails_no_pod(gate, door, listing, read):
     wanted = devices(gate, A)
     await door.close()
     asking = asyncio.create_task(gate.acquire(GPU, wanted))
-    await asyncio.sleep(0.2)  # it has found nobody
+    await asyncio.sleep(0.2)  # it has found no owner
     assert not asking.done()
     await door.open()
     await asking

@@ -1,4 +1,4 @@
-"""Nobody remains on the device, and nobody is touched who may not be."""
+"""No process remains on the device, and no protected process is ended."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery
     [zygote] = children()
     os.kill(zygote, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGTERM)
-    while worker._child._running:  # noqa: ASYNC110 -- nobody is told but the child itself
+    while worker._child._running:  # noqa: ASYNC110 -- only the child is told
         await asyncio.sleep(0.001)
     result = await worker.finish(LAST)
     assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)

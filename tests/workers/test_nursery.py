@@ -1,4 +1,4 @@
-"""Whoever asks for a child gets one of its own, or an error in time; nothing outlives the service, or the zygote."""
+"""Each request for a child gets one, or an error in time; no process outlives the service or the zygote."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["house"]
 
 
 def dead(pid: int) -> bool:
-    """Gone, or left to be collected by whoever adopts the children of a zygote that has died."""
+    """Gone, or left to the process that adopts the children of a dead zygote."""
     try:
         return proc.status(f"/proc/{pid}").state in proc.DEAD
     except proc.ENDED:
@@ -68,7 +68,7 @@ async def test_a_killed_zygote_ends_the_step_and_is_replaced(bank, make: MakeNur
 
 
 async def test_a_deaf_child_ends_with_its_zygote(make: MakeNursery) -> None:
-    """Although nobody of ours is left to kill it: the kernel does."""
+    """Although none of our processes is left to kill it: the kernel does."""
     nursery = make(f"os.write(1, b'here\\n'); {ASLEEP}")
     zygote = await zygote_of(nursery)
     child = await nursery.spawn()
@@ -100,7 +100,7 @@ async def test_callers_of_a_dying_zygote_get_children_of_the_next(make: MakeNurs
     zygote = await zygote_of(nursery)
     os.kill(zygote, signal.SIGSTOP)
     waiting = [asyncio.create_task(nursery.spawn()) for _ in range(5)]
-    while len(nursery._zygote._asked) < 5:  # type: ignore[union-attr]  # noqa: ASYNC110 -- nobody says that it asked
+    while len(nursery._zygote._asked) < 5:  # type: ignore[union-attr]  # noqa: ASYNC110 -- there is no event for it
         await asyncio.sleep(0)
     os.kill(zygote, signal.SIGKILL)
     born = await asyncio.gather(*waiting)
@@ -156,7 +156,7 @@ async def test_a_cancelled_spawn_leaves_no_child_and_no_pipe(make: MakeNursery, 
     await there
     spawning.cancel()
     async with asyncio.timeout(WITHIN):
-        while children(zygote) or left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
+        while children(zygote) or left(before):  # noqa: ASYNC110 -- the kernel sends no event
             await asyncio.sleep(0.001)
 
 
@@ -255,7 +255,7 @@ asyncio.run(main())
 
 @needs_namespace
 def test_pid_1_reaps_the_children_of_a_dead_zygote() -> None:
-    """As in a container whose first process is the service: nobody else would."""
+    """As in a container whose first process is the service: no other process would."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", FIRST]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=File(__file__).parents[2])
     assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["1 []"], "", 0)
@@ -276,7 +276,7 @@ async def test_a_child_without_a_pidfd_ends_with_its_zygote(make: MakeNursery) -
     zygote = await zygote_of(nursery)
     handle = os.pidfd_open(zygote)
     spawning = asyncio.create_task(nursery.spawn())
-    while not nursery._zygote._asked:  # type: ignore[union-attr]  # noqa: ASYNC110 -- nobody says that it asked
+    while not nursery._zygote._asked:  # type: ignore[union-attr]  # noqa: ASYNC110 -- there is no event for it
         await asyncio.sleep(0)
     with files_at_most(os.getpid(), 3), pytest.raises(BrokenError, match="cannot start a worker"):
         await asyncio.wait_for(spawning, 5)  # at once, not when its time is up

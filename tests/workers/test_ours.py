@@ -18,7 +18,7 @@ FIRST_PROCESS = 1  # as in a container of its own, where it inherits every proce
 
 
 async def test_a_worker_of_pid_1_ends_no_other_worker(bank: Bank) -> None:
-    """Nobody can be told by descent from that one."""
+    """Descent from that process identifies no worker."""
     address, files = bank.backend.address(bank.first, DeviceHandling()), bank.backend.files(bank.first)
     assignment = Assignment(address, files, whole_node=False, service=FIRST_PROCESS)
     nursery = Nursery(warm_cuda=False)

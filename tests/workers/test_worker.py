@@ -31,7 +31,7 @@ Spawn = Callable[..., Awaitable[Worker]]
 
 
 def ignore(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress is not reported."""
 
 
 def at(bank) -> tuple[Address, tuple[str, ...]]:
@@ -281,11 +281,11 @@ async def test_a_cancelled_spawn_leaves_no_process(bank, warm: bool) -> None:  #
         if isinstance(outcome, Worker):
             await outcome.kill()
         async with asyncio.timeout(WITHIN):
-            while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel says so to nobody
+            while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel sends no event
                 await asyncio.sleep(0.001)
         await nursery.close()
     async with asyncio.timeout(WITHIN):
-        while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
+        while left(before):  # noqa: ASYNC110 -- the kernel sends no event
             await asyncio.sleep(0.001)
     assert children() == []
 

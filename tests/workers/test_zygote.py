@@ -1,4 +1,4 @@
-"""What a zygote forks has nothing of its zygote's; CuPy is loaded there and nowhere else; nobody outlives anybody."""
+"""A forked child has nothing of its zygote; CuPy is loaded there and nowhere else; no child outlives its zygote."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ zygote.end_with_parent = late
 
 
 def test_a_child_of_an_ended_zygote_does_not_run(launch_zygote) -> None:
-    """The kernel would tell it nothing any more, and nobody else knows of it."""
+    """The kernel would send it no signal any more, and no other process knows of it."""
     _, line = launch_zygote("os.write(1, b'here')", LATE)
     said, answer = os.pipe()
     with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 -- as a file descriptor
@@ -304,7 +304,7 @@ def test_a_zygote_takes_no_other_words() -> None:
 
 
 async def test_a_child_is_reaped_though_sigchld_was_ignored(make: MakeNursery) -> None:
-    """Being ignored outlives an exec, and then nobody is told how a child has ended."""
+    """An ignored signal stays ignored after an exec, and then the exit status of a child is lost."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     nursery = make(ECHO)
     await nursery.start()

@@ -90,7 +90,7 @@ async def make() -> AsyncIterator[MakeNursery]:
         await each.close()
     with suppress(TimeoutError):  # what is left then is told below
         async with asyncio.timeout(WITHIN):
-            while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
+            while left(before):  # noqa: ASYNC110 -- the kernel sends no event
                 await asyncio.sleep(0.001)
     assert left(before) == set()
     assert children() == []

@@ -1,4 +1,4 @@
-"""What is published of a machine's GPUs was read, is complete, and names nobody's hardware."""
+"""The published data of a machine's GPUs was read, is complete, and identifies no hardware."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ OPTIONAL = {
     PAGES: UNTOLD,  # GPUs since Ampere
     ECC: UNTOLD,  # without ECC memory, or with it switched off
     FIELDS: UNTOLD,  # drivers that know of no recovery action
-} | dict.fromkeys(LISTS, UNTOLD | CROWD)  # memory that nobody answers for shows all the same
+} | dict.fromkeys(LISTS, UNTOLD | CROWD)  # memory without a known holder is reported all the same
 
 # The same for names: what is then reported with less detail, and how.
 UNNAMED = {
@@ -209,7 +209,7 @@ def test_with_an_error_the_inventory_is_true_or_lacks_something(small, call: str
         assert still == {} or still.keys() >= truth.keys(), f"{call} -> {code}: what was known is not named any more"
         for uuid, info in first.items():
             if call == MIG and uuid == small.gpu(1).uuid:
-                assert code in UNTOLD  # whoever says that it knows no MIG is not cut
+                assert code in UNTOLD  # a GPU without MIG has no slices
                 continue
             lesser = {
                 name for name in DeviceInfo.__dataclass_fields__ if getattr(info, name) != getattr(truth[uuid], name)
@@ -230,7 +230,7 @@ async def test_a_hanging_call_times_out_and_delays_no_other_device(small, call: 
         with pytest.raises(UnresponsiveError):
             await caller.ask(one, lambda: backend.vitals(one), LONG)
         file.unlink()
-        while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+        while caller.stuck():  # noqa: ASYNC110 -- a thread does not report it
             await asyncio.sleep(0.001)
     assert await caller.ask(one, lambda: (backend.has_holders(one), backend.vitals(one)), LONG) == (False, Vitals())
 

@@ -1,4 +1,4 @@
-"""Nobody is on a GPU only when nobody is listed and nobody holds memory."""
+"""A GPU has no holder only if no process is listed and no memory is held."""
 
 from __future__ import annotations
 
@@ -260,4 +260,4 @@ def test_four_slices_are_a_whole_gpu_on_some_models(profile, whole) -> None:
 
 def test_a_device_that_is_not_there_is_an_error(rig) -> None:
     with pytest.raises(DeviceError):
-        rig.backend().has_holders("GPU-nobody")
+        rig.backend().has_holders("GPU-unknown")

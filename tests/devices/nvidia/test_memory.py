@@ -39,7 +39,7 @@ COVERED = SIZE - TAKEN
 
 
 def nothing(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Progress is not reported."""
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_free_memory_is_waited_for_at_no_cost(rig):
 
 
 def test_memory_without_a_visible_holder_is_a_device_fault(one, rig, cells):
-    """Whoever takes it for somebody's who is about to leave never gets to the reset that frees it."""
+    """If it counted as memory of a process that will leave, the reset that frees it would never run."""
     rig.gpu(0).set({"memory.used": 2**27})
     with pytest.raises(DeviceError, match="134217728 bytes of its memory are in use by no visible process") as it:
         one.clear(KEY, PASSES, nothing)

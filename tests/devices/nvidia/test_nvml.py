@@ -1,4 +1,4 @@
-"""One owner of NVML: opened when asked, closed under nobody's feet, and its errors are no answers."""
+"""One owner of NVML: opened at the first call, never closed during a call, and its errors are no answers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_nvml_is_not_closed_during_a_call(rig, monkeypatch) -> None:
             rig.library.release_driver()
         file.unlink()
         asking.join(WITHIN)
-    assert name_of(rig) == "NVIDIA H200"  # whoever failed to close it has not closed it
+    assert name_of(rig) == "NVIDIA H200"  # the failed close did not close it
     assert "nvmlShutdown" not in [call for _, call, _ in rig.machine.calls()]
 
 

@@ -1,4 +1,4 @@
-"""What the service sees of NVIDIA GPUs while resets come and go, whoever does them."""
+"""What the service sees of NVIDIA GPUs during resets of its own and of others."""
 
 from __future__ import annotations
 

@@ -144,5 +144,5 @@ def test_a_hanging_gpu_does_not_answer_until_it_is_healed(bank) -> None:
 
 
 def test_an_unknown_name_is_an_error(bank) -> None:
-    with pytest.raises(DeviceError, match="cannot find GPU-nobody"):
-        bank.backend.vitals("GPU-nobody")
+    with pytest.raises(DeviceError, match="cannot find GPU-unknown"):
+        bank.backend.vitals("GPU-unknown")

@@ -20,7 +20,7 @@ BOTH = ("random", "zero")
 
 
 def nowhere(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress is not reported."""
 
 
 def size_of(bank) -> int:

@@ -17,7 +17,7 @@ KEY = b"k" * 16
 
 
 def nowhere(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress is not reported."""
 
 
 def size_of(bank) -> int:

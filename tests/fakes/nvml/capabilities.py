@@ -1,4 +1,4 @@
-"""The files that open MIG instances: they come and go with the instances, whoever makes or destroys one.
+"""The files that open MIG instances: they come and go with the instances.
 
 The library does the same for those that it makes itself: see capabilities.c.
 """

@@ -37,7 +37,7 @@ class Root:
         return root
 
     def node(self, gpu: Gpu) -> Path:
-        """The file that whoever uses the GPU has open."""
+        """The file that each user of the GPU has open."""
         return self.path / f"dev/nvidia{gpu.minor}"
 
     def pci(self, gpu: Gpu) -> Path:

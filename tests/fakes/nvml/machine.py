@@ -1,6 +1,6 @@
 """A machine with NVIDIA GPUs, as the stand-in for NVML tells of it: one text file, which tests and the library change.
 
-Nothing is kept here: the file is the truth, and whoever changes it does so under one lock and all at once.
+Nothing is kept here: the file is the truth, and each change is made under one lock and all at once.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Machine:
 
     @contextmanager
     def edit(self) -> Iterator[State]:
-        """Change it: nobody else does so meanwhile, and all changes appear at once."""
+        """Change it under the lock; all changes appear at once."""
         with Path(f"{self.path}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             state = self.read()
@@ -144,7 +144,7 @@ class Machine:
             self.set({f"{prefix}hang.{call}": None})
 
     def event(self, uuid: str, kind: int, data: int = 0, gi: int = 2**32 - 1) -> None:
-        """Something happens to a GPU, or to a GPU instance of it: whoever waits for such events is told."""
+        """Report an event of a GPU, or of a GPU instance, to all that wait for it."""
         with self.edit() as state:
             number = next(number for number in itertools.count() if f"event.{number}" not in state)
             state[f"event.{number}"] = f"{uuid} {kind} {data} {gi} {2**32 - 1}"

@@ -137,7 +137,7 @@ def _attempt(machine: Machine, gpu: Gpu, order: str) -> int:
 
 
 def _hang() -> int:
-    """As a driver that never answers, and with a child: whoever gives up on us must end both."""
+    """As a driver that never answers, and with a child: the caller must end both."""
     with subprocess.Popen(["sleep", "600"]) as child:
         _log("nvidia-smi-child", str(child.pid))
         return child.wait()

@@ -1,4 +1,4 @@
-"""Machines that are sold: what their GPUs tell when they are well and nobody is on them."""
+"""Machines that are sold: what their GPUs answer when they are healthy and idle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _mixed(seed: int, text: bytes) -> int:
 
 
 def host() -> dict[str, object]:
-    """The driver. Setters are allowed, whoever runs the tests."""
+    """The driver. Setters are allowed also without root."""
     return {
         "driver_version": "580.95.05",
         "nvml_version": "13.580.95.05",

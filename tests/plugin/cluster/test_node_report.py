@@ -111,7 +111,7 @@ MOVED_UP = replace(OTHER_GPU, index=0)
         ([[GOOD], [LEFT, NEW], [IDLE, NEW]], True),
         ([[GOOD], [LEFT, NEW], [IDLE, NEW], [LEFT, NEW]], True),
         ([[LOST], [LEFT]], True),
-        ([[LEFT, NEW]], True),  # who came first, nobody knows
+        ([[LEFT, NEW]], True),  # the order is unknown
     ],
 )
 def test_an_absent_device_counts_until_it_is_replaced(looks, counts):

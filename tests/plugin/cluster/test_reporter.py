@@ -1,4 +1,4 @@
-"""What the API server hears of the devices, whatever it does, and that nobody else is held up."""
+"""What is reported of the devices to an API server that works or fails, without delays elsewhere."""
 
 import asyncio
 from dataclasses import replace

@@ -49,7 +49,7 @@ async def test_a_change_undone_during_a_pause_is_not_written():
 
     async def deed() -> None:
         tries.append("a try")
-        raise Failure(FailureKind.AWAY, "nobody there")
+        raise Failure(FailureKind.AWAY, "no server")
 
     task = asyncio.create_task(new_loop(deed, due, QUICK).run())
     async with asyncio.timeout(WITHIN):

@@ -1,4 +1,4 @@
-"""What is told while nobody knows how the devices stand, and when they are seen again."""
+"""What is reported while the state of the devices is unknown, and when they are seen again."""
 
 import asyncio
 

@@ -123,7 +123,7 @@ HEALTHY: dict[str, dict[str, object]] = {
     "held down by the driver": {"clock.reasons": BY_DRIVER | 0x4},
     "a slow generation while it idles": {"pcie.gen": 1, "clock.reasons": IDLE, "pstate": 0},
     "a slow generation at rest": {"pcie.gen": 1, "clock.reasons": 0, "pstate": 8},
-    "a slow generation, and nobody knows whether it idles": {"pcie.gen": 1, "clock.reasons": None},
+    "a slow generation, and it is unknown whether the GPU is idle": {"pcie.gen": 1, "clock.reasons": None},
     "a slow generation in no state": {"pcie.gen": 1, "clock.reasons": 0, "pstate": None},
     "a fabric that says that all is well": {"fabric.health": ALL_WELL},
     "counted replays": {"pcie.replays": signs.REPLAYS},

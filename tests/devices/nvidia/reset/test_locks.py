@@ -102,7 +102,7 @@ def pair(rig, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("pair")
 def test_linked_gpus_share_a_reset_with_an_unseen_gpu(rig) -> None:
-    """After a restart of the service nobody knows to whom it was joined."""
+    """After a restart of the service its links are unknown."""
     before, names = rig.backend(), [rig.gpu(number).uuid for number in (0, 1)]
     before.inventory()
     place = json.loads(before.address(names[0], DeviceHandling()).place)
@@ -174,7 +174,7 @@ def test_slices_are_not_recreated_during_a_reset_of_their_gpu(rig) -> None:
 
 def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
     lock = bench.lock(rig)
-    assert Nvidia.quiet(rig.settings, 0.0)  # nobody ever reset anything
+    assert Nvidia.quiet(rig.settings, 0.0)  # no reset was ever made
     with locks.claimed(lock):
         assert not Nvidia.quiet(rig.settings, 0.3)
     lock.touch()
@@ -188,7 +188,7 @@ def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
         assert tool.wait() != 0
     lock.unlink()
     lock.symlink_to(lock)
-    assert not Nvidia.quiet(rig.settings, 0.0)  # nobody can tell
+    assert not Nvidia.quiet(rig.settings, 0.0)  # the answer is unknown
 
 
 def test_an_observation_does_not_hold_the_reset_lock(tmp_path) -> None:

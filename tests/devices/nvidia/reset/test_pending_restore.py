@@ -148,7 +148,7 @@ def test_a_restore_is_pending_while_one_of_two_slices_lacks() -> None:
 
 
 def test_a_restore_does_not_count_as_a_reset(rig, cut_off, monkeypatch) -> None:
-    """Else their work on other slices would be cut off: they could not prove that nobody is on them."""
+    """Else scrubs of other slices would fail: they could not prove that those have no holder."""
     backend, seen = rig.backend(), []
     backend.inventory()
     finish = pending_restore.apply_all
@@ -290,7 +290,7 @@ def restore_all(rig, backend) -> None:
 
 def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> None:
     backend = rig.backend()
-    assert backend.pending_restores() == {}  # nobody has seen where it is
+    assert backend.pending_restores() == {}  # its address is unknown
     assert not {info.uuid for info in backend.inventory()} & {rig.gpu(0).uuid, *cut_off}
     with locks.claimed(bench.lock(rig)):
         assert backend.pending_restores() == {}
