@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, dra, fast_job, hooks, idle, memory, nvidia, release, scrape, start
+from benchmarks import acquire, chain, dra, fast_job, hooks, idle, release, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -28,9 +28,6 @@ MEASUREMENTS = {
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,
-    "scrape": scrape.measure,
-    "memory": memory.measure,
-    "nvidia": nvidia.measure,
     "fast_job": fast_job.measure,
 }
 

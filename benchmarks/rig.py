@@ -15,12 +15,10 @@ async def service(
     gpus: int,
     memory: str = "1MiB",
     policy: str = "fast",
-    flags: tuple[str, ...] = (),
     runs: type[ContainerRunner] = ContainerRunner,
 ) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean."""
     stage = Stage(gpus, memory=memory, policy=policy, runs=runs)
-    stage.service.arguments += flags
     try:
         await stage.start()
         await all_clean(stage)
