@@ -12,7 +12,8 @@ Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` recor
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
 
-The table does not show everything. ``ownership`` has the table of owners. Five small machines run beside it, in fields of the record:
+The table does not show everything. ``ownership`` has the table of owners. Five small machines run beside it, in
+fields of the record:
 
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
