@@ -1,46 +1,57 @@
-"""Whether the kubelet may count on a device: the one place that decides what ListAndWatch calls Healthy."""
+"""Whether the kubelet may count on a device: the one place that decides what ListAndWatch calls Healthy.
+
+The offer depends on the record, the policy, the time and ``OfferFacts``, on nothing else.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
 from scrubber.core.model import Availability, Moment, Record, ScrubPath, State, Trigger
 
 
-def availability(record: Record, *, offered: bool, in_the_way: bool) -> Availability:
-    """The group of a device. ``in_the_way``: something blocks its scrubs, or the ledger cannot be written."""
+@dataclass(frozen=True, slots=True)
+class OfferFacts:
+    """What the service knows about a device and has not written into the ledger."""
+
+    ledger_fault: bool = False  # the ledger cannot be written
+    withheld: bool = False  # a request for the device was refused lately
+    blocked: str = ""  # what is in the way of its next scrub, by the last observation
+
+    @property
+    def in_the_way(self) -> bool:
+        """Whether the device cannot become clean now."""
+        return self.ledger_fault or bool(self.blocked)
+
+
+NOTHING = OfferFacts()
+
+
+def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availability:
+    """The group of a device."""
     if record.quarantine is not None:  # also during a probation
         return Availability.QUARANTINED
     if record.state in (State.GRANTED, State.IN_USE):
         return Availability.IN_USE
     if offered:
         return Availability.AVAILABLE
-    return Availability.BLOCKED if in_the_way else Availability.PREPARING
+    return Availability.BLOCKED if facts.in_the_way else Availability.PREPARING
 
 
-def offer(
-    record: Record,
-    policy: Policy,
-    now: Moment,
-    *,
-    ledger_fault: bool = False,
-    withheld: bool = False,
-    blocked: str = "",
-) -> answers.Offer:
-    """Whether to advertise this device as Healthy, and why.
-
-    ``withheld``: a request for it was refused lately. ``blocked``: what is in the way of its next scrub.
-    """
+def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
+    """Whether to advertise this device as Healthy, and why."""
     answer = _by_record(record, policy, now)
     if not answer.healthy:
         return answer
     # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
-    if ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
+    if facts.ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
         return answers.Offer(healthy=False, why="the ledger cannot be written")
-    if withheld:
+    if facts.withheld:
         return answers.Offer(healthy=False, why="withheld: a request for it was refused")
-    if blocked and record.state is State.CLEAN:
-        return answers.Offer(healthy=False, why=blocked)
+    if facts.blocked and record.state is State.CLEAN:
+        return answers.Offer(healthy=False, why=facts.blocked)
     return answer
 
 

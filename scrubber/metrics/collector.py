@@ -114,8 +114,8 @@ class ServiceCollector(Collector):
                 yield row, (record.device.name, uuid, *more), value
             yield table.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
             if not presence.taken_away(record):
-                in_the_way = uuid in self._context.blocked or self._context.ledger.fault is not None
-                groups[offering.availability(record, offered=healthy[uuid], in_the_way=in_the_way)] += 1
+                facts = self._context.offer_facts(record)
+                groups[offering.availability(record, facts, offered=healthy[uuid])] += 1
         for group, number in groups.items():
             yield table.DEVICES, (group.value,), float(number)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from policies.model import Policy
 from scrubber.core import ownership, siblings, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
+from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 from scrubber.jobs.jobs import Jobs
@@ -116,6 +117,14 @@ class ServiceContext:
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
         self.ledger.notify()
+
+    def offer_facts(self, record: Record) -> OfferFacts:
+        """What an offer of this device depends on beside its record."""
+        return OfferFacts(
+            ledger_fault=self.ledger.fault is not None,
+            withheld=self.is_withheld(record),
+            blocked=self.blocked.get(record.device.uuid, ""),
+        )
 
     def is_withheld(self, record: Record) -> bool:
         """Whether a request for this device failed lately, and its state is still the same.

@@ -184,15 +184,7 @@ class StatusReporter:
         ]
 
     def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
-        context = self._context
-        return offering.offer(
-            record,
-            policy,
-            now,
-            ledger_fault=context.ledger.fault is not None,
-            withheld=context.is_withheld(record),
-            blocked=context.blocked.get(record.device.uuid, ""),
-        )
+        return offering.offer(record, policy, now, self._context.offer_facts(record))
 
     def _with_signs(self, record: Record, advert: answers.Offer) -> answers.Offer:
         """The reason of the offer, and all signs that the device reports, also those without a consequence."""

@@ -9,6 +9,7 @@ from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
 from scrubber.core.model import Availability, Record, ScrubPath, State
+from scrubber.core.offering import OfferFacts
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
 
@@ -69,12 +70,14 @@ SERVICE_KNOWS = rows(
 def test_what_the_service_knows_can_only_take_an_offer_back(record, known, why):
     plain = offering.offer(record, ENFORCE, AT)
     assert plain.healthy
-    assert offering.offer(record, ENFORCE, AT, **known) == (plain if why is None else Offer(healthy=False, why=why))
+    expected = plain if why is None else Offer(healthy=False, why=why)
+    assert offering.offer(record, ENFORCE, AT, OfferFacts(**known)) == expected
 
 
 def test_an_unhealthy_device_keeps_its_own_reason():
     plain = offering.offer(lives.QUARANTINED, ENFORCE, AT)
-    assert offering.offer(lives.QUARANTINED, ENFORCE, AT, ledger_fault=True, withheld=True, blocked="x") == plain
+    seen = OfferFacts(ledger_fault=True, withheld=True, blocked="x")
+    assert offering.offer(lives.QUARANTINED, ENFORCE, AT, seen) == plain
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
@@ -115,9 +118,9 @@ AVAILABILITY: tuple[tuple[str, Record, Policy, dict[str, object], Availability],
 
 @pytest.mark.parametrize(("record", "policy", "known", "expected"), rows(*AVAILABILITY))
 def test_a_device_is_in_exactly_one_group(record, policy, known, expected):
-    offer = offering.offer(record, policy, AT, **known)
-    in_the_way = bool(known.get("blocked") or known.get("ledger_fault"))
-    assert offering.availability(record, offered=offer.healthy, in_the_way=in_the_way) is expected
+    seen = OfferFacts(**known)
+    offer = offering.offer(record, policy, AT, seen)
+    assert offering.availability(record, seen, offered=offer.healthy) is expected
 
 
 def test_the_groups_cover_every_state():

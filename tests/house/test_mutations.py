@@ -153,9 +153,9 @@ PLANTED = [
     Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
     Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
     Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
-    Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),
-    Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),
-    Mutant(OFFERING, "if blocked and", "if False and", tests=IN_OFFERING),
+    Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
+    Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
+    Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
     Mutant(
         OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
     ),
