@@ -119,7 +119,7 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
         links={"Alert": f"{runbooks.URL}/${{__data.fields.alertname}}.md", "Node": TO_NODE},
         label_words={"Summary": runbooks.summaries()},
         empty="No alert fires, if the alert rules are loaded",
-        sorted_by="Severity",  # critical, info, warning
+        sorted_by="Severity",  # critical, warning
         rising=True,
     )
 

@@ -308,7 +308,7 @@ DAY: tuple[tuple[Act, ...], ...] = (
     ),
     (
         Act("GPU 0 falls off its bus (XID 79), and resets fail", partial(xid, gpu=0),
-            ("AutoclaveGpuFatalXid", "AutoclaveGpuOnProbation")),
+            ("AutoclaveGpuFatalXid",)),
         Act("GPU 1 is hot and slow", partial(hot, gpu=1), ("AutoclaveGpuImpaired",)),
     ),
     (Act("the kubelet is down", no_kubelet, ("AutoclaveKubeletNotConnected",)),),

@@ -20,7 +20,7 @@ HEADINGS = [
     "How you know it is over",
 ]
 HOME = runbooks.URL
-WOKEN = {"critical": "a person, now", "warning": "a ticket", "info": "nobody"}
+WOKEN = {"critical": "a person, now", "warning": "a ticket"}
 VARIABLES = {  # of each page
     page["uid"]: {variable["name"] for variable in page["templating"]["list"]}
     for page in (json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json"))
