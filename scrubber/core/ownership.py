@@ -38,7 +38,7 @@ class Fact(Enum):
     FOUND = "a process uses the device without an admitted start"
     SEEN = "the owner runs"
     CROWDED = "another pod's container uses the device as well"
-    CONFIRMED = "the kubelet's checkpoint names the unannounced pod, or the pod of another holder"
+    CONFIRMED = "a start of the unannounced pod is admitted, or the checkpoint names it or the pod of another holder"
     ADMITTED = "a container of the owner may start"
 
 
@@ -101,12 +101,10 @@ def late(owner: Owner | None, sighting: Owner) -> Owner | None:
 
 def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
     """Whether the owner is otherwise the same, or a new one about whom no more is known."""
-    if before is None or before.container != after.container:
+    if before is None or before.container != after.container or fact is Fact.FOUND:
         # The checkpoint names another holder: the device was crowded before its owner was known.
         return fact in (Fact.FOUND, Fact.ADMITTED, Fact.CONFIRMED) and after.crowded is (fact is Fact.CONFIRMED)
     match fact:
-        case Fact.FOUND:
-            return False
         case Fact.SEEN:
             return after == replace(before, seen=True)
         case Fact.CROWDED:
@@ -115,11 +113,7 @@ def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
             return after == replace(before, unannounced=False)
         case Fact.ADMITTED:
             again = replace(before, since=after.since, seen=False, unannounced=False)
-            return after in (again, replace(before, unannounced=False)) and _not_before(after, before)
-
-
-def _not_before(after: Owner, before: Owner) -> bool:
-    return after.since.uptime >= before.since.uptime
+            return after == again and after.since.uptime >= before.since.uptime
 
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
