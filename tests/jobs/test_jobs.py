@@ -12,19 +12,19 @@ from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.workers.worker import BrokenError
-from tests.service import hand
-from tests.service.hand import Hand
+from tests.service import pretend_worker
 from tests.service.node import Kind, Node
+from tests.service.pretend_worker import PretendWorker
 
 
-class Slow(Hand):
+class Slow(PretendWorker):
     """Takes ten times as long."""
 
     async def spend(self, seconds):
         await super().spend(10 * seconds)
 
 
-class Unsteady(Hand):
+class Unsteady(PretendWorker):
     """Does not end well after its last step."""
 
     async def finish(self, last):
@@ -51,7 +51,7 @@ async def soiled(world, device):
 
 
 async def slow(build):
-    world = build(hand=Slow, policy="fast")
+    world = build(worker=Slow, policy="fast")
     await world.start()
     await world.clean()
     return world
@@ -251,7 +251,7 @@ async def test_an_intruder_during_a_clear_ends_the_worker_at_once(world):
 async def test_no_step_runs_while_the_device_has_a_holder(build):
     done = []
 
-    class Overrun(Hand):
+    class Overrun(PretendWorker):
         """Somebody takes the device the moment it was found free."""
 
         async def do(self, step, *rest) -> StepResult:
@@ -261,7 +261,7 @@ async def test_no_step_runs_while_the_device_has_a_holder(build):
                 world.intrude(self.gpu.info.uuid, container=True)
             return result
 
-    world = build(hand=Overrun, gpus=1)
+    world = build(worker=Overrun, gpus=1)
     await world.start()
     await asyncio.sleep(1)
     assert done == [Step.EVICT]
@@ -296,7 +296,7 @@ async def test_a_worker_that_dies_ends_the_path(world):
 
 
 async def test_a_worker_that_does_not_end_well_proves_nothing(build):
-    world = build(hand=Unsteady)
+    world = build(worker=Unsteady)
     await world.start()
     await world.reach(world.uuids[0], State.QUARANTINED)
     last = results(world, world.uuids[0])[-1]
@@ -305,11 +305,11 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
 
 
 async def test_a_worker_that_cannot_be_started_leaves_the_device_dirty(build):
-    class NoMore(Hand):
+    class NoMore(PretendWorker):
         def __init__(self, *_: object) -> None:
             raise OSError("cannot fork")
 
-    world = build(hand=NoMore)
+    world = build(worker=NoMore)
     await world.start(watching=False)
     await asyncio.sleep(1)
     assert {world.state(device) for device in world.uuids} == {State.DIRTY}
@@ -317,11 +317,11 @@ async def test_a_worker_that_cannot_be_started_leaves_the_device_dirty(build):
 
 
 async def test_a_job_without_a_worker_says_why(build):
-    class NoMore(Hand):
+    class NoMore(PretendWorker):
         def __init__(self, *_: object) -> None:
             raise BrokenError("cannot start a worker: its zygote does not start: No such file")
 
-    world = build(hand=NoMore, gpus=1)
+    world = build(worker=NoMore, gpus=1)
     await world.start(watching=False)
     running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
@@ -368,7 +368,7 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
 @pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
 async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     """Its worker would be taken for a user, and the reset cut off in the middle."""
-    monkeypatch.setitem(hand.TAKES, Step.RESET, 3.0)
+    monkeypatch.setitem(pretend_worker.TAKES, Step.RESET, 3.0)
     world = build(gpus=3)
     await world.start()
     await world.clean()

@@ -70,14 +70,14 @@ class Gpu:
     away: bool = False  # a slice that is in its GPU's layout no more
     hangs: bool = False
     blind: bool = False  # its holders cannot be determined
-    coy: bool = False  # the driver alone cannot say
+    silent_on_holders: bool = False  # the driver alone cannot say who holds it
     bad_memory: bool = False
     stalls: bool = False
     crashes: bool = False  # its workers die
     reset_fails: bool = False
-    skimpy: bool = False  # half of it cannot be reached
-    dark: bool = False  # a unit of it cannot be reached
-    errs: bool = False  # a unit of it computes wrongly
+    memory_unreachable: bool = False  # half of it cannot be reached
+    unit_unreachable: bool = False  # a unit of it cannot be reached
+    computes_wrongly: bool = False  # a unit of it computes wrongly
     xids: list[Xid] = field(default_factory=list)
     reported: int = 0  # the number of its newest event
     ecc: int = 0
@@ -93,9 +93,9 @@ class Gpu:
 
     def heal(self) -> None:
         """As good as new; what lies in memory stays."""
-        self.lost = self.hangs = self.blind = self.coy = self.bad_memory = self.stalls = self.crashes = False
-        self.dark = self.errs = False
-        self.reset_fails = self.skimpy = self.remap_pending = self.remap_failed = self.reset_required = False
+        self.lost = self.hangs = self.blind = self.silent_on_holders = self.stalls = self.crashes = False
+        self.bad_memory = self.memory_unreachable = self.unit_unreachable = self.computes_wrongly = False
+        self.reset_fails = self.remap_pending = self.remap_failed = self.reset_required = False
         self.leaked, self.signs = 0, ()
 
     def vitals(self) -> Vitals:
@@ -129,11 +129,11 @@ class Node:
         self.boots = 1
         self.drivers = 1
         self.hidden: set[str] = set()  # devices that are not there any more
-        self.deaf = False  # the driver as a whole hangs
-        self.at_it: set[str] = set()  # devices that a tool still resets
-        self.owes: set[str] = set()  # devices to which a reset that was cut off still owes something
-        self.owes_for_ever = False
-        self.menders: list[str] = []  # the devices that a worker came to for that
+        self.driver_hangs = False  # the driver as a whole hangs
+        self.reset_by_tools: set[str] = set()  # devices that a tool still resets
+        self.unrestored: set[str] = set()  # devices with a pending restore
+        self.restores_fail = False
+        self.restored_by_worker: list[str] = []  # by worker, in order
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # the last call of a hanging driver
         self.life: int | None = None  # the service that is up
@@ -226,7 +226,7 @@ class Node:
 
     def heal(self) -> None:
         """Every fault is gone, and everybody with it but the workers of a service that is up."""
-        self.deaf = False
+        self.driver_hangs = False
         for gpu in self.gpus.values():
             gpu.heal()
         for process in self.everybody():
@@ -252,7 +252,7 @@ class Node:
         gpu = self._answering(uuid)
         for process in gpu.processes.values():
             process.seen = True
-        return None if gpu.coy or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
+        return None if gpu.silent_on_holders or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """No holder beyond those that the search for processes finds."""
@@ -294,7 +294,7 @@ class Node:
         return self.files(uuid)
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:
-        """Where a hand finds it."""
+        """Where a worker finds it."""
         del handling
         return Address(self.name, uuid)
 
@@ -313,11 +313,11 @@ class Node:
 
     def pending_restores(self) -> dict[str, Address]:
         """What a test says, unless a tool is still at it."""
-        return {uuid: Address(self.name, uuid) for uuid in self.owes - self.at_it}
+        return {uuid: Address(self.name, uuid) for uuid in self.unrestored - self.reset_by_tools}
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a tool of a worker that was killed is still at it."""
-        return uuid in self.at_it
+        """Whether a tool of a worker that was killed still resets it."""
+        return uuid in self.reset_by_tools
 
     def alarm(self) -> None:
         """It tells nothing unasked."""
@@ -383,7 +383,7 @@ class Node:
             raise DriverClosedError
 
     def _speak(self) -> None:
-        if self.deaf:
+        if self.driver_hangs:
             self.hung_at = self.loop.time()
             raise HungError
 

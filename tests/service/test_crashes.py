@@ -18,8 +18,8 @@ from scrubber.core.model import Moment, State
 from scrubber.ground.errors import AutoclaveError, Reason
 from scrubber.ledger import opening, store
 from tests.service.disk import Disk
-from tests.service.hand import TAKES
 from tests.service.node import BOOTING, Node
+from tests.service.pretend_worker import TAKES
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 

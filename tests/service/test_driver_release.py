@@ -14,10 +14,10 @@ from scrubber.ground.errors import NotReady, Refused
 from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
 from scrubber.service.restores import RETRY_AFTER
 from scrubber.steps.base import Report
-from tests.service import hand
+from tests.service import pretend_worker
 from tests.service.asking import rows
-from tests.service.hand import Hand
 from tests.service.node import Node
+from tests.service.pretend_worker import PretendWorker
 
 
 async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
@@ -71,34 +71,34 @@ async def test_a_driver_that_stays_closed_counts_as_unresponsive(world):
 
 
 async def test_a_device_under_reset_by_a_tool_is_not_free(world):
-    """Its worker was killed, its tool was not: whatever is begun now would be hit by the end of that reset."""
+    """Its worker was killed, its tool was not: the end of that reset would hit each new step."""
     device = world.uuids[0]
-    world.node.at_it.add(device)
+    world.node.reset_by_tools.add(device)
     with pytest.raises(NotReady):
         await world.acquire("pod", device)
     running = await world.operations.scrub(world.uuids[1], None)
     await running.finished.wait()
     await asyncio.sleep(30)
     assert world.state(device) is not State.GRANTED
-    world.node.at_it.clear()
+    world.node.reset_by_tools.clear()
     await world.clean(device)
 
 
 async def test_our_own_reset_is_not_a_foreign_one(world):
     device = world.uuids[0]
     async with world.life.jobs.slots.driver_release.during_reset(device):
-        world.node.at_it.add(device)
+        world.node.reset_by_tools.add(device)
         assert (await world.life.observer.full(world.record(device))).holders == ()
     assert (await world.life.observer.full(world.record(device))).holders is None
-    world.node.at_it.clear()
+    world.node.reset_by_tools.clear()
 
 
 async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
-    """Neither a step of another device that asks for settings or health, nor a worker that has memory in hand."""
+    """No step of another device asks for settings or health, and no worker has memory open."""
     monkeypatch.setattr(Node, "one_driver", True)
     on_driver: list[Step] = []
     beside: set[tuple[Step, ...]] = set()
-    perform = Hand.perform
+    perform = PretendWorker.perform
 
     async def counted(worker, step, order, progress) -> Report:
         on_driver.append(step)
@@ -108,7 +108,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
         finally:
             on_driver.remove(step)
 
-    monkeypatch.setattr(Hand, "perform", counted)
+    monkeypatch.setattr(PretendWorker, "perform", counted)
     jobs = [await world.operations.scrub(device, ScrubPath.RESET) for device in world.uuids]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
@@ -122,7 +122,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
 async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
     monkeypatch.setattr(Node, "one_driver", True)
-    monkeypatch.setitem(hand.TAKES, Step.VERIFY, 5.0)
+    monkeypatch.setitem(pretend_worker.TAKES, Step.VERIFY, 5.0)
     one, other = world.uuids
     first = await world.operations.scrub(one, ScrubPath.FAST)
     await asyncio.sleep(1)
@@ -139,7 +139,7 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
 @pytest.fixture
 def blinding(monkeypatch):
     """Resets of some seconds that hide the holders of all devices in the reset domain."""
-    perform = Hand.perform
+    perform = PretendWorker.perform
     begun = asyncio.Event()
 
     async def blindly(worker, step, order, progress) -> Report:
@@ -157,7 +157,7 @@ def blinding(monkeypatch):
                 gpu.blind = False
         return await perform(worker, step, order, progress)
 
-    monkeypatch.setattr(Hand, "perform", blindly)
+    monkeypatch.setattr(PretendWorker, "perform", blindly)
     return begun
 
 
@@ -186,71 +186,71 @@ async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
 async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     begun: list[Step] = []
-    perform = Hand.perform
+    perform = PretendWorker.perform
 
     async def noted(worker, step, order, progress) -> Report:
         begun.append(step)
         return await perform(worker, step, order, progress)
 
-    monkeypatch.setattr(Hand, "perform", noted)
+    monkeypatch.setattr(PretendWorker, "perform", noted)
     first, second = world.uuids
     async with world.life.jobs.slots.driver_release.during_reset(first):
-        world.node.at_it.add(first)
+        world.node.reset_by_tools.add(first)
     running = await world.operations.scrub(second, ScrubPath.FAST)
     await asyncio.sleep(20)
     assert set(begun) == {Step.EVICT}
-    world.node.at_it.clear()
+    world.node.reset_by_tools.clear()
     await running.finished.wait()
     assert running.receipt is not None
 
 
 async def test_a_new_pending_restore_after_a_success_starts_at_once(world):
     for _ in range(2):
-        world.node.owes = {"GPU-not-offered"}
+        world.node.unrestored = {"GPU-not-offered"}
         await asyncio.sleep(RETRY_AFTER / 4)
-        assert world.node.owes == set()
+        assert world.node.unrestored == set()
 
 
 async def test_a_pending_restore_runs_without_a_job(world):
-    world.node.owes = {"GPU-not-offered"}
+    world.node.unrestored = {"GPU-not-offered"}
     await asyncio.sleep(10)
-    assert world.node.owes == set()
-    assert world.node.menders == ["GPU-not-offered"]
+    assert world.node.unrestored == set()
+    assert world.node.restored_by_worker == ["GPU-not-offered"]
 
 
 async def test_a_pending_restore_waits_for_other_resets(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = "GPU-not-offered"
-    world.node.at_it.add(device)
-    world.node.owes = {device}
+    world.node.reset_by_tools.add(device)
+    world.node.unrestored = {device}
     await asyncio.sleep(10)
-    assert world.node.menders == []
+    assert world.node.restored_by_worker == []
     async with world.context.jobs.slots.driver.exclusive():
-        world.node.at_it.clear()
+        world.node.reset_by_tools.clear()
         await asyncio.sleep(10)
-        assert world.node.menders == []
+        assert world.node.restored_by_worker == []
     await asyncio.sleep(10)
-    assert world.node.menders == [device]
+    assert world.node.restored_by_worker == [device]
 
 
 async def test_a_failed_restore_is_logged_and_retried(world):
-    world.node.owes_for_ever = True
-    world.node.owes = {"GPU-not-offered"}
+    world.node.restores_fail = True
+    world.node.unrestored = {"GPU-not-offered"}
     with capture_logs() as logs:
         await asyncio.sleep(150)
-    assert len(world.node.menders) == 3
+    assert len(world.node.restored_by_worker) == 3
     assert [entry["error"] for entry in logs if entry["event"] == "pending restore failed"] == ["it is refused"] * 3
 
 
 async def test_a_stopping_service_starts_no_restore(world):
-    world.node.owes = {"GPU-not-offered"}
+    world.node.unrestored = {"GPU-not-offered"}
     await world.service.restores.start()
     await asyncio.sleep(0.1)
     await world.service.stop()
-    assert world.node.menders == ["GPU-not-offered"]
-    assert world.node.owes
+    assert world.node.restored_by_worker == ["GPU-not-offered"]
+    assert world.node.unrestored
     await asyncio.sleep(150)
-    assert len(world.node.menders) == 1
+    assert len(world.node.restored_by_worker) == 1
 
 
 async def test_a_job_that_waits_for_the_driver_shows_its_place(world, monkeypatch):

@@ -16,7 +16,7 @@ from scrubber.ground.errors import AutoclaveError, NotReady
 from scrubber.steps.base import Order, Report
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import rows
-from tests.service.hand import Hand
+from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
 
 SUPPORT = 125  # the catalogue wants support for it
@@ -28,10 +28,10 @@ HOT = "name: hot\ndefaults: {quarantine: {signs: [heat]}}\n"
 def node(build, tmp_path):
     """A node under a policy that is written here."""
 
-    async def one(policy: str, gpus: int = 2, hand: type[Hand] = Hand) -> World:
+    async def one(policy: str, gpus: int = 2, worker: type[PretendWorker] = PretendWorker) -> World:
         file = tmp_path / "policy.yaml"
         file.write_text(policy)
-        world: World = build(policy=str(file), gpus=gpus, hand=hand, interval=20.0)
+        world: World = build(policy=str(file), gpus=gpus, worker=worker, interval=20.0)
         await world.start()
         await world.clean()
         return world
@@ -39,16 +39,16 @@ def node(build, tmp_path):
     return one
 
 
-async def left_alone(build, hand):
-    """A clean device of which nothing happens before the hands do what they are for."""
-    world = build(gpus=1, hand=hand)
+async def left_alone(build, worker):
+    """A clean device of which nothing happens before the workers do what they are for."""
+    world = build(gpus=1, worker=worker)
     await world.start()
     await world.clean()
     await asyncio.sleep(1000)
     return world, world.uuids[0]
 
 
-class HangsInTheEnd(Hand):
+class HangsInTheEnd(PretendWorker):
     """Its last step is done, and then the driver hangs."""
 
     async def perform(self, step, order, progress):
@@ -68,7 +68,7 @@ async def test_a_driver_that_hangs_at_the_end_proves_nothing(build):
 async def test_one_late_last_answer_makes_no_device_sick(build):
     late = 0
 
-    class OneLateAnswer(Hand):
+    class OneLateAnswer(PretendWorker):
         """The driver is slow once, just when the job asks for the last time."""
 
         async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
@@ -91,11 +91,11 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     device = world.uuids[0]
     spawn = world.context.jobs._context.spawn
 
-    async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> Hand:
+    async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> PretendWorker:
         if world.record(uuid).job.path is ScrubPath.RESET:
             raise BrokenError("cannot start a worker")
-        hand: Hand = await spawn(uuid, policy, steps)
-        return hand
+        worker: PretendWorker = await spawn(uuid, policy, steps)
+        return worker
 
     jobs = world.context.jobs
     monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
@@ -107,7 +107,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     assert (quarantine.ailment.kind, quarantine.next_probe) == (AilmentKind.MEMORY_FAULT, None)
 
 
-class FailsAndReports(Hand):
+class FailsAndReports(PretendWorker):
     """The clear fails, and meanwhile the driver reports what needs a person."""
 
     async def perform(self, step, order, progress):
@@ -171,7 +171,7 @@ async def test_a_lost_device_that_is_back_in_use_stops_a_siblings_reset(lost):
     assert "reset domain" in running.why
 
 
-class AMinuteOfTests(Hand):
+class AMinuteOfTests(PretendWorker):
     """As the real self-test does."""
 
     async def perform(self, step, order, progress):
@@ -187,7 +187,7 @@ async def at(world, device, step):
 
 
 async def test_a_reset_waiting_for_a_self_test_delays_no_pod(build):
-    world = build(gpus=4, hand=AMinuteOfTests, policy="fast")
+    world = build(gpus=4, worker=AMinuteOfTests, policy="fast")
     await world.start()
     await world.clean()
     tested, reset, tenants, _ = world.uuids
@@ -282,7 +282,7 @@ async def test_an_operator_cannot_cancel_a_reset(world):
 
 
 async def test_a_reinstatement_replaces_a_running_probation(node):
-    world = await node(HOT, hand=AMinuteOfTests)
+    world = await node(HOT, worker=AMinuteOfTests)
     device = world.uuids[0]
     gpu = world.node.gpus[device]
     gpu.signs = (Sign(AilmentKind.HEAT, "hot"),)

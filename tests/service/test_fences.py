@@ -16,8 +16,8 @@ from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import rows
-from tests.service.hand import Hand
 from tests.service.node import Kind, Process
+from tests.service.pretend_worker import PretendWorker
 
 TURNS = [(Step.SETTINGS, 1), (Step.HEALTH, 1), (Step.HEALTH, 2)]  # the last is that of the last vitals
 STEPS = verdict.PLANS[ScrubPath.FAST]
@@ -71,7 +71,7 @@ class Eyes(ScrubJob):
             self.cleared()
 
 
-class Busy(Hand):
+class Busy(PretendWorker):
     """Tells when it begins a step, and when it opens the device for those on memory."""
 
     def prepare(self) -> None:
@@ -88,7 +88,7 @@ class Busy(Hand):
 async def seen(build, monkeypatch):
     """A clean world whose jobs are listened to from now on."""
     monkeypatch.setattr(Eyes, "heard", Words(), raising=False)
-    world = build(gpus=1, hand=Busy, job=Eyes)
+    world = build(gpus=1, worker=Busy, job=Eyes)
     await world.start()
     await world.clean()
     Eyes.heard.clear()
@@ -146,7 +146,7 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
     async def die(self, step, path, *rest) -> StepResult:
         if step is Step.VERIFY:
             return StepResult(step, path, Outcome.DIED, 0.0, blame=Blame.SERVICE)
-        return await Hand.do(self, step, path, *rest)
+        return await PretendWorker.do(self, step, path, *rest)
 
     monkeypatch.setattr(Busy, "do", die)
     monkeypatch.setattr(Eyes, "blinded", blinded)
@@ -158,10 +158,10 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
 async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
     hire = seen.life.jobs._context.spawn
 
-    async def slowly(*who) -> Hand:
+    async def slowly(*who) -> PretendWorker:
         await asyncio.sleep(A_WHILE)
-        hand: Hand = await hire(*who)
-        return hand
+        worker: PretendWorker = await hire(*who)
+        return worker
 
     monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
@@ -177,15 +177,15 @@ async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
 async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
     """The fence says no while it is being made; whether it is there by then or could not be had is all the same."""
     world, device = seen, seen.uuids[0]
-    hire, hands = world.life.jobs._context.spawn, list[Hand]()
+    hire, workers = world.life.jobs._context.spawn, list[PretendWorker]()
 
-    async def slowly(*who) -> Hand:
+    async def slowly(*who) -> PretendWorker:
         if made == "never":
             raise BrokenError("cannot start a worker")
         if made == "too late":
             await asyncio.sleep(60)
-        hands.append(await hire(*who))
-        return hands[-1]
+        workers.append(await hire(*who))
+        return workers[-1]
 
     monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
@@ -196,7 +196,7 @@ async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
     assert world.loop.time() - began < 2 * A_WHILE
     assert (world.record(device).state, running.receipt) == (State.DIRTY, None)
     assert not [it for it in Eyes.heard if it.startswith("does")]
-    assert len(hands) == (made == "in time")
+    assert len(workers) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
     assert not world.life.observer.holders._workers
 

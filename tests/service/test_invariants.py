@@ -14,11 +14,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scrubber.core.model import ScrubPath, Xid
+from scrubber.core.model import AilmentKind, ScrubPath, Sign
 from scrubber.ground.errors import AutoclaveError
 from scrubber.node import checkpoint
-from tests.service.asking import let_on, written_down
+from tests.service.asking import healthy, let_on, written_down
 from tests.service.node import Kind
+from tests.service.truth import A_SLOW_LOOK
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 
@@ -29,9 +30,17 @@ DEVICES = st.sets(DEVICE, min_size=1)
 POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
-    "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "drift",
-    "dark", "errs", "remap_pending", "remap_failed",
+    "lost", "hangs", "blind", "silent_on_holders", "bad_memory", "stalls", "crashes", "reset_fails", "drift",
+    "memory_unreachable", "unit_unreachable", "computes_wrongly", "remap_pending", "remap_failed", "reset_required",
 )  # fmt: skip
+XIDS = (13, 48, 54, 63, 79, 92, 125, 999)
+SIGNS = (
+    AilmentKind.SRAM, AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.REBOOT_REQUIRED, AilmentKind.PCIE,
+    AilmentKind.HEAT,
+)  # fmt: skip
+FAULTS = (*FLAGS, *(f"xid {code}" for code in XIDS), *(f"sign {it.value}" for it in SIGNS), "ecc", "leak")
+LASTING = ("lost", "remap_failed", "reset_required")  # while one of these lasts, a device is not offered
+NOTICED_WITHIN = 30.0  # seconds: several rounds, and a reset of another device
 ENDS = ("ends", "ends", "leaves its process", "outlives its process")
 DEEDS = ("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate", "excuse")
 
@@ -51,6 +60,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.open: list[tuple[asyncio.Task[Any], str, tuple[str, ...], bool]] = []  # acquires under way
+        self.faulty: dict[str, float] = {}  # device -> since when it could be noticed that a fault lasts
         self.let_in: dict[str, tuple[str, bool]] = {}  # device -> its pod, and whether the grant was announced
 
     @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
@@ -199,12 +209,14 @@ class Histories(RuleBasedStateMachine):
 
     # -- faults
 
-    @rule(device=DEVICE, fault=st.sampled_from((*FLAGS, "xid 13", "xid 48", "ecc", "leak")), pause=PAUSE)
+    @rule(device=DEVICE, fault=st.sampled_from(FAULTS), pause=PAUSE)
     def a_fault(self, device, fault, pause):
         gpu = self.world.node.gpus[self.world.uuids[device]]
         match fault.split():
             case ["xid", code]:
-                gpu.xids.append(Xid(len(gpu.xids) + 1, int(code)))
+                self.world.node.report(gpu.info.uuid, [int(code)])
+            case ["sign", kind]:
+                gpu.signs = (Sign(AilmentKind(kind), "so it is"),)
             case ["ecc"]:
                 gpu.ecc += 1
             case ["leak"]:
@@ -216,7 +228,7 @@ class Histories(RuleBasedStateMachine):
     @rule(device=DEVICE, pause=PAUSE)
     def things_heal(self, device, pause):
         self.world.node.gpus[self.world.uuids[device]].heal()
-        self.world.node.deaf = False
+        self.world.node.driver_hangs = False
         if self.world.up:
             self.world.life.disk.full = False
         self.loop.advance(pause)
@@ -230,7 +242,7 @@ class Histories(RuleBasedStateMachine):
             case "full":
                 self.world.life.disk.full = True
             case _:
-                self.world.node.deaf = True
+                self.world.node.driver_hangs = True
         self.loop.advance(pause)
 
     # -- lives
@@ -290,6 +302,19 @@ class Histories(RuleBasedStateMachine):
             self.open.clear()
         self._collect()
         self.world.check()
+        self._no_faulty_device_is_offered()
+
+    def _no_faulty_device_is_offered(self) -> None:
+        world, now = self.world, self.loop.time()
+        gpus = world.node.gpus.values()
+        disturbed = not world.up or world.node.driver_hangs or any(gpu.hangs for gpu in gpus)
+        if disturbed or world.life.disk.full or world.life.disk.failures or now - world.node.hung_at < A_SLOW_LOOK:
+            self.faulty.clear()
+            return
+        lasting = {gpu.info.uuid for gpu in gpus if any(getattr(gpu, flag) for flag in LASTING)}
+        self.faulty = {uuid: self.faulty.get(uuid, now) for uuid in lasting}
+        offered = [uuid for uuid, since in self.faulty.items() if now - since > NOTICED_WITHIN and healthy(world, uuid)]
+        assert not offered, "\n".join(world.story(uuid) for uuid in offered)
 
     def teardown(self):
         try:

@@ -12,20 +12,20 @@ from structlog.testing import capture_logs
 from scrubber.core.model import ScrubPath, Trigger
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.workers.worker import BrokenError
-from tests.service.hand import Hand
+from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
 
-Befalls = Callable[[World, ScrubJob], Awaitable[None]]
+Injects = Callable[[World, ScrubJob], Awaitable[None]]
 
 
-class NoMore(Hand):
+class NoMore(PretendWorker):
     """No worker is to be had."""
 
     def __init__(self, *_: object) -> None:
         raise BrokenError("cannot start a worker")
 
 
-class Broken(Hand):
+class Broken(PretendWorker):
     """A fault of ours."""
 
     def __init__(self, *_: object) -> None:
@@ -54,26 +54,26 @@ async def no_room(world: World, _running: ScrubJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hand", "befalls", "outcome", "level", "more"),
+    ("worker", "injects", "outcome", "level", "more"),
     [
-        (Hand, nothing, "ok", "info", {"receipt", "seconds"}),
+        (PretendWorker, nothing, "ok", "info", {"receipt", "seconds"}),
         (NoMore, nothing, "failed", "warning", {"why", "seconds"}),
-        (Hand, at_once, "cancelled", "warning", {"why", "seconds"}),
-        (Hand, on_the_way, "cancelled", "warning", {"why", "seconds"}),
-        (Hand, no_room, "unrecorded", "error", {"error", "seconds"}),
+        (PretendWorker, at_once, "cancelled", "warning", {"why", "seconds"}),
+        (PretendWorker, on_the_way, "cancelled", "warning", {"why", "seconds"}),
+        (PretendWorker, no_room, "unrecorded", "error", {"error", "seconds"}),
         (Broken, nothing, "fault", "error", {"exc_info", "seconds"}),
     ],
 )
 async def test_each_job_logs_one_line_at_its_end(
-    build: Callable[..., World], hand: type[Hand], befalls: Befalls, outcome: str, level: str, more: set[str]
+    build: Callable[..., World], worker: type[PretendWorker], injects: Injects, outcome: str, level: str, more: set[str]
 ) -> None:
-    world = build(hand=hand, gpus=1)
+    world = build(worker=worker, gpus=1)
     await world.start(watching=False)
     await asyncio.sleep(100)  # what the first look begins is over
     device = world.uuids[0]
     with capture_logs() as lines:
         running = await world.operations.scrub(device, ScrubPath.SLOW, op="0b0b0b0b")
-        await befalls(world, running)
+        await injects(world, running)
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
     (told,) = shown

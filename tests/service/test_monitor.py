@@ -42,10 +42,10 @@ async def test_without_an_inventory_known_devices_are_reconciled(build):
     world = build(interval=0.5)
     await world.start()
     await world.clean()
-    world.node.deaf = True
+    world.node.driver_hangs = True
     await asyncio.sleep(20)
     assert not any(advert.clean and not advert.healthy for advert in world.life.reporter.adverts().devices)
-    world.node.deaf = False
+    world.node.driver_hangs = False
     await world.clean()
 
 

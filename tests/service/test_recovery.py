@@ -16,7 +16,7 @@ from scrubber.ledger import store
 from scrubber.steps.base import Report
 from tests.ledger import memory_store
 from tests.service.asking import let_on, rows, written_down
-from tests.service.hand import Hand
+from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
 
 TESTED_HOURLY = """\
@@ -31,10 +31,12 @@ defaults:
 def tested(build, tmp_path):
     """A node whose idle devices are tested every hour."""
 
-    async def node(gpus: int = 2, keep: int = 1, interval: float = 20.0, hand: type[Hand] = Hand) -> World:
+    async def node(
+        gpus: int = 2, keep: int = 1, interval: float = 20.0, worker: type[PretendWorker] = PretendWorker
+    ) -> World:
         file = tmp_path / "tested.yaml"
         file.write_text(TESTED_HOURLY.replace("KEEP", str(keep)))
-        world: World = build(policy=str(file), gpus=gpus, interval=interval, hand=hand)
+        world: World = build(policy=str(file), gpus=gpus, interval=interval, worker=worker)
         await world.start()
         await world.clean()
         return world
@@ -98,18 +100,18 @@ async def test_a_reinstated_device_that_is_sick_is_quarantined_again(world):
     assert "fallen off its bus" in world.record(device).quarantine.ailment.detail
 
 
-class Deaf(Hand):
-    """A worker as the real ones are: it sees counters, and hears no error log."""
+class WithoutErrorLog(PretendWorker):
+    """A worker as the real ones are: it reads counters, and has no error log."""
 
     async def perform(self, step, order, progress):
         report = await super().perform(step, order, progress)
         vitals = report.findings.vitals
-        heard = replace(vitals, xids=()) if vitals else None
-        return replace(report, findings=replace(report.findings, vitals=heard))
+        read = replace(vitals, xids=()) if vitals else None
+        return replace(report, findings=replace(report.findings, vitals=read))
 
 
 async def test_an_error_during_a_job_is_judged_once_at_its_end(build):
-    world = build(gpus=1, hand=Deaf, policy="fast")
+    world = build(gpus=1, worker=WithoutErrorLog, policy="fast")
     await world.start()
     await world.clean()
     [device] = world.uuids
@@ -182,7 +184,7 @@ async def test_a_failed_burn_in_quarantines_the_device(tested):
 
 @pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
 async def test_a_burst_of_errors_costs_one_probation(build, codes):
-    world = build(gpus=1, hand=Deaf)
+    world = build(gpus=1, worker=WithoutErrorLog)
     await world.start()
     await world.clean()
     [device] = world.uuids
@@ -196,7 +198,7 @@ async def test_a_burst_of_errors_costs_one_probation(build, codes):
 
 
 async def test_errors_before_a_reinstatement_do_not_count_against_it(build):
-    world = build(gpus=1, hand=Deaf)
+    world = build(gpus=1, worker=WithoutErrorLog)
     await world.start()
     await world.clean()
     [device] = world.uuids
@@ -207,7 +209,7 @@ async def test_errors_before_a_reinstatement_do_not_count_against_it(build):
     assert running.receipt is not None
 
 
-class LongTest(Hand):
+class LongTest(PretendWorker):
     """Tests for a minute."""
 
     async def perform(self, step, order, progress):
@@ -216,7 +218,7 @@ class LongTest(Hand):
         return await super().perform(step, order, progress)
 
 
-class NoReset(Hand):
+class NoReset(PretendWorker):
     """A bystander keeps the device open, so that no reset is possible."""
 
     async def perform(self, step, order, progress):
@@ -237,7 +239,7 @@ def offered(world, device):
 
 
 async def test_a_device_sick_during_burn_in_is_not_offered(tested):
-    world = await tested(hand=LongTest, interval=1.0)
+    world = await tested(worker=LongTest, interval=1.0)
     device = await begun(world)
     await asyncio.sleep(5)
     assert offered(world, device)
@@ -248,7 +250,7 @@ async def test_a_device_sick_during_burn_in_is_not_offered(tested):
 
 
 async def test_a_failed_attempt_at_burn_in_waits_for_the_next(tested):
-    world = await tested(hand=NoReset)
+    world = await tested(worker=NoReset)
     device = await begun(world)
     await asyncio.sleep(3000)
     assert len(burn_ins(world, device)) == 1
@@ -267,7 +269,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
         return seen
 
     world.life.observer.health.vitals = slow
-    world.node.gpus[device].errs = True
+    world.node.gpus[device].computes_wrongly = True
     while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
         await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     with pytest.raises(Refused):

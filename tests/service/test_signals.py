@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,10 @@ from tests.service.test_signs import ALL
 INTERVAL = 5.0  # of the monitor: the tests mostly wait for what must not happen
 A_ROUND = INTERVAL + 0.1
 LONG = 200.0  # a trial would have come after a minute, and the next one two minutes later
-Befall = Callable[[Any, str], None]
+Inject = Callable[[Any, str], None]
 
 
-def flag(name: str) -> Befall:
+def flag(name: str) -> Inject:
     return lambda world, device: setattr(world.node.gpus[device], name, True)
 
 
@@ -32,11 +33,11 @@ def leak(world, device) -> None:
     world.node.gpus[device].leaked = 4096
 
 
-def sign(kind: AilmentKind) -> Befall:
+def sign(kind: AilmentKind) -> Inject:
     return lambda world, device: setattr(world.node.gpus[device], "signs", (Sign(kind, "so it is"),))
 
 
-def reports(*codes: int, action: str = "") -> Befall:
+def reports(*codes: int, action: str = "") -> Inject:
     return lambda world, device: world.node.report(device, codes, action)
 
 
@@ -48,7 +49,7 @@ def ecc(world, device) -> None:
 class Signal:
     """``tried`` is None where a person decides; ``lasting`` says how often that is while its cause lasts."""
 
-    befall: Befall
+    inject: Inject
     kind: AilmentKind
     advice: str
     tried: ScrubPath | None = ScrubPath.RESET
@@ -84,11 +85,13 @@ SIGNALS = {
 }
 FOUND = {  # by a scrub alone
     "memory fault": Signal(flag("bad_memory"), AilmentKind.MEMORY_FAULT, "does not hold what is written", tried=None),
-    "compute fault": Signal(flag("errs"), AilmentKind.COMPUTE_FAULT, "computes wrongly", tried=None),
+    "compute fault": Signal(flag("computes_wrongly"), AilmentKind.COMPUTE_FAULT, "computes wrongly", tried=None),
     "unit that cannot be reached": Signal(
-        flag("dark"), AilmentKind.SCRUB_FAILED, "which step failed", lasting="in vain"
+        flag("unit_unreachable"), AilmentKind.SCRUB_FAILED, "which step failed", lasting="in vain"
     ),
-    "memory that cannot be reached": Signal(flag("skimpy"), AilmentKind.SCRUB_FAILED, "which step", lasting="in vain"),
+    "memory that cannot be reached": Signal(
+        flag("memory_unreachable"), AilmentKind.SCRUB_FAILED, "which step", lasting="in vain"
+    ),
     "failed reset": Signal(flag("reset_fails"), AilmentKind.RESET_FAILED, "reboot the node", lasting="in vain"),
 }
 COUNTED = {
@@ -134,7 +137,7 @@ async def look(signal) -> None:
 @each(SIGNALS)
 async def test_a_signal_quarantines_an_idle_device_with_advice(world, signal):
     device, other = world.uuids
-    signal.befall(world, device)
+    signal.inject(world, device)
     await look(signal)
     assert not healthy(world, device)
     [out] = quarantines(world, device)
@@ -150,7 +153,7 @@ async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
-    signal.befall(world, device)
+    signal.inject(world, device)
     await look(signal)
     assert not healthy(world, device)
     assert [it.ailment.kind for it in rows(world, ev.AilmentFound, device)] == [signal.kind]
@@ -168,7 +171,7 @@ async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
 @each(SIGNALS)
 async def test_a_signal_that_ends_allows_the_return(world, signal):
     device = world.uuids[0]
-    signal.befall(world, device)
+    signal.inject(world, device)
     await world.reach(device, State.QUARANTINED)
     mend(world, device)
     await asyncio.sleep(LONG)
@@ -185,7 +188,7 @@ async def test_a_signal_that_ends_allows_the_return(world, signal):
 @each(SIGNALS)
 async def test_a_lasting_signal_prevents_the_return(world, signal):
     device = world.uuids[0]
-    signal.befall(world, device)
+    signal.inject(world, device)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(LONG)
     if signal.tried is None or signal.lasting == "never":
@@ -202,7 +205,7 @@ async def test_a_scrub_finds_hidden_faults_before_the_next_owner(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
-    signal.befall(world, device)
+    signal.inject(world, device)
     await asyncio.sleep(A_ROUND)
     assert healthy(world, device)
     world.node.end_container(tenant)
@@ -246,6 +249,17 @@ async def test_harmless_errors_are_noted_and_quarantine_nothing(world, codes, us
     assert device_status.advice(world.record(device)) == ()
 
 
+async def test_errors_of_a_loud_tenant_are_noted_once_a_minute(world):
+    device = world.uuids[0]
+    for _ in range(100):
+        world.node.report(device, [13])
+        await asyncio.sleep(3.0)
+    await asyncio.sleep(LONG)
+    entries = [it for it in world.truth.entries if it.device == device and isinstance(it.event, ev.ErrorsNoted)]
+    assert all(two.at.wall - one.at.wall >= 60.0 for one, two in itertools.pairwise(entries))
+    assert sum(dict(it.event.codes)[13] for it in entries) == 100
+
+
 async def test_one_late_answer_is_not_an_ailment(world):
     device = world.uuids[0]
     flag("hangs")(world, device)
@@ -266,7 +280,7 @@ async def test_a_silent_device_returns_with_its_old_errors(world, signal):
     await world.reach(device, State.QUARANTINED)
     await world.clean(device)
     before = len(trials(world, device))
-    signal.befall(world, device)
+    signal.inject(world, device)
     await world.reach(device, State.QUARANTINED)
     mend(world, device)
     await world.clean(device)

@@ -6,19 +6,19 @@ import pytest
 
 from policies import load
 from scrubber.core.model import ScrubPath, Step, StepResult
-from tests.service.hand import Hand
+from tests.service.pretend_worker import PretendWorker
 
 
 @pytest.mark.parametrize("policy", ["default", "fast"])
 async def test_each_slow_step_gets_its_deadline_from_the_policy(build, policy):
     seen = {}
 
-    class Noting(Hand):
+    class Noting(PretendWorker):
         async def do(self, step, path, order, deadline, on_progress) -> StepResult:
             seen[self.gpu.info.uuid, step] = (deadline, order)
             return await super().do(step, path, order, deadline, on_progress)
 
-    world = build(hand=Noting, policy=policy)
+    world = build(worker=Noting, policy=policy)
     await world.start()
     await world.clean()
     device = world.uuids[0]

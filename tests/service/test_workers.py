@@ -10,10 +10,10 @@ from scrubber.core.model import Outcome, ScrubPath, State, Step
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps.base import Report
 from tests.service.asking import rows
-from tests.service.hand import Hand
+from tests.service.pretend_worker import PretendWorker
 
 
-class Recorded(Hand):
+class Recorded(PretendWorker):
     """Records which worker does which step, and when it ends."""
 
     heard: list[tuple[int, Step | str]]
@@ -28,7 +28,7 @@ class Recorded(Hand):
 
 
 class UnsteadyWithMemory(Recorded):
-    """Does not end well after it had memory in hand."""
+    """Fails at its end, after it had memory open."""
 
     async def finish(self, last):
         result = await super().finish(last)
@@ -37,7 +37,7 @@ class UnsteadyWithMemory(Recorded):
 
 async def test_memory_steps_have_a_worker_of_their_own(build):
     Recorded.heard = []
-    world = build(gpus=1, hand=Recorded)
+    world = build(gpus=1, worker=Recorded)
     await world.start()
     await world.clean()
     first, second, third = dict.fromkeys(pid for pid, _ in Recorded.heard)
@@ -50,7 +50,7 @@ async def test_memory_steps_have_a_worker_of_their_own(build):
 
 async def test_memory_results_count_only_when_the_worker_ends_well(build):
     Recorded.heard = []
-    world = build(gpus=1, hand=UnsteadyWithMemory)
+    world = build(gpus=1, worker=UnsteadyWithMemory)
     await world.start()
     await world.reach(world.uuids[0], State.QUARANTINED)
     last = rows(world, ev.StepFinished, world.uuids[0])[-1].result
@@ -58,7 +58,7 @@ async def test_memory_results_count_only_when_the_worker_ends_well(build):
     assert last.step in ON_MEMORY
 
 
-class Keyed(Hand):
+class Keyed(PretendWorker):
     """Notes the key of each clear."""
 
     keys: ClassVar[list[str]] = []
@@ -69,7 +69,7 @@ class Keyed(Hand):
 
 
 async def test_the_slow_path_of_a_job_has_a_key_of_its_own(build):
-    world = build(gpus=1, hand=Keyed)
+    world = build(gpus=1, worker=Keyed)
     await world.start()
     await world.clean()
     Keyed.keys.clear()

@@ -43,6 +43,7 @@ class Truth:
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.visitors: dict[str, set[str]] = {}  # containers that were on it since it was last proven
+        self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
         self.released: dict[str, float] = {}  # uptime of the last release
         self.asked: list[frozenset[str]] = []  # what callers asked for in one go
 
@@ -93,6 +94,8 @@ class Truth:
         self.entries.append(entry)
         self.records[entry.device] = states.apply(before, entry)
         match entry.event:
+            case ev.ScrubStarted() | ev.ProbationStarted():
+                self.began_under[entry.device] = self.policy(entry.device)
             case ev.Granted():
                 self._granted(entry.device, before)
             case ev.GrantedUnproven():
@@ -129,7 +132,7 @@ class Truth:
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
         gpu = self.node.gpus[uuid]
         self._no_bytes_but(uuid, None, "called clean")
-        spares_chip = path is ScrubPath.FAST and self.policy(uuid).clear.on_chip is OnChip.SLOW_PATH
+        spares_chip = path is ScrubPath.FAST and self.began_under[uuid].clear.on_chip is OnChip.SLOW_PATH
         due = [step for step in STEPS[path] if not (spares_chip and step is Step.SCRATCH)]
         if gpu.deeds != due or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")

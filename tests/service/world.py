@@ -44,9 +44,8 @@ from scrubber.service.upkeep import Upkeep
 from tests.ledger import memory_store
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
-from tests.service.hand import Hand
-from tests.service.mender import Mender
 from tests.service.node import Kind, Node, Process
+from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop, is_kill
 
@@ -83,7 +82,7 @@ class World:
         gpus: int = 2,
         policy: str = "default",
         reopen: Callable[[], store.Store] | None = None,
-        hand: type[Hand] = Hand,
+        worker: type[PretendWorker] = PretendWorker,
         job: type[ScrubJob] = ScrubJob,
         seed: int = 0,
         interval: float = 1.0,
@@ -91,7 +90,7 @@ class World:
     ) -> None:
         """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills.
 
-        ``arm`` prepares what will befall the disk in the first life.
+        ``arm`` prepares what will inject the disk in the first life.
         """
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
         self.chance = random.Random(seed)  # noqa: S311 - to be the same every time is its purpose
@@ -104,7 +103,7 @@ class World:
         self._reopen = reopen or (lambda: self._kept)
         self._arm = arm
         self._interval = interval
-        self._hand = hand
+        self._worker = worker
         self._job = job
         self._lives = 0
         self._names = 0
@@ -368,12 +367,12 @@ class World:
         reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
-    async def _mend(self, address: Address) -> Mender:
-        return Mender(self.node, address.place)
+    async def _mend(self, address: Address) -> RestoreWorker:
+        return RestoreWorker(self.node, address.place)
 
-    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> Hand:
+    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> PretendWorker:
         await asyncio.sleep(0)
-        return self._hand(self.node, self.truth, device)
+        return self._worker(self.node, self.truth, device)
 
     async def _end_tasks(self) -> None:
         while doomed := self._tasks() - {asyncio.current_task()}:  # some begin another one as they end
@@ -387,7 +386,7 @@ class World:
         return asyncio.all_tasks(self.loop)
 
     def _let_go(self, inner: store.Store) -> None:
-        """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""
+        """What the kernel does for a dead process: its files are closed and unlocked."""
         if isinstance(inner, SqliteStore) and inner._lock is not None:
             inner.disconnect()
             inner._lock.release()

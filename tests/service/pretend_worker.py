@@ -30,7 +30,7 @@ class GoneError(Exception):
     """The worker was killed, or died."""
 
 
-class Hand:
+class PretendWorker:
     """One worker on one device."""
 
     def __init__(self, node: Node, truth: Truth, uuid: str) -> None:
@@ -139,7 +139,7 @@ class Hand:
         return Report(Outcome.PASSED, findings=findings)
 
     def _reach(self) -> int:
-        self.whole = not self.gpu.skimpy
+        self.whole = not self.gpu.memory_unreachable
         return BLOCKS if self.whole else BLOCKS // 2
 
     def _reset(self) -> Report:
@@ -175,7 +175,7 @@ class Hand:
 
     def _scratch(self) -> Report:
         self.truth.deed(self.gpu, Step.SCRATCH)
-        if self.gpu.dark:
+        if self.gpu.unit_unreachable:
             return Report(Outcome.FAILED, "not everywhere", findings=Findings(units=UNITS, units_reached=UNITS - 1))
         self.gpu.chip = None
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS, units_faulty=0))
@@ -183,7 +183,7 @@ class Hand:
     def _selftest(self) -> Report:
         """Leaves what is there: no lie before it is made good by it."""
         self.truth.deed(self.gpu, Step.SELFTEST)
-        if self.gpu.errs:
+        if self.gpu.computes_wrongly:
             return Report(Outcome.FAILED, "unit 7 computes something else", findings=Findings(deviating=(7,)))
         return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=TESTS))
 
@@ -197,3 +197,34 @@ def _report(wrong: Mismatch | None, findings: Findings) -> Report:
 def _condemned(process: Process, order: Order) -> bool:
     began, ended = order.tenancy or (math.inf, -math.inf)
     return order.terminate_leftovers if began <= process.started <= ended else order.terminate_foreign
+
+
+class RestoreWorker:
+    """A worker that gives back what an interrupted reset left pending on a device."""
+
+    pid = 7
+
+    def __init__(self, node: Node, uuid: str) -> None:
+        """Nothing is done yet."""
+        self._node = node
+        self._uuid = uuid
+        node.restored_by_worker.append(uuid)
+
+    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+        """Take a second, or fail for as long as the node says so."""
+        del order, deadline, on_progress
+        await asyncio.sleep(1.0)
+        if self._node.restores_fail:
+            return StepResult(step, path, Outcome.FAILED, 1.0, "it is refused")
+        self._node.unrestored.discard(self._uuid)
+        return StepResult(step, path, Outcome.PASSED, 1.0)
+
+    def prepare(self) -> None:
+        """Open nothing."""
+
+    async def finish(self, last: StepResult) -> StepResult:
+        """End well."""
+        return last
+
+    async def kill(self) -> None:
+        """End."""

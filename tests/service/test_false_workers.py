@@ -19,18 +19,18 @@ from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.ground.errors import AutoclaveError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.steps.base import Report
-from tests.service.hand import ALL, UNITS, Hand
 from tests.service.node import Kind
+from tests.service.pretend_worker import ALL, UNITS, PretendWorker
 
 
-class Lazy(Hand):
+class Lazy(PretendWorker):
     """Says that it cleared, and did not."""
 
     async def _clear(self, order, _progress) -> Report:
         return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0, patterns=order.patterns))
 
 
-class Blind(Hand):
+class Blind(PretendWorker):
     """Says that it read all of the memory, and did not look."""
 
     async def _verify(self, _progress) -> Report:
@@ -41,7 +41,7 @@ class LazyAndBlind(Lazy, Blind):
     """Both."""
 
 
-class Flatterer(Hand):
+class Flatterer(PretendWorker):
     """Finds every device healthy."""
 
     async def perform(self, step, order, progress):
@@ -50,7 +50,7 @@ class Flatterer(Hand):
         return await super().perform(step, order, progress)
 
 
-class Butcher(Hand):
+class Butcher(PretendWorker):
     """Ends every holder, also in live containers."""
 
     async def _evict(self, _order) -> Report:
@@ -60,42 +60,42 @@ class Butcher(Hand):
         return Report(Outcome.PASSED)
 
 
-class SkipsScratch(Hand):
+class SkipsScratch(PretendWorker):
     """Says that it overwrote the memory on the chip, and did not."""
 
     def _scratch(self) -> Report:
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS))
 
 
-class Partial(Hand):
+class Partial(PretendWorker):
     """Leaves a unit out, says so, and passes itself all the same."""
 
     def _scratch(self) -> Report:
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS - 1))
 
 
-class Untested(Hand):
+class Untested(PretendWorker):
     """Passes its self-test without a test."""
 
     def _selftest(self) -> Report:
         return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS))
 
 
-class Hasty(Hand):
+class Hasty(PretendWorker):
     """Writes only zeros, whatever the pattern is."""
 
     async def _clear(self, order, progress) -> Report:
         return await super()._clear(replace(order, patterns=("zero",)), progress)
 
 
-class Halfhearted(Hand):
+class Halfhearted(PretendWorker):
     """Leaves the arithmetic out."""
 
     def _selftest(self) -> Report:
         return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=("address",)))
 
 
-class Shrugger(Hand):
+class Shrugger(PretendWorker):
     """Finds a unit that deviates, and passes itself all the same."""
 
     def _selftest(self) -> Report:
@@ -103,7 +103,7 @@ class Shrugger(Hand):
         return Report(Outcome.PASSED, findings=findings)
 
 
-class Idler(Hand):
+class Idler(PretendWorker):
     """Reports every step as passed, and does none."""
 
     async def do(self, step, path, order, deadline, on_progress):
@@ -190,7 +190,7 @@ async def squatter(world):
 
 
 async def test_verify_finds_a_skipped_clear(build):
-    world = build(hand=Lazy)
+    world = build(worker=Lazy)
     with pytest.raises(AutoclaveError):
         await hand_over(world)
     assert world.state(world.uuids[0]) is State.QUARANTINED
@@ -198,14 +198,14 @@ async def test_verify_finds_a_skipped_clear(build):
 
 
 @pytest.mark.parametrize(
-    ("hand", "reason", "why"),
+    ("worker", "reason", "why"),
     [
         (Partial, "scrub-failed", "scratch overwrote 131 of 132 units"),
         (Shrugger, "compute-fault", "selftest passed"),
     ],
 )
-async def test_a_slow_path_with_too_little_evidence_ends_in_quarantine(build, hand, reason, why):
-    world = build(hand=hand)
+async def test_a_slow_path_with_too_little_evidence_ends_in_quarantine(build, worker, reason, why):
+    world = build(worker=worker)
     await world.start()
     record = await world.reach(world.uuids[0], State.QUARANTINED)
     assert (record.quarantine.ailment.kind.value, record.quarantine.ailment.detail) == (reason, why)
@@ -213,15 +213,15 @@ async def test_a_slow_path_with_too_little_evidence_ends_in_quarantine(build, ha
 
 
 @pytest.mark.parametrize(
-    ("hand", "why"),
+    ("worker", "why"),
     [
         (Hasty, "clear wrote and read back zero; the policy orders random, zero"),
         (Untested, "selftest did not say which tests it ran"),
         (Halfhearted, "selftest ran address, but not arithmetic: selftest.time in the policy may be too short"),
     ],
 )
-async def test_a_worker_that_does_too_little_leaves_a_dirty_device(build, hand, why):
-    world = build(hand=hand)
+async def test_a_worker_that_does_too_little_leaves_a_dirty_device(build, worker, why):
+    world = build(worker=worker)
     await world.start()
     record = await world.reach(world.uuids[0], State.DIRTY)
     assert (record.setback.detail, record.quarantine, record.receipt) == (why, None, None)
@@ -232,7 +232,7 @@ async def test_a_worker_that_does_too_little_leaves_a_dirty_device(build, hand, 
 
 
 async def test_an_idle_verify_does_no_harm_after_a_real_clear(build):
-    world = build(hand=Blind)
+    world = build(worker=Blind)
     await hand_over(world)
     assert world.truth.violations == []
 
@@ -240,14 +240,14 @@ async def test_an_idle_verify_does_no_harm_after_a_real_clear(build):
 @pytest.mark.parametrize(
     ("kinds", "scene", "charge"),
     [
-        ({"hand": LazyAndBlind}, hand_over, r"leak: GPU-0000 was called clean with bytes of pod-1"),
-        ({"hand": Lazy, "job": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
-        ({"hand": Idler}, hand_over, r"was called clean after \[.*\] \(I6\)"),
-        ({"hand": SkipsScratch}, hand_over, r"was called clean with bytes of pod-1 on its chip"),
-        ({"hand": Flatterer, "job": Trusting}, ailment, r"was called clean although it is not well"),
+        ({"worker": LazyAndBlind}, hand_over, r"leak: GPU-0000 was called clean with bytes of pod-1"),
+        ({"worker": Lazy, "job": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
+        ({"worker": Idler}, hand_over, r"was called clean after \[.*\] \(I6\)"),
+        ({"worker": SkipsScratch}, hand_over, r"was called clean with bytes of pod-1 on its chip"),
+        ({"worker": Flatterer, "job": Trusting}, ailment, r"was called clean although it is not well"),
         ({"job": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
         ({"job": Fenceless}, intrusion, r"was called clean while it is used"),
-        ({"hand": Butcher, "job": Fenceless}, squatter, r"pod-x of a live container was killed"),
+        ({"worker": Butcher, "job": Fenceless}, squatter, r"pod-x of a live container was killed"),
     ],
 )
 async def test_the_truth_reports_each_broken_promise(build, kinds, scene, charge):
