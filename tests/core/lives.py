@@ -47,8 +47,8 @@ DEVICE = DeviceInfo("GPU-1", 0, "NVIDIA H100 80GB HBM3", 1000)
 ENFORCE = Policy()
 OBSERVE = Policy(mode=Mode.OBSERVE, evict=Evict(leftovers=Eviction.WAIT))
 STRICT = Policy(paths=Paths(new_tenant=ScrubPath.SLOW), evict=Evict(leftovers=Eviction.WAIT, foreign=Eviction.WAIT))
-RUTHLESS = Policy(evict=Evict(leftovers=Eviction.TERMINATE, foreign=Eviction.TERMINATE))
-POLICIES = (ENFORCE, OBSERVE, STRICT, RUTHLESS)
+ENDS_ALL = Policy(evict=Evict(leftovers=Eviction.TERMINATE, foreign=Eviction.TERMINATE))
+POLICIES = (ENFORCE, OBSERVE, STRICT, ENDS_ALL)
 
 A, B = "pod-a", "pod-b"
 OF_A = Holder(41, NOW.uptime + 5, "train-a", A)
@@ -148,10 +148,10 @@ UNANNOUNCED = live(CLEAN, ev.Granted(grant(CLEAN, announced=False)))
 KEPT = live(CLEAN, ev.Granted(replace(grant(CLEAN, announced=False), until_release=True)))
 UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
 IN_USE = live(GRANTED, ev.PutInUse(Owner(A, NOW, seen=True)))
-EXPOSED_TO_B = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True)))
+IN_USE_BY_B = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True)))
 CROWDED = live(IN_USE, ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
-NAMELESS = live(GRANTED, ev.PutInUse(Owner(None, NOW, unannounced=True)))
-VISITED = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+USED_BY_HOST = live(GRANTED, ev.PutInUse(Owner(None, NOW, unannounced=True)))
+USED_BY_B = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
 VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
 VISITED_KEPT = live(KEPT, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
 VISITED_UNPROVEN = live(UNPROVEN, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
@@ -239,7 +239,7 @@ def records() -> st.SearchStrategy[Record]:
     return st.sampled_from(list(LIVES.values())) | wandered
 
 
-def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) -> st.SearchStrategy[Facts]:
+def observations(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) -> st.SearchStrategy[Facts]:
     """Anything that could be seen."""
     somebody = st.lists(st.sampled_from([OF_A, OF_B, LEFTOVER, FOREIGN]), max_size=2).map(tuple)
     return st.builds(

@@ -78,7 +78,7 @@ HELD_UP_BY = '"python" (pid 7, pod-b) took 1.3 s to read'
 NO_PROOF = "it cannot be proven that no process uses it"
 
 
-def test_operators_and_no_tenant_read_which_process_was_too_slow_to_read():
+def test_only_operators_read_which_process_was_too_slow():
     held_up = replace(facts(None), held_up=HELD_UP_BY)
     assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW) == NOT_PROVEN
     waits = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
@@ -154,19 +154,19 @@ ACQUIRE = rows(
      IN_USE),
     ("S5 a tenant that ended a moment ago left its bytes", lives.IN_USE, facts(alive=False), ENFORCE, GONE),
     ("orphans of a dead owner do not keep the device", lives.IN_USE, facts((LEFTOVER,), alive=False), ENFORCE, GONE),
-    ("W15 a user that no kubelet knows is gone with its last process", lives.NAMELESS, facts(), ENFORCE, GONE),
+    ("W15 a user that no kubelet knows is gone with its last process", lives.USED_BY_HOST, facts(), ENFORCE, GONE),
     ("S11 an empty dirty device is scrubbed all the same", lives.DIRTY, facts(), ENFORCE, FAST),
     ("orphans of the last tenant are cleared away", lives.DIRTY, facts((LEFTOVER,)), ENFORCE, FAST),
     ("orphans stay where policy says wait", lives.DIRTY, facts((LEFTOVER,)), STRICT, IN_USE),
     ("W10 a host daemon is waited for", lives.DIRTY, facts((FOREIGN,)), ENFORCE, IN_USE),
     ("one that must stay is enough", lives.DIRTY, facts((LEFTOVER, FOREIGN)), ENFORCE, IN_USE),
-    ("W9 a container of somebody else is never cleared away", lives.DIRTY, facts((OF_B,)), lives.RUTHLESS, IN_USE),
+    ("W9 a container of somebody else is never cleared away", lives.DIRTY, facts((OF_B,)), lives.ENDS_ALL, IN_USE),
     ("W16 no sight of processes: a dirty device is not scrubbed", lives.DIRTY, facts(None), ENFORCE, NOT_PROVEN),
     ("the slow path between tenants where policy says so", lives.DIRTY, facts(), STRICT, SLOW),
     ("a device of which nothing is known takes the slow path", lives.UNKNOWN, facts(), ENFORCE, SLOW),
     ("a first look is fast where policy says so", lives.UNKNOWN, facts(), BRISK, FAST),
     ("a slow path that was cut off is not followed by a fast one", UNKNOWN_AFTER_SLOW, facts(), ENFORCE, SLOW),
-    ("W14 lost ledger: a device in use is not scrubbed", lives.UNKNOWN, facts((OF_A,)), lives.RUTHLESS, IN_USE),
+    ("W14 lost ledger: a device in use is not scrubbed", lives.UNKNOWN, facts((OF_A,)), lives.ENDS_ALL, IN_USE),
     ("a device that is being scrubbed is joined", lives.SCRUBBING, facts(), ENFORCE, Join()),
     ("a quarantined device is refused", lives.QUARANTINED, facts(), ENFORCE,
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
@@ -222,7 +222,7 @@ def test_an_exclusive_request_is_refused_a_granted_device(state):
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
-@pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.USED_BY_HOST])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
@@ -269,7 +269,7 @@ def test_a_proof_is_valid_until_it_is_too_old(seconds, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
 
 
-def test_s17_the_age_of_a_proof_does_not_use_the_wall_clock():
+def test_s17_the_age_of_a_proof_ignores_the_wall_clock():
     jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
     assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
 
@@ -292,7 +292,7 @@ def test_a_proof_is_valid_only_while_the_service_observes(since, stands):
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, SURVIVES])
-def test_a_use_that_cannot_be_recorded_ends_a_proof_under_each_policy(policy):
+def test_an_unrecorded_use_ends_a_proof_under_each_policy(policy):
     used = replace(facts(), used_at=NOW.uptime + 0.001)
     assert not proof.is_valid(lives.CLEAN.receipt, used, policy, later(1))
     assert acquire.decide(lives.CLEAN, used, policy, later(1)) == EXPIRED
@@ -367,7 +367,7 @@ def test_a_release_for_an_owner_refuses_another_owners_gpu(record, owner, answer
     assert release.decide(record, facts(), later(1), owner) == answer
 
 
-def test_the_right_owner_does_not_make_a_gpu_in_use_free():
+def test_the_right_owner_alone_frees_no_gpu_in_use():
     used = replace(lives.IN_USE, grant=OF_4711.grant)
     assert release.decide(used, facts(alive=True), later(1), "4711") == TAKE_BACK
 
@@ -397,7 +397,7 @@ def test_fence(step, seen, why):
     assert fenced is None if why is None else fenced is not None and why in fenced.why
 
 
-def test_no_step_runs_on_a_device_that_is_not_being_scrubbed():
+def test_no_step_runs_on_a_device_outside_a_scrub():
     assert fence.check(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
         Blame.SERVICE, "the device does not belong to this job any more"
     )
@@ -426,24 +426,24 @@ TERMINABLE = rows(
     ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
     ("the last one of it", Holder(1, BEGAN + 100, "x", None), ENDED, ENFORCE, True),
     ("a process from after the tenancy, wait", Holder(1, BEGAN + 100.01, "x", None), ENDED, ENFORCE, False),
-    ("the same, terminate", Holder(1, BEGAN + 100.01, "x", None), ENDED, lives.RUTHLESS, True),
+    ("the same, terminate", Holder(1, BEGAN + 100.01, "x", None), ENDED, lives.ENDS_ALL, True),
     ("a shell on a device that could not be scrubbed for hours", SHELL, lives.SET_BACK, ENFORCE, False),
     ("a grant that nobody was let start on", SHELL, lives.GRANTED, ENFORCE, False),
     ("the same, given back", SHELL, live(lives.GRANTED, ev.Released("x"), at=later(1e4)), ENFORCE, False),
-    ("a grant that somebody of the host was met on", SHELL, lives.NAMELESS, ENFORCE, False),
-    ("the same, and he left", SHELL, live(lives.NAMELESS, ev.Released("x"), at=later(1e4)), ENFORCE, False),
-    ("a grant that another pod's container was met on", SHELL, lives.VISITED, ENFORCE, False),
+    ("a grant that somebody of the host was met on", SHELL, lives.USED_BY_HOST, ENFORCE, False),
+    ("the same, and he left", SHELL, live(lives.USED_BY_HOST, ev.Released("x"), at=later(1e4)), ENFORCE, False),
+    ("a grant that another pod's container was met on", SHELL, lives.USED_BY_B, ENFORCE, False),
     ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
     ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
     ("who has it is on it, in vain for his last container", SHELL, lives.IN_USE, ENFORCE, True),
     ("an older ledger does not say when it ended", LEFTOVER, replace(lives.DIRTY, tenancy_ended=None), ENFORCE, False),
     ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
     ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
-    ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.RUTHLESS,
+    ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.ENDS_ALL,
      True),
     ("there was no tenancy, wait", LEFTOVER, lives.SOILED, ENFORCE, False),
-    ("there was no tenancy, terminate", LEFTOVER, lives.SOILED, lives.RUTHLESS, True),
-    ("a live container's, whatever policy says", OF_A, lives.DIRTY, lives.RUTHLESS, False),
+    ("there was no tenancy, terminate", LEFTOVER, lives.SOILED, lives.ENDS_ALL, True),
+    ("a live container's, whatever policy says", OF_A, lives.DIRTY, lives.ENDS_ALL, False),
 )  # fmt: skip
 
 
@@ -463,7 +463,7 @@ def test_a_refusal_names_no_other_tenant():
 UNSEEN_A = replace(lives.IN_USE, owner=Owner("pod-a", NOW, seen=False))
 
 
-def test_r8_a_device_whose_owner_is_about_to_start_is_refused_to_others():
+def test_r8_a_device_with_a_starting_owner_is_refused():
     """The kubelet can give a device away between a permitted start and its first process."""
     gone = facts(alive=False)
     soon = later(ownership.STARTS_WITHIN - 0.1)
@@ -477,7 +477,7 @@ def test_r8_a_device_whose_owner_is_about_to_start_is_refused_to_others():
     assert release.decide(UNSEEN_A, gone, late) == RecordFirst(ev.Released("it was given back"))
 
 
-def test_a_clean_device_that_does_not_answer_is_not_handed_out():
+def test_a_silent_clean_device_is_not_handed_out():
     for vitals in (Vitals(unresponsive=True), Vitals(lost=True)):
         answer = acquire.decide(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
         assert isinstance(answer, Refuse)
@@ -492,7 +492,7 @@ def test_a_refused_request_records_that_the_owner_was_seen():
 
 @pytest.mark.parametrize("policy", [ENFORCE, OBSERVE], ids=["enforce", "observe"])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
-def test_w8_a_device_whose_sibling_is_being_reset_is_not_handed_out(record, policy):
+def test_w8_no_device_is_handed_out_during_a_siblings_reset(record, policy):
     seen = replace(facts(), domain_resetting=True)
     start_answer = start.decide(record, seen, policy, A, NOW)
     assert isinstance(acquire.decide(record, seen, policy, NOW), Wait)

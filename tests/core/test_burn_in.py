@@ -64,7 +64,7 @@ def test_only_a_clean_device_is_tested(record: Record) -> None:
     assert not burn_in.is_due(record, [record], policy(), OVERDUE)
 
 
-def test_a_clean_device_is_tested_by_policy_while_enough_are_free():
+def test_burn_in_runs_only_while_enough_devices_are_free():
     assert burn_in.is_due(ONE, [ONE], policy(), OVERDUE)
     assert not burn_in.is_due(ONE, [ONE], ENFORCE, OVERDUE)
     assert not burn_in.is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)

@@ -15,8 +15,8 @@ from tests.core.lives import ENFORCE, LIVES, NOW, OBSERVE, A, B, facts, later, l
 
 RECORD, SEEN, BLIND, POLICY, MOMENT = (
     lives.records(),
-    lives.sights(),
-    lives.sights(st.none()),
+    lives.observations(),
+    lives.observations(st.none()),
     lives.policies(),
     lives.moments(),
 )
@@ -24,9 +24,9 @@ CHANCE = st.floats(0, 1, exclude_max=True)
 CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), max_size=2).map(
     lambda it: (lives.OF_A, *it)
 )
-CROWDED = lives.sights(CROWD)
+CROWDED = lives.observations(CROWD)
 NAMED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
-VISITED = [record for record in NAMED if record.owner and record.owner.unannounced]
+USED_BY_B = [record for record in NAMED if record.owner and record.owner.unannounced]
 OWNED = [record for record in NAMED if record.owner and not record.owner.unannounced]
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
@@ -85,7 +85,7 @@ def test_nothing_is_done_to_a_device_with_unknown_holders(record, seen, policy, 
 
 
 @given(RECORD, CROWDED, POLICY, MOMENT)
-def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, policy, now):
+def test_no_device_that_a_live_container_uses_is_changed(record, seen, policy, now):
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
         assert not isinstance(answer, answers.RecordFirst) or not isinstance(answer.event, ev.Released)
@@ -93,7 +93,7 @@ def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, po
 
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
-def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, alive, policy, now):
+def test_no_device_whose_owner_may_live_is_changed(record, seen, alive, policy, now):
     """Unless the owner itself starts anew, and no container is on it."""
     seen = replace(seen, incarnation=record.incarnation, owner_alive=alive)
     for question, answer in everything_asked(record, seen, policy, now).items():
@@ -104,7 +104,7 @@ def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, aliv
             assert all(holder.container is None for holder in seen.holders)
 
 
-@given(st.sampled_from(VISITED), SEEN, POLICY, MOMENT)
+@given(st.sampled_from(USED_BY_B), SEEN, POLICY, MOMENT)
 def test_only_an_unannounced_pod_loses_a_device_while_alive(record, seen, policy, now):
     seen = replace(seen, incarnation=record.incarnation, owner_alive=True)
     for answer in everything_asked(record, seen, policy, now).values():
@@ -163,7 +163,7 @@ def test_every_decision_ends(record, seen, policy, now, chance):
     settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 
-@given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
+@given(st.sampled_from(GRANTED), lives.observations(st.just(())), MOMENT)
 def test_i1_enforced_starts_on_a_grant_need_a_valid_proof(record, seen, now):
     answer = start.decide(record, seen, ENFORCE, A, now)
     if isinstance(answer, answers.Admit):
@@ -258,7 +258,7 @@ def years_later(record, policy=ENFORCE):
 
 
 @pytest.mark.parametrize("name", [name for name in LIVES if name not in STUCK_BY_INTENT])
-def test_a_free_and_healthy_device_becomes_clean_or_is_still_granted(name):
+def test_a_free_healthy_device_becomes_clean_or_stays_granted(name):
     record = years_later(LIVES[name])
     waiting_for_its_owner = record.state in {State.GRANTED, State.IN_USE} and record.ailment is None
     assert record.state is State.CLEAN or waiting_for_its_owner
@@ -266,7 +266,7 @@ def test_a_free_and_healthy_device_becomes_clean_or_is_still_granted(name):
 
 @pytest.mark.parametrize("incarnation", [lives.REBOOTED, lives.RELOADED], ids=["reboot", "reload"])
 @pytest.mark.parametrize("name", LIVES)
-def test_no_device_is_kept_waiting_by_the_clock_of_another_boot(name, incarnation):
+def test_the_clock_of_another_boot_delays_no_device(name, incarnation):
     """A minute after a boot the clock shows less than anything that was recorded before it."""
     record = LIVES[name]
     early = replace(NOW, uptime=60.0)

@@ -16,10 +16,10 @@ from tests.core.lives import LIVES, NOW, events_about, result
 @pytest.mark.parametrize("kind", typing.get_args(ev.Event), ids=lambda kind: kind.__name__)
 def test_every_event_tells_one_plain_line(kind):
     for record in LIVES.values():
-        told = event_text.tell(events_about(record)[kind])
-        assert told == " ".join(told.split())
-        assert told[0].islower()
-        assert not {"None", "Step", "ScrubPath"} & set(told.replace(".", " ").split())
+        reported = event_text.tell(events_about(record)[kind])
+        assert reported == " ".join(reported.split())
+        assert reported[0].islower()
+        assert not {"None", "Step", "ScrubPath"} & set(reported.replace(".", " ").split())
 
 
 RECEIPT = Receipt(
@@ -118,9 +118,9 @@ LIFE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("event", "told"), LIFE, ids=[told for _, told in LIFE])
-def test_a_life_is_told_in_these_words(event, told):
-    assert event_text.tell(event) == told
+@pytest.mark.parametrize(("event", "reported"), LIFE, ids=[reported for _, reported in LIFE])
+def test_each_event_is_described_in_these_words(event, reported):
+    assert event_text.tell(event) == reported
 
 
 def test_every_kind_of_event_has_its_words_above():

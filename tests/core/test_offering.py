@@ -81,13 +81,13 @@ def test_an_unhealthy_device_keeps_its_own_reason():
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
-def test_a_device_is_not_offered_when_its_scrubs_exceed_the_allocate_budget(record):
+def test_a_device_with_too_slow_scrubs_is_not_offered(record):
     budget = ENFORCE.budgets.allocate
     assert offering.offer(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy
     assert not offering.offer(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
 
 
-def test_a_device_that_waits_for_the_slow_path_is_not_offered():
+def test_a_device_waiting_for_the_slow_path_is_not_offered():
     assert not offering.offer(replace(lives.DIRTY, due_path=ScrubPath.SLOW), STRICT, NOW).healthy
 
 

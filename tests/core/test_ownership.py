@@ -45,7 +45,7 @@ def test_a_holder_or_leaked_memory_ends_the_proof():
     assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are in use, but no visible process holds them")
 
 
-def test_pods_on_a_device_that_is_kept_until_its_release_are_expected():
+def test_pods_on_a_device_kept_until_release_are_expected():
     """A ResourceClaim may have several pods, and no pod of a claim announces its start."""
     first = ownership.unannounced_use(lives.KEPT, facts((OF_A,)), NOW)
     assert first == ev.PutInUse(Owner(A, NOW, seen=True))
@@ -53,24 +53,24 @@ def test_pods_on_a_device_that_is_kept_until_its_release_are_expected():
 
 
 AWAITED, PRESENT = Owner(A, NOW), Owner(A, NOW, seen=True)
-NAMELESS, UNANNOUNCED = Owner(None, NOW, unannounced=True), Owner(A, NOW, seen=True, unannounced=True)
+USED_BY_HOST, UNANNOUNCED = Owner(None, NOW, unannounced=True), Owner(A, NOW, seen=True, unannounced=True)
 MOVES = rows(
-    ("a process without a container is found", None, NAMELESS, True),
+    ("a process without a container is found", None, USED_BY_HOST, True),
     ("a pod without an admitted start is found", None, UNANNOUNCED, True),
     ("a pod is found on a device that is kept until its release", None, PRESENT, True),
     ("a start is admitted", None, AWAITED, True),
     ("the first owner is crowded", None, replace(PRESENT, crowded=True), False),
     ("the unannounced owner is crowded", None, replace(UNANNOUNCED, crowded=True), False),
-    ("the process is in a container after all", NAMELESS, UNANNOUNCED, True),
-    ("the process is in a container that is expected", NAMELESS, PRESENT, True),
-    ("a start is admitted beside a process without a container", NAMELESS, AWAITED, True),
-    ("a process without a container is found again", NAMELESS, replace(NAMELESS, since=later(1)), False),
+    ("the process is in a container after all", USED_BY_HOST, UNANNOUNCED, True),
+    ("the process is in a container that is expected", USED_BY_HOST, PRESENT, True),
+    ("a start is admitted beside a process without a container", USED_BY_HOST, AWAITED, True),
+    ("a process without a container is found again", USED_BY_HOST, replace(USED_BY_HOST, since=later(1)), False),
     ("the owner runs", AWAITED, PRESENT, True),
     ("the owner runs, and is crowded", AWAITED, replace(PRESENT, crowded=True), False),
     ("the owner runs, since another time", AWAITED, replace(PRESENT, since=later(1)), False),
-    ("the owner is forgotten for a process", PRESENT, NAMELESS, False),
-    ("the awaited owner is forgotten for a process", AWAITED, NAMELESS, False),
-    ("the unannounced pod is forgotten for a process", UNANNOUNCED, NAMELESS, False),
+    ("the owner is forgotten for a process", PRESENT, USED_BY_HOST, False),
+    ("the awaited owner is forgotten for a process", AWAITED, USED_BY_HOST, False),
+    ("the unannounced pod is forgotten for a process", UNANNOUNCED, USED_BY_HOST, False),
     ("it was not seen after all", PRESENT, AWAITED, True),  # admitted again, in the same moment
     ("it is admitted again", PRESENT, replace(AWAITED, since=later(1)), True),
     ("it is admitted again, at an earlier time", PRESENT, replace(AWAITED, since=later(-1)), False),
@@ -78,7 +78,7 @@ MOVES = rows(
     ("it is crowded", PRESENT, replace(PRESENT, crowded=True), True),
     ("an awaited owner is crowded", AWAITED, replace(AWAITED, crowded=True), True),
     ("an unannounced pod is crowded", UNANNOUNCED, replace(UNANNOUNCED, crowded=True), True),
-    ("a process without a container is crowded", NAMELESS, replace(NAMELESS, crowded=True), False),
+    ("a process without a container is crowded", USED_BY_HOST, replace(USED_BY_HOST, crowded=True), False),
     ("it is crowded, and forgotten", PRESENT, replace(AWAITED, crowded=True), False),
     ("it is no longer crowded", replace(PRESENT, crowded=True), PRESENT, False),
     ("it is no longer crowded once admitted", replace(PRESENT, crowded=True), replace(AWAITED, since=later(1)), False),
@@ -134,7 +134,7 @@ def test_whatever_happens_an_owner_forgets_nothing(owners):
 
 
 @given(st.none() | OWNERS, OWNERS)
-def test_a_late_sighting_is_recorded_as_far_as_it_is_new(before, sighting):
+def test_a_late_sighting_is_recorded_where_it_is_new(before, sighting):
     recorded = ownership.late(before, sighting)
     if recorded is not None:
         assert ownership.legal(before, recorded)
@@ -145,11 +145,11 @@ def test_a_late_sighting_is_recorded_as_far_as_it_is_new(before, sighting):
 LATE = rows(
     ("it fits", AWAITED, PRESENT, PRESENT),
     ("it is recorded already", PRESENT, UNANNOUNCED, None),
-    ("a process without a container", PRESENT, NAMELESS, None),
+    ("a process without a container", PRESENT, USED_BY_HOST, None),
     ("another pod", PRESENT, replace(UNANNOUNCED, container=B), replace(PRESENT, crowded=True)),
     ("crowded, and the owner has ended", None, replace(PRESENT, crowded=True), PRESENT),
-    ("crowded, and the owner is not known", NAMELESS, replace(PRESENT, crowded=True), PRESENT),
-    ("a process without a container, again", NAMELESS, replace(NAMELESS, since=later(1)), None),
+    ("crowded, and the owner is not known", USED_BY_HOST, replace(PRESENT, crowded=True), PRESENT),
+    ("a process without a container, again", USED_BY_HOST, replace(USED_BY_HOST, since=later(1)), None),
 )
 
 

@@ -37,8 +37,8 @@ def test_an_operators_quarantine_keeps_an_ailment_that_needs_a_person():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
     assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
-    told = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
-    assert told == replace(ROW, detail=f"{ROW.detail}; {words}")
+    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
+    assert reported == replace(ROW, detail=f"{ROW.detail}; {words}")
 
 
 def test_only_a_probation_sets_last_try():

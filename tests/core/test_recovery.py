@@ -55,9 +55,9 @@ def test_proven_hardware_faults_get_no_probation(kind):
     assert out(kind).quarantine.next_probe is None
 
 
-@pytest.mark.parametrize(("owed", "left"), [(None, None), (ScrubPath.FAST, None), (ScrubPath.SLOW, ScrubPath.SLOW)])
-def test_a_passed_fast_path_leaves_a_due_slow_path_due(owed, left):
-    passing = replace(lives.SCRUBBING, due_path=owed)
+@pytest.mark.parametrize(("before", "left"), [(None, None), (ScrubPath.FAST, None), (ScrubPath.SLOW, ScrubPath.SLOW)])
+def test_a_passed_fast_path_leaves_a_due_slow_path_due(before, left):
+    passing = replace(lives.SCRUBBING, due_path=before)
     assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).due_path is left
 
 
@@ -134,9 +134,9 @@ def test_the_result_of_a_probation_is_kept():
 
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.IN_USE, lives.GRANTED])
 def test_harmless_errors_are_recorded_once_by_code_and_count(record):
-    heard = ev.ErrorsNoted(((13, 2), (43, 1)), 3)
-    assert tend(record, COUNTED, lives.NOW) == RecordFirst(heard)
-    assert not isinstance(tend(live(record, heard), COUNTED, later(100)), RecordFirst)
+    counted = ev.ErrorsNoted(((13, 2), (43, 1)), 3)
+    assert tend(record, COUNTED, lives.NOW) == RecordFirst(counted)
+    assert not isinstance(tend(live(record, counted), COUNTED, later(100)), RecordFirst)
 
 
 def test_harmless_errors_are_recorded_at_most_once_a_minute():
@@ -155,9 +155,9 @@ def test_a_probation_judges_only_errors_after_its_start():
     burst = Vitals(xids=(Xid(1, 48), Xid(2, 95)))
     record = out(AilmentKind.XID)
     assert tend(record, burst, lives.NOW) == Proceed()
-    heard = tend(record, burst)
-    assert heard == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, heard.event), burst) == StartProbation(ScrubPath.RESET)
+    counted = tend(record, burst)
+    assert counted == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
+    assert tend(live(record, counted.event), burst) == StartProbation(ScrubPath.RESET)
 
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
@@ -243,26 +243,30 @@ def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
 
 def test_a_proven_hardware_fault_is_not_called_flapping():
     flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
-    for kind, told in ((AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT), (AilmentKind.HEAT, AilmentKind.FLAPPING)):
+    for kind, shown in (
+        (AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT),
+        (AilmentKind.HEAT, AilmentKind.FLAPPING),
+    ):
         found = upkeep.quarantine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
-        assert found.quarantine.ailment.kind is told
+        assert found.quarantine.ailment.kind is shown
         assert found.quarantine.next_probe is None
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
-    told = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.quarantine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
+    shown = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
+    found = upkeep.quarantine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", shown, ENFORCE, lives.NOW, 0.0)
     assert found.quarantine.errors == ((13, 2), (79, 1))
     again = live(lives.CLEAN, found)
     assert (
-        upkeep.quarantine(again, Ailment(AilmentKind.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.errors == ()
+        upkeep.quarantine(again, Ailment(AilmentKind.LOST, "x"), "me", shown, ENFORCE, LATE, 0.0).quarantine.errors
+        == ()
     )
 
 
 def test_an_operators_quarantine_judges_no_errors():
-    told = Vitals(xids=(Xid(9, 79),))
+    shown = Vitals(xids=(Xid(9, 79),))
     word = upkeep.quarantine(
-        lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0
+        lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", shown, ENFORCE, LATE, 0.0
     )
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
@@ -338,7 +342,7 @@ def test_a_reinstated_device_is_not_offered_during_its_scrub():
     assert not offering.offer(record, ENFORCE, lives.NOW).healthy
 
 
-def test_a_grave_error_that_is_not_judged_asks_for_a_reset():
+def test_a_grave_error_without_a_verdict_needs_a_reset():
     new, fell_off = Baseline(), Vitals(xids=(Xid(7, 79),))
     assert upkeep.earlier_errors(new, None, ENFORCE) is None
     assert upkeep.earlier_errors(new, lives.WELL, ENFORCE) is None

@@ -56,9 +56,9 @@ PARENTS = rows(
 )
 
 
-@pytest.mark.parametrize(("told", "parent", "found"), PARENTS)
-def test_a_lost_slice_is_relaid_only_if_its_gpu_answers(told, parent, found):
-    assert presence.slice_vitals(told, parent) == found
+@pytest.mark.parametrize(("reported", "parent", "found"), PARENTS)
+def test_a_lost_slice_is_relaid_only_if_its_gpu_answers(reported, parent, found):
+    assert presence.slice_vitals(reported, parent) == found
 
 
 @pytest.mark.parametrize("record", FREE)
@@ -71,7 +71,7 @@ def test_a_relaid_free_device_is_quarantined_and_gets_no_probation(record, whole
     assert device_status.advice(out)[0].startswith("nothing: ")
 
 
-@pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.NAMELESS])
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.USED_BY_HOST])
 def test_a_relaid_device_in_use_counts_as_lost(record):
     sick = after(slice_of(record), RELAID)
     assert (sick.state, sick.ailment) == (record.state, lives.LOST)
@@ -110,12 +110,12 @@ def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():
 
 
 def test_relaid_persists_until_the_device_returns():
-    told = Ailment(AilmentKind.RELAID, "x")
-    assert remedy.persists(told, RELAID)
-    assert not remedy.persists(told, Vitals())
+    reported = Ailment(AilmentKind.RELAID, "x")
+    assert remedy.persists(reported, RELAID)
+    assert not remedy.persists(reported, Vitals())
 
 
-COMEBACKS = rows(
+RETURNS = rows(
     ("as policy has it", ENFORCE, ScrubPath.SLOW),
     (
         "fast where that is enough",
@@ -126,7 +126,7 @@ COMEBACKS = rows(
 )
 
 
-@pytest.mark.parametrize(("policy", "path"), COMEBACKS)
+@pytest.mark.parametrize(("policy", "path"), RETURNS)
 def test_a_returned_slice_is_probed_like_a_new_device(policy, path):
     out = gone()
     assert out.receipt is None

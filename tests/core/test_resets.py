@@ -77,7 +77,7 @@ def test_a_failed_path_owes_a_reset_until_one_passes(path):
         assert resets(live(failed, refused))
 
 
-def test_a_reboot_counts_as_the_reset_and_a_new_driver_does_not():
+def test_a_reboot_replaces_the_reset_a_new_driver_does_not():
     """The only reset of a Tesla T4 or a vGPU."""
     out = found_on(lives.CLEAN, AilmentKind.XID)
     assert resets(live(out, ev.Distrusted("x", lives.RELOADED)))

@@ -30,7 +30,7 @@ def test_siblings_are_the_other_devices_of_a_reset_domain():
 
 
 @pytest.mark.parametrize("kind", sorted(presence.GONE, key=str))
-def test_a_device_that_is_gone_stays_a_sibling_and_is_no_spare(kind):
+def test_a_removed_device_stays_a_sibling_and_is_no_spare(kind):
     """It may come back at any moment."""
     info = replace(lives.DEVICE, reset_domain="GPU-p")
     gone = replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), None))
@@ -46,7 +46,7 @@ def test_no_burn_in_resets_a_sibling_that_is_not_idle():
     assert burn_in.spare_devices(here, [sick, here]) == -1
 
 
-def test_a_gpu_that_waits_for_a_person_was_not_taken_away():
+def test_a_gpu_waiting_for_a_person_is_not_removed():
     def out(kind: AilmentKind, due: float | None = None, parent: str | None = None) -> Record:
         info = replace(lives.DEVICE, parent=parent)
         return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))

@@ -25,7 +25,7 @@ CROWD = RecordFirst(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
 EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
 
 
-def seen_claimant():
+def seen_starting_pod():
     return replace(facts(), starting_pod_alive=True)
 
 
@@ -59,10 +59,10 @@ START = rows(
     ("the same, once that is written down", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
     ("a restart while nothing of the pod runs: it is about to come", lives.IN_USE, facts(alive=False), ENFORCE, ADMIT),
     ("the same, nobody can say what runs", lives.IN_USE, facts(), ENFORCE, ADMIT),
-    ("a restart in a pod that is there", lives.IN_USE, seen_claimant(), ENFORCE, Proceed()),
+    ("a restart in a pod that is there", lives.IN_USE, seen_starting_pod(), ENFORCE, Proceed()),
     ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_claimant(), ENFORCE,
+    ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_starting_pod(), ENFORCE,
      Admit(ev.PutInUse(Owner(A, later(1), seen=True)))),
     ("R11 the kubelet was restarted since the grant, and its container runs", lives.GRANTED,
      facts((OF_A,), epoch="epoch-2"), ENFORCE, ADMIT),
@@ -70,18 +70,18 @@ START = rows(
      ENFORCE, ADMIT),
     ("W16 no sight of processes: nothing restarts", lives.IN_USE, facts(None, alive=True), ENFORCE,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
-    ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
+    ("a user that was seen before it had a name", lives.USED_BY_HOST, facts((OF_A,)), ENFORCE,
      ADMIT),
-    ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
+    ("a nameless user that is gone was somebody else", lives.USED_BY_HOST, facts(), ENFORCE,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
-    ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
+    ("a nameless user that is still there is not taken for another's container", lives.USED_BY_HOST, facts((OF_B,)),
      ENFORCE, BUSY),
-    ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
+    ("W12 nobody can say whether the other owner lives", lives.IN_USE_BY_B, facts(alive=None), ENFORCE,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
-    ("W17 another owner is alive", lives.EXPOSED_TO_B, facts(alive=True), ENFORCE, BUSY),
-    ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
+    ("W17 another owner is alive", lives.IN_USE_BY_B, facts(alive=True), ENFORCE, BUSY),
+    ("a start is no proof of ownership: the container on it may be anybody's", lives.IN_USE_BY_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
-    ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
+    ("S1 the same devices, another owner: no restart", lives.IN_USE_BY_B, facts(alive=False), ENFORCE,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
      Scrub(ScrubPath.SLOW, Trigger.START)),
@@ -100,11 +100,11 @@ START = rows(
     ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
      RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("observe: no sight, and its owner restarts", lives.IN_USE, facts(None, alive=True), OBSERVE, Proceed()),
-    ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
+    ("observe: another owner is alive, and it starts", lives.IN_USE_BY_B, facts(alive=True), OBSERVE,
      ADMIT),
-    ("observe: a foreign process that no scrub may end keeps no pod out", lives.NAMELESS, facts((FOREIGN,)), OBSERVE,
-     ADMIT),
-    ("observe: a foreign process that is gone ends its own use", lives.NAMELESS, facts(), OBSERVE,
+    ("observe: a foreign process that no scrub may end keeps no pod out", lives.USED_BY_HOST, facts((FOREIGN,)),
+     OBSERVE, ADMIT),
+    ("observe: a foreign process that is gone ends its own use", lives.USED_BY_HOST, facts(), OBSERVE,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, ADMIT),
     ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
@@ -144,9 +144,9 @@ MODELS = rows(
     ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
      (ADMIT, FIRST, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
-    ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
+    ("another pod", lives.IN_USE_BY_B, facts(alive=False),
      (RecordFirst(ev.Released("another owner is about to start, and its last owner is gone")),) * 3),
-    ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
+    ("another pod, and its last user lives", lives.IN_USE_BY_B, facts(alive=True), (BUSY,) * 3),
     ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
      (RecordFirst(ev.Released(start.CROWDED, restart=True)),) * 3),
@@ -157,7 +157,7 @@ MODELS = rows(
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
-def test_a_restart_on_a_doubtful_device_is_refused_unless_policy_allows_it(kind):
+def test_a_restart_on_a_doubtful_device_needs_the_policy(kind):
     record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
     allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
     answered = [start.decide(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
@@ -279,7 +279,7 @@ def test_a_grant_of_another_boot_has_another_clock():
 LAST = rows(
     ("nothing of it runs", GRANTED_AGAIN, facts(), ENDED),
     ("nobody can say what runs", GRANTED_AGAIN, facts(None), ENDED),
-    ("a static pod was made again, and its sandbox runs", GRANTED_AGAIN, seen_claimant(),
+    ("a static pod was made again, and its sandbox runs", GRANTED_AGAIN, seen_starting_pod(),
      Admit(ev.PutInUse(Owner(A, later(1), seen=True)))),
     ("its own grant by the start", AT_START, facts(), ADMIT),
     ("it is the owner again", OWNED_AGAIN, facts(), ADMIT),

@@ -69,7 +69,7 @@ def test_no_scrub_starts_on_a_granted_or_used_device():
     assert entering(State.SCRUBBING) == started | {(State.QUARANTINED, ev.ProbationStarted)}
 
 
-def test_a_job_that_does_not_pass_leaves_the_device_dirty_or_quarantined():
+def test_a_failed_job_leaves_the_device_dirty_or_quarantined():
     left = {(kind, to) for state, kind, to in MOVES if state is State.SCRUBBING and to is not State.CLEAN}
     assert left == {
         (ev.ScrubFailed, State.DIRTY),
@@ -254,7 +254,7 @@ def test_a_grant_must_name_the_valid_receipt(receipt):
         live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt=receipt)))
 
 
-def test_an_unproven_grant_cannot_be_given_again_as_a_proven_one():
+def test_an_unproven_grant_never_becomes_a_proven_one():
     with pytest.raises(IllegalEventError, match="another receipt"):
         live(lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)))
 
@@ -293,7 +293,7 @@ CHANGES = [
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "handouts": 0, "last_owner": lives.A}),
     ("a release for a restart keeps what the kubelet was handed", lives.IN_USE, ev.Released("again", restart=True),
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
-    ("the end of a visit is the end of nobody's tenancy", lives.VISITED, ev.Released("gone"),
+    ("the end of a visit is the end of nobody's tenancy", lives.USED_BY_B, ev.Released("gone"),
      {"grant": None, "owner": None}),
     ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
     ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
@@ -370,7 +370,7 @@ def test_each_event_changes_only_these_fields(before, event, changed):
 
 
 @pytest.mark.parametrize("end", [ev.Released("gone"), ev.Distrusted("x", lives.REBOOTED)], ids=["release", "reboot"])
-def test_the_receipts_after_a_tenancy_name_who_had_acquired_the_device(end):
+def test_receipts_after_a_tenancy_name_its_owner(end):
     """Every receipt until the next tenancy has ended: nobody can tell which of them a person reads."""
     held = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="4711")), ev.PutInUse(SEEN))
     again = live(held, end, ev.ScrubStarted(lives.job()), ev.ScrubFailed("job-1", "busy"), ev.ScrubStarted(lives.job()))
@@ -404,7 +404,7 @@ def test_the_durations_of_the_last_five_fast_scrubs_are_kept():
     assert slow.fast_seconds == ()
 
 
-def test_a_passed_probation_ends_the_quarantine_and_counts_as_a_return():
+def test_a_passed_probation_ends_the_quarantine_as_a_return():
     clean = live(lives.PROBED, lives.passed(lives.PROBED), at=AT)
     assert (clean.quarantine, clean.returns) == (None, (AT.wall,))
 
@@ -438,7 +438,7 @@ def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
     assert live(reinstated, lives.passed(reinstated)).returns == ()
 
 
-def test_a_clear_without_a_proof_is_remembered_until_the_next_tenant_or_proof():
+def test_a_clear_without_proof_counts_until_the_next_tenant():
     """What a scrub then finds in memory may be the pattern of the one before."""
     clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     assert not clearing.half_cleared

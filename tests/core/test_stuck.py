@@ -31,7 +31,7 @@ from scrubber.core.model import (
 from scrubber.core.remedy import Course
 from scrubber.core.verdict import EnterQuarantine, LeaveDirty, StayInQuarantine
 from tests.core import lives
-from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, RUTHLESS, facts, later, live, rows
+from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, rows
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
 GIVE_UP = ENFORCE.evict.give_up
@@ -132,11 +132,11 @@ def out(record: Record = lives.DIRTY, vitals: Vitals | None = None) -> Record:
 
 
 BACK = rows(
-    ("nobody is on it any more", (), RUTHLESS, StartProbation(ScrubPath.FAST)),
+    ("nobody is on it any more", (), ENDS_ALL, StartProbation(ScrubPath.FAST)),
     ("it is still there", (STUCK,), ENFORCE, Proceed()),
-    ("it left state D and is still there", (LEFTOVER,), RUTHLESS, Proceed()),
+    ("it left state D and is still there", (LEFTOVER,), ENDS_ALL, Proceed()),
     ("somebody else came", (FOREIGN,), ENFORCE, Proceed()),
-    ("a container came", (OF_B,), RUTHLESS, Proceed()),
+    ("a container came", (OF_B,), ENDS_ALL, Proceed()),
     ("nobody can say", None, ENFORCE, Proceed()),
 )
 
@@ -155,7 +155,7 @@ def test_a_due_slow_path_outlives_a_stuck_process():
 # -- while its pod counts as alive: a killed container's process stays in its control group
 
 HANGS = replace(OF_A, state="D")
-TOLD = 'its processes hang in the kernel (state D): "train-a" (pid 41, pod-a)'
+REPORTED = 'its processes hang in the kernel (state D): "train-a" (pid 41, pod-a)'
 
 
 def hung(*holders: Holder, seconds: float = GIVE_UP, withheld: bool = False, given: Collection[str] | None = None):
@@ -163,14 +163,14 @@ def hung(*holders: Holder, seconds: float = GIVE_UP, withheld: bool = False, giv
     return replace(seen, withheld=withheld, hung_since=NOW.uptime + 1e4 - seconds)
 
 
-STUCK_IN_USE = RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, TOLD)))
+STUCK_IN_USE = RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, REPORTED)))
 SICK_BEFORE = live(lives.IN_USE, STUCK_IN_USE.event)
 HELD = rows(
     ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
     ("... and given it to another", lives.IN_USE, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
     ("a request for it was refused", lives.IN_USE, hung(HANGS, withheld=True), STUCK_IN_USE),
-    ("not for long enough", lives.IN_USE, hung(HANGS, withheld=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
-    ("just now", lives.IN_USE, replace(hung(HANGS, withheld=True), hung_since=None), Blocked(TOLD)),
+    ("not for long enough", lives.IN_USE, hung(HANGS, withheld=True, seconds=GIVE_UP - 0.01), Blocked(REPORTED)),
+    ("just now", lives.IN_USE, replace(hung(HANGS, withheld=True), hung_since=None), Blocked(REPORTED)),
     ("it is its pod's still", lives.IN_USE, hung(HANGS, given=["pod-a"]), Proceed()),
     ("nobody can say whose it is", lives.IN_USE, hung(HANGS), Proceed()),
     ("one of them does not hang", lives.IN_USE, hung(HANGS, replace(OF_A, pid=9), withheld=True), Proceed()),

@@ -18,11 +18,11 @@ from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, live, rows
 
 LATE = later(1e6)
-VISITOR = Owner(B, NOW, seen=True, unannounced=True)
-ITS_OWN = RecordFirst(ev.PutInUse(replace(VISITOR, unannounced=False)))
+UNANNOUNCED_POD = Owner(B, NOW, seen=True, unannounced=True)
+ITS_OWN = RecordFirst(ev.PutInUse(replace(UNANNOUNCED_POD, unannounced=False)))
 LET_GO = RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
 GONE = RecordFirst(ev.Released("its owner is gone"))
-CROWD = RecordFirst(ev.PutInUse(replace(VISITOR, crowded=True)))
+CROWD = RecordFirst(ev.PutInUse(replace(UNANNOUNCED_POD, crowded=True)))
 
 
 def off(*given: str, epoch: str = "epoch-1", withheld: bool = False) -> Facts:
@@ -31,13 +31,13 @@ def off(*given: str, epoch: str = "epoch-1", withheld: bool = False) -> Facts:
 
 
 TEND = rows(
-    ("it has left; nobody has it", lives.VISITED, off(), LET_GO),
-    ("the same; nobody can say whether it lives", lives.VISITED, replace(off(), owner_alive=None), LET_GO),
-    ("it has left; who has it will ask, and may start without a word after a restart of the kubelet", lives.VISITED,
+    ("it has left; nobody has it", lives.USED_BY_B, off(), LET_GO),
+    ("the same; nobody can say whether it lives", lives.USED_BY_B, replace(off(), owner_alive=None), LET_GO),
+    ("it has left; who has it will ask, and may start without a word after a restart of the kubelet", lives.USED_BY_B,
      off(A), Proceed()),
     ("it may have had it before it was granted: nothing was proven then", lives.VISITED_UNPROVEN, off(), Proceed()),
     ("it is in no pod: the kubelet does not know it", lives.VISITED_BY_NO_POD, off(), Proceed()),
-    ("R11 a kubelet was restarted since: who has it may have started without a word", lives.VISITED,
+    ("R11 a kubelet was restarted since: who has it may have started without a word", lives.USED_BY_B,
      off(A, epoch="epoch-2"), Proceed()),
     ("who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Proceed()),
     ("who had it has lost it", lives.VISITED_UNANNOUNCED, off(), Proceed()),
@@ -45,21 +45,21 @@ TEND = rows(
     ("met at the first look; nobody has it", lives.FOUND_IN_USE, off(), Proceed()),
     ("W14 met at the first look; who has it may run already", lives.FOUND_IN_USE, off(A), Proceed()),
     ("W14 it is who has it", lives.FOUND_IN_USE, off(B), ITS_OWN),
-    ("R11 the same, on a grant", lives.VISITED, off(A, B), ITS_OWN),
-    ("W2 that was known before the kubelet forgot it", live(lives.VISITED, ITS_OWN.event), off(), Proceed()),
-    ("R11 who has it is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=[A]),
+    ("R11 the same, on a grant", lives.USED_BY_B, off(A, B), ITS_OWN),
+    ("W2 that was known before the kubelet forgot it", live(lives.USED_BY_B, ITS_OWN.event), off(), Proceed()),
+    ("R11 who has it is on it as well", lives.USED_BY_B, facts((OF_A, OF_B), alive=True, assigned_pods=[A]),
      RecordFirst(ev.PutInUse(Owner(A, LATE, seen=True, crowded=True)))),
-    ("a third one is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=["pod-c"]), CROWD),
-    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
-    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[A]), Proceed()),
-    ("W3 the checkpoint cannot be read, or there is none", lives.VISITED, facts(alive=True), Proceed()),
-    ("the same, asked for", lives.VISITED, replace(facts(alive=True), withheld=True), Proceed()),
-    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, assigned_pods=[]), Proceed()),
-    ("its pod is gone, and nobody has it", lives.VISITED, facts(alive=False, assigned_pods=[]), LET_GO),
-    ("the same, another kubelet life", lives.VISITED, facts(alive=False, assigned_pods=[], epoch="epoch-2"), GONE),
-    ("R11 its pod is gone; who has it may have started without a word, and be off it just now", lives.VISITED,
+    ("a third one is on it as well", lives.USED_BY_B, facts((OF_A, OF_B), alive=True, assigned_pods=["pod-c"]), CROWD),
+    ("it is on it", lives.USED_BY_B, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
+    ("somebody of the host is on it", lives.USED_BY_B, facts((FOREIGN,), alive=True, assigned_pods=[A]), Proceed()),
+    ("W3 the checkpoint cannot be read, or there is none", lives.USED_BY_B, facts(alive=True), Proceed()),
+    ("the same, asked for", lives.USED_BY_B, replace(facts(alive=True), withheld=True), Proceed()),
+    ("W16 nobody can look", lives.USED_BY_B, facts(None, alive=True, assigned_pods=[]), Proceed()),
+    ("its pod is gone, and nobody has it", lives.USED_BY_B, facts(alive=False, assigned_pods=[]), LET_GO),
+    ("the same, another kubelet life", lives.USED_BY_B, facts(alive=False, assigned_pods=[], epoch="epoch-2"), GONE),
+    ("R11 its pod is gone; who has it may have started without a word, and be off it just now", lives.USED_BY_B,
      facts(alive=False, assigned_pods=[A], epoch="epoch-2"), Proceed()),
-    ("its pod is gone, and nobody can say who has it", lives.VISITED, facts(alive=False), Proceed()),
+    ("its pod is gone, and nobody can say who has it", lives.USED_BY_B, facts(alive=False), Proceed()),
     ("its pod is gone, who was met on what nobody had granted", lives.FOUND_IN_USE, facts(alive=False), GONE),
     ("the same, and another pod has it", lives.FOUND_IN_USE, facts(alive=False, assigned_pods=[A]), Proceed()),
     ("its pod is gone, to which it was granted without a word", lives.VISITED_UNANNOUNCED, facts(alive=False), GONE),
@@ -68,8 +68,8 @@ TEND = rows(
     ("the same, and it was asked for", lives.VISITED_KEPT, replace(facts(alive=False), withheld=True), Proceed()),
     ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), withheld=True),
      Proceed()),
-    ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), assigned_pods=[A]), Proceed()),
-    ("who was let start and is seen is no visitor", lives.EXPOSED_TO_B, off(A), Proceed()),
+    ("one without a name is no pod's", lives.USED_BY_HOST, facts((FOREIGN,), assigned_pods=[A]), Proceed()),
+    ("who was let start and is seen is no visitor", lives.IN_USE_BY_B, off(A), Proceed()),
 )  # fmt: skip
 
 
@@ -79,19 +79,19 @@ def test_tend(record: Record, seen: Facts, answer: object) -> None:
 
 
 IN_USE = rows(
-    ("R11 it has left; a kubelet was restarted since", lives.VISITED, off(A, epoch="epoch-2"), Reason.IN_USE),
+    ("R11 it has left; a kubelet was restarted since", lives.USED_BY_B, off(A, epoch="epoch-2"), Reason.IN_USE),
     ("it has left; who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Reason.IN_USE),
     ("it has left; it was met at the first look", lives.FOUND_IN_USE, off(), Reason.IN_USE),
     ("it has left; nothing was proven when it was granted", lives.VISITED_UNPROVEN, off(A), Reason.IN_USE),
     ("it has left; it is in no pod", lives.VISITED_BY_NO_POD, off(A), Reason.IN_USE),
-    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[]), Reason.IN_USE),
-    ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, assigned_pods=[]), Reason.IN_USE),
-    ("it is who has it", lives.VISITED, off(B), Reason.IN_USE),
-    ("W3 nobody can say who has it", lives.VISITED, facts(alive=True), Reason.IN_USE),
-    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[]), Reason.IN_USE),
+    ("it is on it", lives.USED_BY_B, facts((OF_B,), alive=True, assigned_pods=[]), Reason.IN_USE),
+    ("another one is on it", lives.USED_BY_B, facts((OF_A,), alive=True, assigned_pods=[]), Reason.IN_USE),
+    ("it is who has it", lives.USED_BY_B, off(B), Reason.IN_USE),
+    ("W3 nobody can say who has it", lives.USED_BY_B, facts(alive=True), Reason.IN_USE),
+    ("somebody of the host is on it", lives.USED_BY_B, facts((FOREIGN,), alive=True, assigned_pods=[]), Reason.IN_USE),
     ("nobody can say whether it lives", lives.FOUND_IN_USE, facts(assigned_pods=[]), Reason.NOT_PROVEN_FREE),
-    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, assigned_pods=[]), Reason.NOT_PROVEN_FREE),
-    ("W2 it was let start", lives.EXPOSED_TO_B, off(A), Reason.IN_USE),
+    ("W16 nobody can look", lives.USED_BY_B, facts(None, alive=True, assigned_pods=[]), Reason.NOT_PROVEN_FREE),
+    ("W2 it was let start", lives.IN_USE_BY_B, off(A), Reason.IN_USE),
 )
 
 
@@ -111,9 +111,9 @@ def test_a_request_ignores_an_unannounced_pod_that_has_left(given, alive):
     seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again, and its last owner is gone"
     another = "another owner is about to start, and its last owner is gone"
-    assert acquire.decide(lives.VISITED, seen, ENFORCE, LATE) == RecordFirst(ev.Released(again))
-    assert release.decide(lives.VISITED, seen, LATE) == RecordFirst(ev.Released("it was given back"))
-    assert start.decide(lives.VISITED, seen, ENFORCE, A, LATE) == RecordFirst(ev.Released(another))
+    assert acquire.decide(lives.USED_BY_B, seen, ENFORCE, LATE) == RecordFirst(ev.Released(again))
+    assert release.decide(lives.USED_BY_B, seen, LATE) == RecordFirst(ev.Released("it was given back"))
+    assert start.decide(lives.USED_BY_B, seen, ENFORCE, A, LATE) == RecordFirst(ev.Released(another))
 
 
 START = rows(
@@ -125,4 +125,4 @@ START = rows(
 
 @pytest.mark.parametrize(("seen", "owner"), START)
 def test_an_unannounced_pod_whose_start_is_admitted_becomes_the_owner(seen: Facts, owner: Owner) -> None:
-    assert start.decide(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))
+    assert start.decide(lives.USED_BY_B, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))

@@ -24,6 +24,7 @@ from scrubber.core.model import (
 from tests.core import lives
 from tests.core.lives import (
     AWAY,
+    ENDS_ALL,
     ENFORCE,
     FOREIGN,
     LEFTOVER,
@@ -33,7 +34,6 @@ from tests.core.lives import (
     OF_A,
     OF_B,
     PULLED,
-    RUTHLESS,
     STRICT,
     XID_79,
     A,
@@ -63,9 +63,9 @@ def waiting(count):
     return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
 
 
-def quarantined(ailment, baseline=Baseline(), heard=()):
+def quarantined(ailment, baseline=Baseline(), counted=()):
     return RecordFirst(
-        ev.Quarantined(Quarantine(ailment, AT, "autoclave", baseline, 0, AT.uptime + 48.0, errors=heard))
+        ev.Quarantined(Quarantine(ailment, AT, "autoclave", baseline, 0, AT.uptime + 48.0, errors=counted))
     )
 
 
@@ -90,16 +90,16 @@ TEND = rows(
      Blocked(UNSEEABLE)),
     ("observe renews no proof", lives.CLEAN, facts(since=AWAY), OBSERVE, Proceed()),
     ("a clean device that is sick is taken out", lives.CLEAN, facts(vitals=XID_79), ENFORCE,
-     quarantined(XID, baseline=Baseline(1, 0), heard=((79, 1),))),
+     quarantined(XID, baseline=Baseline(1, 0), counted=((79, 1),))),
     ("observe takes a sick device out, too", lives.CLEAN, facts(vitals=XID_79), OBSERVE,
-     quarantined(XID, baseline=Baseline(1, 0), heard=((79, 1),))),
+     quarantined(XID, baseline=Baseline(1, 0), counted=((79, 1),))),
     # dirty
     ("a released device is scrubbed ahead of need", lives.DIRTY, facts((LEFTOVER,)), ENFORCE,
      Scrub(ScrubPath.FAST, Trigger.RELEASE)),
     ("a soiled device is scrubbed once it is free", lives.SOILED, facts(), ENFORCE,
      Scrub(ScrubPath.FAST, Trigger.FOREIGN_USE)),
     ("W10 a soiled device that is in use waits", lives.SOILED, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
-    ("W9 a container on a dirty device is left alone", lives.DIRTY, facts((OF_B,)), RUTHLESS, leave(OF_B)),
+    ("W9 a container on a dirty device is left alone", lives.DIRTY, facts((OF_B,)), ENDS_ALL, leave(OF_B)),
     ("W16 a dirty device is not scrubbed without a look", lives.DIRTY, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("observe scrubs nothing", lives.DIRTY, facts(), OBSERVE, Proceed()),
     ("a first look that was cut off stays a slow one", CUT_OFF, facts(), ENFORCE,
@@ -110,7 +110,7 @@ TEND = rows(
     ("a second failure waits two seconds", waiting(2), facts(), ENFORCE, Proceed()),
     ("a released device that fell sick in use is taken out", lives.SICK_DIRTY, facts(), ENFORCE, quarantined(LOST)),
     # unknown
-    ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), RUTHLESS,
+    ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), ENDS_ALL,
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
@@ -123,9 +123,9 @@ TEND = rows(
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("W15 a process of no container on a grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
      RecordFirst(ev.PutInUse(Owner(None, AT, unannounced=True)))),
-    ("a nameless user gets its name", lives.NAMELESS, facts((FOREIGN, OF_A)), ENFORCE,
+    ("a nameless user gets its name", lives.USED_BY_HOST, facts((FOREIGN, OF_A)), ENFORCE,
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
-    ("a nameless user that stays so", lives.NAMELESS, facts((FOREIGN,)), ENFORCE, Proceed()),
+    ("a nameless user that stays so", lives.USED_BY_HOST, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("W16 no sight of processes: an owner is not taken for gone", lives.IN_USE, facts(None, alive=False), ENFORCE,
      Proceed()),
     ("an owner that is seen for the first time", UNSEEN, facts(alive=True), ENFORCE,
@@ -163,7 +163,7 @@ TEND_DUE = rows(
     ("probation begins", lives.QUARANTINED, facts(), ENFORCE, StartProbation(ScrubPath.RESET)),
     ("what is not there is not tried", lives.QUARANTINED, facts(vitals=Vitals(lost=True)), ENFORCE, Proceed()),
     ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
-    ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
+    ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), ENDS_ALL, Proceed()),
     ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("an orphan does not keep a device in quarantine for ever",
      lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE,
@@ -295,12 +295,12 @@ def test_waiting_for_orphans_is_a_policy():
     assert upkeep.tend(lives.DIRTY, facts((LEFTOVER,)), STRICT, AT, 0.0) == leave(LEFTOVER)
 
 
-def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
+def test_a_container_beside_the_owner_is_not_the_owner():
     assert upkeep.tend(lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():
-    nameless = replace(lives.NAMELESS, ailment=LOST)
+    nameless = replace(lives.USED_BY_HOST, ailment=LOST)
     unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
     deserted = RecordFirst(ev.Released("it is sick and no process uses it"))
@@ -333,7 +333,7 @@ def test_an_owner_is_seen_while_it_holds_the_device():
     assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
 
 
-def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
+def test_a_sick_unannounced_grant_keeps_its_start_budget():
     assert lives.SICK_GRANTED.grant is not None
     grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
     record = replace(lives.SICK_GRANTED, grant=grant)

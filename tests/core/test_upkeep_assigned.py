@@ -21,7 +21,7 @@ def tended(assigned_pods, *, holders=(), alive=False, at=LATE):
     return upkeep.tend(AWAITED, seen, ENFORCE, at, 0.0)
 
 
-def test_an_owner_that_was_never_seen_is_released_when_the_kubelet_takes_the_device():
+def test_an_unseen_owner_is_released_when_the_kubelet_says_so():
     assert tended(frozenset()) == tended(frozenset({B})) == TAKEN
 
 
@@ -46,5 +46,5 @@ def test_a_device_with_a_holder_is_not_released_as_unused():
 
 
 def test_the_checkpoint_says_nothing_about_an_owner_without_a_name():
-    nameless = upkeep.tend(lives.NAMELESS, replace(facts(), assigned_pods=frozenset()), ENFORCE, LATE, 0.0)
+    nameless = upkeep.tend(lives.USED_BY_HOST, replace(facts(), assigned_pods=frozenset()), ENFORCE, LATE, 0.0)
     assert nameless == Proceed()

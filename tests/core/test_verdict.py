@@ -63,7 +63,7 @@ def test_each_path_has_its_steps_in_the_right_order():
     assert slow.index(Step.SELFTEST) < slow.index(Step.HEALTH), "what the tests brought out is seen by the last look"
 
 
-def test_only_a_fast_path_and_only_a_written_word_leaves_the_chip_out():
+def test_only_the_fast_path_may_leave_out_the_chip():
     leaves = Policy(clear=Clear(on_chip=OnChip.SLOW_PATH))
     plans = {path: verdict.plan(path, leaves) for path in ScrubPath}
     assert plans[ScrubPath.SLOW] == verdict.plan(ScrubPath.SLOW, ENFORCE) == verdict.PLANS[ScrubPath.SLOW]
@@ -112,7 +112,7 @@ def test_a_failed_extra_step_fails_the_job():
     assert isinstance(judge(replace(job, results=(*job.results, result(Step.RESET, outcome=Outcome.FAILED)))), Failed)
 
 
-def test_results_of_the_fast_path_do_not_count_for_the_slow_one():
+def test_results_of_the_fast_path_prove_no_slow_path():
     job = replace(finished(ScrubPath.FAST), path=ScrubPath.SLOW)
     assert isinstance(judge(job), Failed)
 
@@ -378,8 +378,8 @@ def test_i6_only_the_whole_plan_passes_with_any_results(found):
             assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]
 
 
-@pytest.mark.parametrize(("why", "told"), [("", ""), ("GPU is stuck", ": GPU is stuck")])
-def test_an_unresponsive_device_is_reported_with_the_drivers_reason(why, told):
+@pytest.mark.parametrize(("why", "reported"), [("", ""), ("GPU is stuck", ": GPU is stuck")])
+def test_an_unresponsive_device_is_reported_with_the_drivers_reason(why, reported):
     ailment = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
     assert ailment is not None
-    assert ailment.detail == f"the driver does not answer for this device{told}"
+    assert ailment.detail == f"the driver does not answer for this device{reported}"

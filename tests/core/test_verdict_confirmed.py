@@ -16,9 +16,9 @@ SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 
 
 def test_a_failed_job_takes_a_worse_observed_ailment():
-    told = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
-    assert isinstance(told, Failed)
-    assert (told.ailment and told.ailment.kind, told.detail) == (AilmentKind.REMAP_FAILED, "so it was")
+    reported = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
+    assert isinstance(reported, Failed)
+    assert (reported.ailment and reported.ailment.kind, reported.detail) == (AilmentKind.REMAP_FAILED, "so it was")
 
 
 def test_a_failed_job_keeps_its_own_worse_ailment():
@@ -45,9 +45,9 @@ def test_other_observations_leave_a_failure_unchanged(judged, vitals):
     ],
 )
 def test_a_pass_needs_a_healthy_observation_by_the_service(vitals, blame):
-    told = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
-    assert isinstance(told, Failed)
-    assert (told.step, told.blame) == (Step.HEALTH, blame)
+    reported = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
+    assert isinstance(reported, Failed)
+    assert (reported.step, reported.blame) == (Step.HEALTH, blame)
 
 
 def test_a_pass_stands_if_the_service_sees_a_healthy_device():

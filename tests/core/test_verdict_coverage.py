@@ -50,18 +50,18 @@ def test_s15_less_coverage_than_the_policy_orders_fails_the_job(step, covered, p
         assert judged.detail.startswith(f"{step.value} covered {covered / 1000:.2%}, the policy wants ")
 
 
-@pytest.mark.parametrize("figures", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
+@pytest.mark.parametrize("measured_bytes", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
 @pytest.mark.parametrize("step", verdict.MEASURED)
-def test_coverage_that_was_not_measured_fails_the_job(step, figures):
-    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures))
+def test_coverage_that_was_not_measured_fails_the_job(step, measured_bytes):
+    judged = judge(measured(measured_bytes, ALL) if step is Step.CLEAR else measured(ALL, measured_bytes))
     assert judged == verdict.failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
 
 
-@pytest.mark.parametrize("figures", [(2000, 1000), (1001, 1000), (1, -1)])
+@pytest.mark.parametrize("measured_bytes", [(2000, 1000), (1001, 1000), (1, -1)])
 @pytest.mark.parametrize("step", verdict.MEASURED)
-def test_more_coverage_than_memory_fails_the_job(step, figures):
-    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures), policy=HALF)
-    said = f"{step.value} says it covered {figures[0]} of {figures[1]} bytes: it counts wrongly"
+def test_more_coverage_than_memory_fails_the_job(step, measured_bytes):
+    judged = judge(measured(measured_bytes, ALL) if step is Step.CLEAR else measured(ALL, measured_bytes), policy=HALF)
+    said = f"{step.value} says it covered {measured_bytes[0]} of {measured_bytes[1]} bytes: it counts wrongly"
     assert judged == verdict.failed(step, Blame.DEVICE, said)
 
 
@@ -100,7 +100,7 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
     [(32, 5, "32B", None), (32, 5, "640MiB", None), (990, 5, "640MiB", None), (32, 6, "640MiB", Blame.DEVICE),
      (32, 5, "31B", Blame.SERVICE)],
 )  # fmt: skip
-def test_only_our_own_memory_is_allowed_and_only_as_much_as_written(own, others, allowed, blame):
+def test_only_our_own_memory_in_full_explains_a_gap(own, others, allowed, blame):
     judged = without(own, others, allowed=allowed)
     assert getattr(judged, "blame", None) is blame
     if isinstance(judged, Passed):
@@ -108,7 +108,7 @@ def test_only_our_own_memory_is_allowed_and_only_as_much_as_written(own, others,
         assert (parts[OWN_CONTEXT], judged.measured.covered_bytes) == (own, 1000 - own - others)
 
 
-def test_the_allowance_of_clear_does_not_excuse_what_verify_left_out():
+def test_what_clear_may_leave_out_verify_may_not():
     judged = without(own=32, verified={"covered_bytes": 962}, allowed="640MiB")
     assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
     assert judged.detail == "verify covered 96.20%, the policy wants 99.50% with 32B of its own memory"
@@ -178,8 +178,8 @@ def test_uncovered_parts_that_contradict_the_coverage_fail_the_job(parts):
     judged = judge(uncovered(*parts), policy=HALF)
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame) == (Step.CLEAR, Blame.DEVICE)
-    told = ", ".join(f"{size} for cause {number}" for number, size in enumerate(parts))
-    assert judged.detail == f"clear explains 100 uncovered bytes as {told}: it counts wrongly"
+    reported = ", ".join(f"{size} for cause {number}" for number, size in enumerate(parts))
+    assert judged.detail == f"clear explains 100 uncovered bytes as {reported}: it counts wrongly"
 
 
 @pytest.mark.parametrize("parts", [(), (100,), (60, 40), (60,), (0,)])

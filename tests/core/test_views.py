@@ -66,7 +66,7 @@ ACQUIRED = replace(lives.grant(lives.CLEAN), owner="4711")
     ("record", "owner"),
     lives.rows(
         ("a pod", lives.IN_USE, "pod-a"),
-        ("a process without a container", lives.NAMELESS, "unknown"),
+        ("a process without a container", lives.USED_BY_HOST, "unknown"),
         ("nobody", lives.CLEAN, ""),
         ("who acquired it", replace(lives.GRANTED, grant=ACQUIRED), "4711"),
         ("who acquired it, before the container of its job", replace(lives.IN_USE, grant=ACQUIRED), "4711"),
@@ -86,8 +86,8 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
         ("an owner by its name and its containers", lives.IN_USE, HELD, NAMES, "ns/train/init, ns/train/main"),
         ("by its name alone without containers", lives.IN_USE, {}, NAMES, "ns/train"),
         ("not at all without a name", lives.IN_USE, HELD, {"pod-b": "ns/serve"}, ""),
-        ("an owner that was never learnt", lives.NAMELESS, HELD, NAMES, ""),
-        ("an owner whatever else is written down", lives.EXPOSED_TO_B, HELD, NAMES, "ns/serve/app"),
+        ("an owner that was never learnt", lives.USED_BY_HOST, HELD, NAMES, ""),
+        ("an owner whatever else is written down", lives.IN_USE_BY_B, HELD, NAMES, "ns/serve/app"),
         ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
         ("by the UID without a name", lives.GRANTED, {"pod-b": ("app",)}, {}, "pod-b"),
         ("all of them", lives.GRANTED, HELD, {"pod-b": "ns/serve"}, "pod-a, ns/serve/app"),
@@ -102,11 +102,11 @@ def test_a_device_shows_the_names_of_its_pods(record, held, names, pod):
 
 
 def test_only_granted_or_used_devices_may_have_a_pod():
-    records = (lives.GRANTED, lives.IN_USE, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
+    records = (lives.GRANTED, lives.IN_USE, lives.USED_BY_HOST, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
     assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
 
 
-def test_a_job_shows_its_present_step_and_how_far_it_is():
+def test_a_job_shows_its_step_and_progress():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     assert shown(record, (64, 1000)).job == views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
 

@@ -45,8 +45,8 @@ class Observed:
     def end(self, number=signal.SIGTERM):
         """Send a signal, and return the exit status and stderr."""
         self.process.send_signal(number)
-        told, problems = self.process.communicate(timeout=WITHIN)
-        self.said += told
+        printed, problems = self.process.communicate(timeout=WITHIN)
+        self.said += printed
         return self.process.returncode, problems
 
     def left(self):
@@ -119,9 +119,9 @@ async def test_an_act_that_fails_does_not_end_observe(monkeypatch, capsys):
     with pytest.raises(asyncio.CancelledError):
         await command.observe(free_ports(), 0.0)
     first, second = nodes
-    told = capsys.readouterr().out
-    assert "this act failed, perhaps because the machine is slow: GPU 0 is dirty" in told
-    assert f"autoclave status --watch --run-dir {second.stage.root}/run\n" in told
+    printed = capsys.readouterr().out
+    assert "this act failed, perhaps because the machine is slow: GPU 0 is dirty" in printed
+    assert f"autoclave status --watch --run-dir {second.stage.root}/run\n" in printed
     assert first.service == second.service
     assert not second.stage.root.exists()
 
@@ -129,7 +129,7 @@ async def test_an_act_that_fails_does_not_end_observe(monkeypatch, capsys):
 def test_a_port_in_use_is_reported_in_one_line(observe):
     with socket.create_server(("127.0.0.1", port := free_ports())):
         observed = observe(port)
-        told, problems = observed.process.communicate(timeout=WITHIN)
-    assert (observed.process.returncode, told, problems.count("\n")) == (1, "", 1)
+        printed, problems = observed.process.communicate(timeout=WITHIN)
+    assert (observed.process.returncode, printed, problems.count("\n")) == (1, "", 1)
     assert "address already in use" in problems
     assert observed.left() == []

@@ -154,13 +154,13 @@ class Node:
     async def a_round(self, spare: str) -> None:
         """Return when the service has looked after every GPU once more, told by what it does about the spare one."""
         seen = len(await self.history(spare, "soiled"))
-        async with self.stranger(spare), asyncio.timeout(WITHIN):
+        async with self.foreign_process(spare), asyncio.timeout(WITHIN):
             while len(await self.history(spare, "soiled")) == seen:
                 await self.reach(spare, lambda device: device.state != "clean")
         await self.clean(spare)  # begun by a later round: that one is over for the other GPUs, too
 
     @asynccontextmanager
-    async def stranger(
+    async def foreign_process(
         self, uuid: str, container: str = "", secret: bytes = b""
     ) -> AsyncIterator[foreign_processes.ForeignProcess]:
         """A process on a GPU that nobody here has started there: of this container, or of none."""

@@ -13,7 +13,7 @@ async def explained(node, uuid):
         return await admin.explain(uuid)
 
 
-async def test_after_xid_79_an_idle_gpu_is_brought_back_by_evidence(build):
+async def test_an_idle_gpu_returns_after_xid_79_with_a_proof(build):
     node = await build(2, SOON)
     bad, good = node.stage.uuids
     drills.xid(node.stage.simulated, bad, 79)
@@ -25,7 +25,7 @@ async def test_after_xid_79_an_idle_gpu_is_brought_back_by_evidence(build):
     assert node.gpu(await node.run("after")) == bad
 
 
-async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):
+async def test_a_pending_remap_ends_with_a_reset_after_the_release(build):
     node = await build(1, SOON)
     [uuid] = node.stage.uuids
     pod = await node.run("train")
@@ -41,7 +41,7 @@ async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):
     assert (await node.status(uuid)).receipt.path == "reset"
 
 
-async def test_a_row_that_could_not_be_remapped_waits_for_a_person_and_is_explained_through_restart_and_reboot(build):
+async def test_a_failed_remap_waits_for_a_person_over_reboots(build):
     node = await build(1, SOON)
     [uuid] = node.stage.uuids
     drills.remap(node.stage.simulated, uuid, failed=True)
@@ -50,7 +50,7 @@ async def test_a_row_that_could_not_be_remapped_waits_for_a_person_and_is_explai
     drills.heal(node.stage.simulated, uuid)
     for event in (node.restart_service, node.reboot):
         await event()
-        told = await explained(node, uuid)
-        assert (told.device.quarantine.reason, told.device.quarantine.sticky) == ("remap-failed", True)
-        assert told.device.quarantine.probes == 0
-        assert told.advice == ("replace it (RMA); then `autoclave reinstate`",)
+        reported = await explained(node, uuid)
+        assert (reported.device.quarantine.reason, reported.device.quarantine.sticky) == ("remap-failed", True)
+        assert reported.device.quarantine.probes == 0
+        assert reported.advice == ("replace it (RMA); then `autoclave reinstate`",)

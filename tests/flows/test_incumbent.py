@@ -50,7 +50,7 @@ async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
     assert [list(each.deviceIDs) for each in answer.container_responses] == [[good]]
 
 
-async def test_prestart_says_no_to_a_gpu_that_nobody_was_given_and_to_one_that_fell_sick(node):
+async def test_prestart_refuses_a_gpu_without_owner_or_sick(node):
     pod = node.pod("train")
     await node.kubelet.admit(pod)
     granted = node.gpu(pod)
@@ -65,7 +65,7 @@ async def test_prestart_says_no_to_a_gpu_that_nobody_was_given_and_to_one_that_f
     assert node.kubelet.starts == []
 
 
-async def test_x11_a_running_container_keeps_its_sick_gpu_and_does_not_start_on_it_again(node):
+async def test_x11_a_container_keeps_its_sick_gpu_until_it_ends(node):
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await fall_sick(node, uuid)
@@ -110,7 +110,7 @@ async def test_gpus_that_fall_sick_together_are_all_unhealthy(build):
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "xids"])
-async def test_a_driver_that_fails_at_once_or_floods_causes_no_storm_and_takes_out_one_gpu(node, fault):
+async def test_a_driver_that_fails_or_floods_takes_out_one_gpu(node, fault):
     bad, good = node.stage.uuids
     events = layout.find(node.stage.simulated, bad).events
     events.write_text("nonsense\n" if fault == "unreadable" else f"{FATAL}\n" * 5000)
@@ -127,7 +127,7 @@ async def test_a_driver_that_fails_at_once_or_floods_causes_no_storm_and_takes_o
     assert node.gpu(await node.run("train")) == good
 
 
-async def test_a_gpu_that_stays_sick_does_not_become_healthy_by_waiting(build):
+async def test_a_gpu_that_stays_sick_stays_unhealthy(build):
     node = await build(1, SOON_BACK)
     [uuid] = node.stage.uuids
     drills.break_reset(node.stage.simulated, uuid, Resetting.REFUSED)
@@ -155,13 +155,13 @@ def allocating(*groups: Sequence[str]) -> wire.AllocateRequest:
 
 
 @asynccontextmanager
-async def listening(node: Node, heard: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
+async def listening(node: Node, received: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
     """A second reader of the plugin's list beside the kubelet."""
 
     async def listen() -> None:
         async with node.door() as plugin:
-            async for told in plugin.ListAndWatch(wire.Empty()):
-                heard({device.ID: device.health for device in told.devices})
+            async for reported in plugin.ListAndWatch(wire.Empty()):
+                received({device.ID: device.health for device in reported.devices})
 
     async with _meanwhile(listen()):
         yield

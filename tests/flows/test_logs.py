@@ -37,7 +37,7 @@ def named(tmp_path: Path, node: Node, uuid: str) -> Iterator[int]:
         process.wait()
 
 
-async def test_an_id_leads_from_the_kubelets_question_to_the_rows_of_the_ledger(node: Node) -> None:
+async def test_one_id_joins_a_kubelets_call_and_the_ledgers_rows(node: Node) -> None:
     pod = await node.run("a")
     uuid = node.gpu(pod)
     await node.kubelet.delete(pod)

@@ -116,7 +116,7 @@ async def node(bare) -> Node:
     return it
 
 
-async def test_control_under_their_plugin_the_next_pod_finds_what_the_last_one_left(before):
+async def test_control_under_their_plugin_the_next_pod_finds_the_secret(before):
     """That the tests below can see what they deny."""
     node, _ = await before(gpus=1)
     first = await node.run("first")
@@ -130,7 +130,7 @@ async def test_control_under_their_plugin_the_next_pod_finds_what_the_last_one_l
 # -- there
 
 
-async def test_there_pods_that_run_are_neither_asked_about_nor_touched_and_a_new_one_gets_what_is_free(before):
+async def test_there_running_pods_keep_their_gpus(before):
     node, theirs = await before()
     pods = [await node.run("first"), await node.run("second")]
     was, gpus = [seen(node, pod) for pod in pods], [node.gpu(pod) for pod in pods]
@@ -150,7 +150,7 @@ async def test_there_pods_that_run_are_neither_asked_about_nor_touched_and_a_new
     assert [seen(node, pod) for pod in pods] == was
 
 
-async def test_there_a_container_that_starts_again_has_its_memory_and_what_their_plugin_answered(before):
+async def test_there_a_restarted_container_keeps_its_memory_and_their_answer(before):
     """While theirs serves, in the gap, and under ours, which alone is asked; or after it did not run all the time."""
     node, theirs = await before()
     pod, crashed = await node.run("first"), await node.run("crashed")
@@ -169,7 +169,7 @@ async def test_there_a_container_that_starts_again_has_its_memory_and_what_their
     assert answers(node, pod) == [variable([uuid]).SerializeToString(deterministic=True)] * 4
 
 
-async def test_there_after_observe_the_free_are_proven_and_the_others_as_soon_as_their_pods_have_gone(before):
+async def test_there_after_observe_gpus_are_proven_when_their_pods_end(before):
     """Also one that their plugin handed out, unproven, while our service looked on."""
     node, theirs = await before()
     gone, first = await node.run("gone"), await node.run("first")
@@ -197,7 +197,7 @@ async def test_there_after_observe_the_free_are_proven_and_the_others_as_soon_as
     await node.clean(late)
 
 
-async def test_there_after_observe_the_gpu_of_a_pod_that_is_not_on_it_is_scrubbed_and_its_container_starts(before):
+async def test_there_after_observe_idle_pods_start_on_scrubbed_gpus(before):
     """Whose a GPU is shows by who is on it: whoever was not on it since our service came has to wait for a scrub."""
     node, theirs = await before(gpus=1)
     pod = await node.run("crashed")
@@ -214,7 +214,7 @@ async def test_there_after_observe_the_gpu_of_a_pod_that_is_not_on_it_is_scrubbe
 # -- and back
 
 
-async def test_back_a_pod_that_runs_notices_nothing_and_a_container_that_fell_waits_for_their_plugin(node, theirs):
+async def test_back_running_pods_run_on_and_crashed_ones_wait(node, theirs):
     pod, fallen = await node.run("train"), await node.run("fallen")
     was, left = seen(node, pod), node.memory(node.gpu(fallen))
     await leave(node)
@@ -229,7 +229,7 @@ async def test_back_a_pod_that_runs_notices_nothing_and_a_container_that_fell_wa
     assert (seen(node, pod), asked(node, node.gpu(pod))) == (was, ["Allocate", "PreStartContainer"])
 
 
-async def test_back_their_plugin_hands_out_what_was_quarantined_and_ours_remembers_it_when_it_returns(node, theirs):
+async def test_back_their_plugin_hands_out_what_ours_has_quarantined(node, theirs):
     pod = await node.run("train")
     out, spare = sorted(set(node.stage.uuids) - {node.gpu(pod)})
     was = seen(node, pod)
@@ -254,9 +254,7 @@ async def test_back_their_plugin_hands_out_what_was_quarantined_and_ours_remembe
 # -- what the how-to warns of
 
 
-async def test_r1_their_plugin_that_registers_while_ours_still_ends_loses_its_gpus_until_it_registers_again(
-    node, theirs
-):
+async def test_r1_their_plugin_that_came_too_early_must_register_again(node, theirs):
     it = await theirs(node)
     assert await node.stage.plugin.end(signal.SIGTERM) == 0
     await node.offered(0)
@@ -267,7 +265,7 @@ async def test_r1_their_plugin_that_registers_while_ours_still_ends_loses_its_gp
     await theirs(node)
 
 
-async def test_r1_ours_that_came_too_early_registers_again_by_itself_when_theirs_ends(before):
+async def test_r1_ours_that_came_too_early_registers_again_by_itself(before):
     node, theirs = await before()
     pod = await node.run("train")
     was = seen(node, pod)
@@ -283,7 +281,7 @@ async def test_r1_ours_that_came_too_early_registers_again_by_itself_when_theirs
     assert (seen(node, pod), asked(node, node.gpu(pod))) == (was, ["Allocate"])
 
 
-async def test_a_kubelet_restart_in_the_gap_loses_the_pods_whose_containers_do_not_run(before):
+async def test_a_kubelet_restart_in_the_gap_loses_pods_not_running(before):
     node, theirs = await before()
     pod, fallen = await node.run("train"), await node.run("fallen")
     was, uuid = seen(node, pod), node.gpu(fallen)
@@ -300,7 +298,7 @@ async def test_a_kubelet_restart_in_the_gap_loses_the_pods_whose_containers_do_n
     await node.clean(uuid)
 
 
-async def test_x33_after_five_minutes_without_a_plugin_what_starts_again_waits_for_ours_and_what_runs_runs(before):
+async def test_x33_after_minutes_without_plugin_restarts_wait_for_ours(before):
     """The five minutes are shorter here."""
     node, theirs = await before(timing=Timing(stopped_grace=0.1))
     pod, fallen = await node.run("train"), await node.run("fallen")
@@ -316,7 +314,7 @@ async def test_x33_after_five_minutes_without_a_plugin_what_starts_again_waits_f
     assert seen(node, pod) == was
 
 
-async def test_beside_their_plugin_only_observe_leaves_alone_what_it_hands_out(before):
+async def test_beside_their_plugin_only_observe_leaves_its_gpus_alone(before):
     """Any other policy scrubs what is free, and theirs gives it to a pod meanwhile: nobody is asked."""
     node, _ = await before(BRISK, gpus=1)
     [uuid] = node.stage.uuids

@@ -10,7 +10,7 @@ from demo.standins.pods import Container, ContainerKind
 from scrubber.node import checkpoint
 
 
-async def test_a_gpu_bears_the_name_of_its_pod_from_its_start_to_its_end(build):
+async def test_a_gpu_shows_its_pod_from_start_to_end(build):
     node = await build(gpus=1)
     pod = node.pod("train", Container("prepare", {RESOURCE: 1}, ContainerKind.INIT), Container("main", {RESOURCE: 1}))
     await node.kubelet.admit(pod)
@@ -18,18 +18,18 @@ async def test_a_gpu_bears_the_name_of_its_pod_from_its_start_to_its_end(build):
     granted = await node.status(uuid)
     assert (granted.state, granted.owner, granted.pod) == ("granted", "", pod.uid)  # nothing has a name yet
     await node.kubelet.sync(pod)
-    exposed = await node.status(uuid)
-    told = "default/train/main, default/train/prepare"
-    assert (exposed.state, exposed.owner, exposed.pod) == ("in_use", pod.uid, told)
+    shown = await node.status(uuid)
+    reported = "default/train/main, default/train/prepare"
+    assert (shown.state, shown.owner, shown.pod) == ("in_use", pod.uid, reported)
     async with node.stage.admin() as admin:
-        assert (await admin.explain(uuid)).device.pod == told
+        assert (await admin.explain(uuid)).device.pod == reported
     await node.kubelet.delete(pod)
     await node.clean(uuid)
     assert (await node.status(uuid)).pod == ""
     assert list(node.stage.pod_logs.iterdir()) == []
 
 
-async def test_a_file_that_does_not_answer_costs_the_name_and_neither_the_status_nor_anything_else(node):
+async def test_a_file_that_does_not_answer_costs_only_the_name(node):
     pod = await node.run("train")
     uuid = node.gpu(pod)
     file = node.stage.kubelet_dir / checkpoint.NAME

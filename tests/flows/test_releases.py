@@ -47,7 +47,7 @@ def stuck(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
-async def test_a_pod_has_not_gone_while_nobody_is_on_its_gpu_because_it_waits_to_start(build):
+async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
     """Looks like a release: of one pod all containers wait to be started again, another one's image is not there yet.
 
     Nor has it gone when its container was let start and could not be made; but then its GPU counts as used.
@@ -75,7 +75,7 @@ async def test_a_pod_has_not_gone_while_nobody_is_on_its_gpu_because_it_waits_to
     assert await node.scrubs(granted) == 2
 
 
-async def test_whoever_uses_a_gpu_that_is_not_his_is_told_and_never_ended_and_nothing_is_wiped_under_him(build):
+async def test_an_unannounced_user_is_reported_and_never_ended(build):
     """Looks like a release: the owner is gone, but a process of another pod has imported its memory.
 
     No tenancy at all: that pod uses one more GPU, and the host another one, and one that was granted a moment before.
@@ -87,10 +87,10 @@ async def test_whoever_uses_a_gpu_that_is_not_his_is_told_and_never_ended_and_no
     free, bare = (uuid for uuid in node.stage.uuids if uuid not in {left, own, given})
     kept_here, theirs = node.memory(left), node.memory(own)
     async with (
-        node.stranger(left, other.uid) as importer,
-        node.stranger(given, secret=b"a shell") as shell,
-        node.stranger(free, other.uid, b"a second one") as greedy,
-        node.stranger(bare, secret=b"a job of the host") as job,
+        node.foreign_process(left, other.uid) as importer,
+        node.foreign_process(given, secret=b"a shell") as shell,
+        node.foreign_process(free, other.uid, b"a second one") as greedy,
+        node.foreign_process(bare, secret=b"a job of the host") as job,
     ):
         await node.kubelet.delete(owner)
         for uuid, name in ((free, other.uid), (bare, "no container")):
@@ -114,12 +114,12 @@ async def test_whoever_uses_a_gpu_that_is_not_his_is_told_and_never_ended_and_no
     assert node.memory(own) == theirs
 
 
-async def test_a_leftover_that_cannot_be_killed_is_waited_for_and_named_and_its_gpu_goes_to_nobody(build):
+async def test_the_gpu_of_an_unkillable_leftover_goes_to_no_pod(build):
     """A release that is not over: the pod is gone, and a process that it left behind hangs in the kernel."""
     node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {grace: 10ms}"))
     pod = await node.run("train")
     uuid = node.gpu(pod)
-    async with node.stranger(uuid, secret=b"left behind") as leftover:
+    async with node.foreign_process(uuid, secret=b"left behind") as leftover:
         with stuck(leftover.pid):
             left = node.memory(uuid)
             await node.kubelet.delete(pod)
@@ -134,7 +134,7 @@ async def test_a_leftover_that_cannot_be_killed_is_waited_for_and_named_and_its_
     assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
 
 
-async def test_a_leftover_that_never_dies_takes_its_gpu_out_and_gives_it_back_by_going_away(build, tmp_path):
+async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, tmp_path):
     """A release that is never over: it hangs for longer than policy waits for, and is named as the reason."""
     words = ("budgets: {owner_wait: 0s}", "evict: {grace: 10ms, give_up: 0s}", "quarantine: {probation: {first: 1s}}")
     node = await build(1, brisk(*words))
@@ -160,12 +160,12 @@ async def test_a_leftover_that_never_dies_takes_its_gpu_out_and_gives_it_back_by
     await node.run("next")
 
 
-async def test_a_container_that_hangs_after_its_pod_was_deleted_is_named_and_quarantined_when_it_ends(build):
+async def test_a_container_that_hangs_after_a_delete_quarantines_its_gpu(build):
     """A release that is not over: whatever hangs stays in its pod's control group, so that the pod seems to live."""
     node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {give_up: 0s}"))
     pod = await node.run("train")
     uuid = node.gpu(pod)
-    async with node.stranger(uuid, pod.uid) as leftover:
+    async with node.foreign_process(uuid, pod.uid) as leftover:
         with stuck(leftover.pid):
             left = node.memory(uuid)
             await node.kubelet.delete(pod)
@@ -182,7 +182,7 @@ async def test_a_container_that_hangs_after_its_pod_was_deleted_is_named_and_qua
     assert (out.reason, out.sticky, await node.scrubs(uuid)) == ("stuck-process", False, 1)
 
 
-async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_who_asks_and_who_did_not_has_all(build):
+async def test_only_gpus_of_pods_that_ended_meanwhile_are_scrubbed(build):
     """A release that nobody saw, and none: of another pod only the sandbox was there, which nobody had seen before."""
     node = await build(2)
     ends, stays = await node.run("ends"), await node.run("stays")

@@ -2,7 +2,7 @@
 
 The ids are those of the cases in which a naive implementation skips a needed scrub. Not here:
 
-* S6 is ``test_x21_s6_after_a_reboot_a_pod_starts_again_without_allocate_on_a_gpu_that_was_proven_anew``.
+* S6 is ``test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus``.
 * S9, another plugin that takes the resource over, looks to us like S10: a container that nobody asked for.
 * S12, S13 and S19 are cases of the DRA interface, which this plugin does not serve; S18 needs MIG slices, which
   simulated GPUs do not have.
@@ -30,20 +30,20 @@ ONE = {RESOURCE: 1}
 SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once
 
 
-async def test_s1_s3_the_same_gpus_as_last_time_are_no_restart_and_neither_is_one_of_them(node):
-    first = await node.run("first", gpus=2)
+async def test_s1_s2_s3_s5_the_same_name_is_no_restart(node):
+    first = await node.run("same-name", gpus=2)
     gpus = node.kubelet.held(first)["main"][RESOURCE]
     await node.kubelet.delete(first)
-    second = await node.run("second", gpus=2)
+    second = await node.run("same-name", gpus=2)
     assert node.kubelet.held(second)["main"][RESOURCE] == gpus
     assert [await node.scrubs(uuid) for uuid in gpus] == [2, 2]
     await node.kubelet.delete(second)
-    one, other = node.gpu(await node.run("one")), node.gpu(await node.run("other"))
+    one, other = node.gpu(await node.run("same-name")), node.gpu(await node.run("other"))
     assert one != other
     assert [await node.scrubs(uuid) for uuid in gpus] == [3, 3]
 
 
-async def test_s4_a_count_of_starts_and_grants_that_does_not_match_hides_no_tenant(build):
+async def test_s4_unequal_numbers_of_starts_and_grants_hide_no_tenant(build):
     node = await build(1)
     init = Container("fetch", ONE, ContainerKind.INIT)
     first = node.pod("first", init, Container("main", ONE))  # admitted twice, started once
@@ -60,17 +60,7 @@ async def test_s4_a_count_of_starts_and_grants_that_does_not_match_hides_no_tena
     assert await node.scrubs(uuid) == 3
 
 
-async def test_s2_s5_pods_of_one_name_are_each_a_new_tenant_that_finds_nothing(build):
-    node = await build(1)
-    [uuid] = node.stage.uuids
-    for count in range(1, 5):
-        pod = await node.run("same-name")
-        assert await node.scrubs(uuid) == count
-        assert node.memory(uuid)
-        await node.kubelet.delete(pod)
-
-
-async def test_what_a_pod_left_on_the_chip_is_gone_before_the_next(build):
+async def test_on_chip_memory_is_clean_before_the_next_pod(build):
     node = await build(1, "{paths: {first_look: fast}}")
     [uuid] = node.stage.uuids
     chip = layout.find(node.stage.simulated, uuid).chip
@@ -82,7 +72,7 @@ async def test_what_a_pod_left_on_the_chip_is_gone_before_the_next(build):
     assert not any(chip.read_bytes())
 
 
-async def test_s5_the_start_of_a_pod_that_the_kubelet_dropped_is_followed_by_a_scrub(build):
+async def test_s5_the_late_start_of_a_dropped_pod_is_scrubbed(build):
     node = await build(1)
     first, second = node.pod("first"), node.pod("second")
     await node.kubelet.admit(first)
@@ -97,7 +87,7 @@ async def test_s5_the_start_of_a_pod_that_the_kubelet_dropped_is_followed_by_a_s
     assert (await node.scrubs(uuid), bool(node.memory(uuid))) == (2, True)
 
 
-async def test_s7_a_container_that_started_without_prestart_under_a_dead_service_is_scrubbed_after(build):
+async def test_s7_a_start_without_plugin_and_service_is_scrubbed_after(build):
     node = await build(1)
     pod = await node.run("train")
     uuid = node.gpu(pod)
@@ -116,13 +106,13 @@ async def test_s7_a_container_that_started_without_prestart_under_a_dead_service
     assert await node.scrubs(uuid) == 2
 
 
-async def test_s7_a_grant_from_before_a_kubelet_restart_is_the_tenants_who_starts_on_it_without_asking(build):
+async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
     node = await build(1)
     pod = node.pod("train")
     await node.kubelet.admit(pod)
     uuid = node.gpu(pod)
     await node.kubelet.kill()
-    async with node.stranger(uuid, pod.uid, f"<{pod.uid}>".encode()):  # started without PreStartContainer
+    async with node.foreign_process(uuid, pod.uid, f"<{pod.uid}>".encode()):  # started without PreStartContainer
         await node.kubelet.start()
         await node.offered(1)
         await node.reach(uuid, lambda device: device.owner == pod.uid)
@@ -133,7 +123,7 @@ async def test_s7_a_grant_from_before_a_kubelet_restart_is_the_tenants_who_start
     assert await node.scrubs(uuid) == 2
 
 
-async def test_s8_a_service_that_is_killed_between_allocate_and_prestart_asks_for_a_new_proof(build):
+async def test_s8_a_service_killed_before_prestart_needs_a_new_proof(build):
     node = await build(1, SILENT)
     pod = node.pod("train")
     await node.kubelet.admit(pod)
@@ -146,7 +136,7 @@ async def test_s8_a_service_that_is_killed_between_allocate_and_prestart_asks_fo
     assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 2)
 
 
-async def test_s8_a_service_that_is_killed_after_prestart_still_knows_who_was_let_on(build):
+async def test_s8_a_service_killed_after_prestart_still_knows_the_owner(build):
     node = await build(1, SILENT)
     pod = node.pod("train")
     await node.kubelet.admit(pod)
@@ -157,17 +147,17 @@ async def test_s8_a_service_that_is_killed_after_prestart_still_knows_who_was_le
     await node.kill_service()
     await node.stage.start()
     assert (await node.status(uuid)).owner == pod.uid
-    async with node.stranger(uuid, pod.uid, b"a secret"):  # the container that it said yes to comes only now
+    async with node.foreign_process(uuid, pod.uid, b"a secret"):  # the container that it said yes to comes only now
         await node.offered(1)
     await node.kubelet.delete(pod)
     await node.run("next")
     assert await node.scrubs(uuid) == 2
 
 
-async def test_s10_a_container_that_nobody_asked_for_makes_a_clean_gpu_dirty_and_it_is_scrubbed_after(build):
+async def test_s10_use_without_a_grant_makes_a_clean_gpu_dirty(build):
     node = await build(1)
     [uuid] = node.stage.uuids
-    async with node.stranger(uuid, "privileged-pod", b"a secret of the privileged"):
+    async with node.foreign_process(uuid, "privileged-pod", b"a secret of the privileged"):
         await node.health(uuid, "Unhealthy")
         [soiled] = await node.history(uuid, "soiled")
         assert "without a grant" in soiled.text
@@ -177,10 +167,10 @@ async def test_s10_a_container_that_nobody_asked_for_makes_a_clean_gpu_dirty_and
     assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
 
 
-async def test_s10_one_that_used_it_just_before_allocate_is_noticed_by_allocate(build):
+async def test_s10_allocate_notices_a_user_that_came_just_before(build):
     node = await build(1, brisk("budgets: {owner_wait: 0s}"))
     [uuid] = node.stage.uuids
-    async with node.stranger(uuid, "privileged-pod", b"a secret of the privileged"):
+    async with node.foreign_process(uuid, "privileged-pod", b"a secret of the privileged"):
         assert (await node.kubelet.admit(node.pod("early"))).phase is Phase.FAILED
     await node.clean(uuid)
     await node.health(uuid, "Healthy")
@@ -188,7 +178,7 @@ async def test_s10_one_that_used_it_just_before_allocate_is_noticed_by_allocate(
     assert await node.scrubs(uuid) == 2
 
 
-async def test_s14_a_scrub_that_failed_never_ends_clean_and_no_pod_starts(node):
+async def test_s14_no_pod_starts_after_a_scrub_that_failed(node):
     first = await node.run("first")
     uuid = node.gpu(first)
     drills.bad_memory(node.stage.simulated, uuid, 4711, 5)
@@ -201,18 +191,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean_and_no_pod_starts(node):
     assert (last.phase, len(node.kubelet.starts)) == (Phase.FAILED, 2)
 
 
-async def test_s14_a_clear_that_lies_is_found_out(build):
-    node = await build(1)
-    first = await node.run("first")
-    uuid = node.gpu(first)
-    drills.skip_clears(node.stage.simulated, uuid)
-    await node.kubelet.delete(first)
-    assert (await node.kubelet.run(node.pod("next"))).phase is Phase.FAILED
-    await node.reach(uuid, lambda device: device.state == "quarantined")
-    assert (node.memory(uuid) != b"", await node.scrubs(uuid)) == (True, 1)
-
-
-async def test_s14_a_scrub_that_was_cut_off_by_a_kill_is_done_again_from_its_start(build):
+async def test_s14_a_scrub_cut_off_by_a_kill_begins_again(build):
     node = await build(1, SILENT)
     uuid = await node.leave(await node.run("first"))
     cut = await node.job(uuid)
@@ -226,7 +205,7 @@ async def test_s14_a_scrub_that_was_cut_off_by_a_kill_is_done_again_from_its_sta
     await node.run("next")
 
 
-async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
+async def test_s14_prestart_refuses_a_gpu_whose_last_scrub_failed(build):
     node = await build(1, brisk("gate: prestart"))
     first = await node.run("first")
     uuid = node.gpu(first)
@@ -239,7 +218,7 @@ async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
     assert (len(node.kubelet.starts), await node.scrubs(uuid)) == (1, 1)
 
 
-async def test_s20_a_gpu_that_is_open_where_no_process_shows_it_goes_to_no_pod(build):
+async def test_s20_a_gpu_held_by_a_hidden_process_goes_nowhere(build):
     """The last tenant may have left the file in a socket; a search of /proc finds nobody."""
     node = await build(1, brisk("budgets: {owner_wait: 0s}", "proof: {survives_restart: true}"))
     [uuid] = node.stage.uuids

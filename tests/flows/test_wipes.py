@@ -6,7 +6,7 @@ The ids are those of the cases in which a naive implementation wipes memory in u
 * W7 and W9: a GPU has one id, and one resource offers it; there are no replicas, and two plugins exclude each other
   (``test_a_second_instance_is_refused_and_the_first_goes_on``).
 * W8: simulated GPUs have no MIG slices; reset domains are tested in ``tests/jobs/test_jobs.py`` and by
-  ``test_w8_a_device_whose_sibling_is_being_reset_is_not_handed_out``.
+  ``test_w8_no_device_is_handed_out_during_a_siblings_reset``.
 * W16 would need a pid namespace: ``test_w16_without_whole_node_nothing_happens``.
 * W19: ``test_another_process_with_the_same_pid_is_not_signalled``.
 * W20: memory of a simulated GPU that is shared is a file that is open, whoever made it: W2, W15, and the importer in
@@ -34,7 +34,7 @@ LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
 IMPATIENT = brisk("gate: prestart", "budgets: {start: 300ms}")
 
 
-async def test_w1_r8_a_running_pods_gpu_that_the_kubelet_gives_away_during_its_allocate_is_refused(build):
+async def test_w1_r8_a_gpu_in_use_is_not_given_away(build):
     node = await build(2, AT_ONCE)
     first, other = await node.run("first"), await node.run("other")
     uuid = await node.leave(first)
@@ -54,7 +54,7 @@ async def test_w1_r8_a_running_pods_gpu_that_the_kubelet_gives_away_during_its_a
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_one_is_gone(build):
+async def test_w1_r8_of_two_pods_on_one_gpu_neither_starts(build):
     node = await build(2)
     first, other = await node.run("first"), await node.run("other")
     uuid, spare = await node.leave(first), node.gpu(other)
@@ -78,7 +78,7 @@ async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_
     assert await node.kubelet.sync(victim)
 
 
-async def test_w2_r4_a_pod_deleted_by_force_keeps_its_memory_until_its_last_process_has_ended(build):
+async def test_w2_r4_a_force_deleted_pod_keeps_its_gpu(build):
     node = await build(1, AT_ONCE)
     pod = await node.run("forced")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -93,7 +93,7 @@ async def test_w2_r4_a_pod_deleted_by_force_keeps_its_memory_until_its_last_proc
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w2_r4_under_gate_prestart_the_next_pod_waits_until_the_last_process_has_ended(build):
+async def test_w2_r4_under_gate_prestart_the_next_pod_waits(build):
     node = await build(1, LATE)
     pod = await node.run("forced")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -109,7 +109,7 @@ async def test_w2_r4_under_gate_prestart_the_next_pod_waits_until_the_last_proce
 
 
 @pytest.mark.parametrize("text", [None, "{"], ids=["lost", "corrupt"])
-async def test_w3_after_the_kubelet_forgot_who_holds_what_a_running_containers_memory_is_kept(build, text):
+async def test_w3_without_checkpoint_the_kubelet_takes_no_used_gpu(build, text):
     node = await build(1, AT_ONCE)
     pod = await node.run("forgotten")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -127,7 +127,7 @@ async def test_w3_after_the_kubelet_forgot_who_holds_what_a_running_containers_m
     assert (await node.status(uuid)).owner == pod.uid
 
 
-async def test_w3_while_the_checkpoint_cannot_be_read_nothing_starts_and_nothing_is_wiped(node):
+async def test_w3_without_a_readable_checkpoint_nothing_starts_or_is_scrubbed(node):
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     (node.stage.kubelet_dir / checkpoint.NAME).write_text("{")
@@ -138,10 +138,10 @@ async def test_w3_while_the_checkpoint_cannot_be_read_nothing_starts_and_nothing
     assert await node.kubelet.sync(pod)
 
 
-async def test_w10_w15_a_process_of_nobody_is_left_alone_and_its_gpu_goes_to_nobody(build):
+async def test_w10_w15_a_process_of_the_host_is_left_alone(build):
     node = await build(1, AT_ONCE)
     [uuid] = node.stage.uuids
-    async with node.stranger(uuid, secret=b"a job of the host"):
+    async with node.foreign_process(uuid, secret=b"a job of the host"):
         status = await node.kubelet.run(node.pod("early"))
         assert status.phase is Phase.FAILED
         await node.health(uuid, "Unhealthy")
@@ -152,7 +152,7 @@ async def test_w10_w15_a_process_of_nobody_is_left_alone_and_its_gpu_goes_to_nob
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w11_the_job_of_a_prestart_that_was_given_up_is_the_one_that_the_retry_waits_for(build):
+async def test_w11_the_retry_of_a_prestart_joins_the_same_job(build):
     node = await build(1, IMPATIENT)
     uuid = await node.leave(await node.run("first"))
     second = node.pod("second")
@@ -169,25 +169,7 @@ async def test_w11_the_job_of_a_prestart_that_was_given_up_is_the_one_that_the_r
     assert node.memory(uuid), "nothing is written after the start"
 
 
-async def test_w11_a_prestart_that_the_kubelet_cut_lets_nobody_start_and_its_job_goes_on(build):
-    node = await build(1, LATE)
-    uuid = await node.leave(await node.run("first"))
-    second = node.pod("second")
-    await node.kubelet.admit(second)
-    job = await node.job(uuid)
-    async with node.door() as plugin:
-        with pytest.raises(grpc.aio.AioRpcError) as cut:
-            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]), timeout=0.3)
-    assert cut.value.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-    assert await node.job(uuid) == job
-    start = asyncio.create_task(node.kubelet.sync(second))
-    await node.within("PreStartContainer")
-    node.heal(uuid)
-    assert await start
-    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (second.uid, 2)
-
-
-async def test_w12_a_gpu_that_only_an_init_container_was_given_stays_its_pods(node):
+async def test_w12_an_ended_init_containers_gpu_stays_in_use(node):
     pod = await node.run("prepare", Container("fetch", ONE, ContainerKind.INIT), Container("main"))
     uuid = node.gpu(pod, "fetch")
     [spare] = set(node.stage.uuids) - {uuid}
@@ -199,7 +181,7 @@ async def test_w12_a_gpu_that_only_an_init_container_was_given_stays_its_pods(no
     assert node.memory(uuid) == left
 
 
-async def test_w13_an_empty_pod_resources_answer_after_a_kubelet_restart_frees_nothing(node):
+async def test_w13_an_empty_pod_resources_answer_releases_no_gpu(node):
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     [spare] = set(node.stage.uuids) - {uuid}
@@ -216,7 +198,7 @@ async def test_w13_an_empty_pod_resources_answer_after_a_kubelet_restart_frees_n
     assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
 
 
-async def test_w14_after_a_lost_ledger_live_memory_is_left_alone_and_the_rest_is_proven_anew(build):
+async def test_w14_after_a_lost_ledger_live_memory_is_left_alone(build):
     node = await build(2, brisk("budgets: {silence: 0s}"))
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -234,7 +216,7 @@ async def test_w14_after_a_lost_ledger_live_memory_is_left_alone_and_the_rest_is
     assert await node.scrubs(uuid) == 1
 
 
-async def test_w17_whoever_knows_the_plugins_socket_gets_no_memory_of_others_wiped_and_no_gpu_in_use(build):
+async def test_w17_the_plugins_socket_gives_away_no_gpu_in_use(build):
     node = await build(2, AT_ONCE)
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -252,7 +234,7 @@ async def test_w17_whoever_knows_the_plugins_socket_gets_no_memory_of_others_wip
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
 
 
-async def test_w17_whoever_knows_the_services_socket_gets_no_memory_of_others_wiped_and_no_gpu_in_use(build):
+async def test_w17_the_services_socket_gives_away_no_gpu_in_use(build):
     node = await build(1, AT_ONCE)
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
@@ -269,7 +251,7 @@ async def test_w17_whoever_knows_the_services_socket_gets_no_memory_of_others_wi
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
 
 
-async def test_w17_a_gpu_that_a_rogue_let_itself_have_is_scrubbed_before_a_pod_gets_it(build):
+async def test_w17_a_gpu_acquired_by_a_rogue_is_scrubbed_first(build):
     node = await build(1)
     [uuid] = node.stage.uuids
     async with node.stage.scrubber() as rogue:
@@ -288,11 +270,11 @@ async def test_w17_no_order_of_an_operator_wipes_memory_in_use(build):
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
 
 
-async def test_w18_under_per_container_a_restart_waits_for_a_live_sibling_and_is_scrubbed_after(build):
+async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
     node = await build(1, brisk("model: per-container"))
     pod = await node.run("pair")
     uuid = node.gpu(pod)
-    async with node.stranger(uuid, pod.uid, f"<{pod.uid}>".encode()):
+    async with node.foreign_process(uuid, pod.uid, f"<{pod.uid}>".encode()):
         left = node.memory(uuid)
         assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.WAITING
         assert "it is still in use" in node.waiting(pod)
@@ -301,14 +283,14 @@ async def test_w18_under_per_container_a_restart_waits_for_a_live_sibling_and_is
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe(build):
+async def test_w21_a_container_that_starts_during_a_scrub_ends_it(build):
     node = await build(1, brisk("model: per-container"))
     pod = await node.run("train")
     uuid = node.gpu(pod)
     node.stall(uuid)
     restart = asyncio.create_task(node.kubelet.restart_container(pod, "main"))
     await node.job(uuid)
-    async with node.stranger(uuid, pod.uid, b"written by one that did not ask"):
+    async with node.foreign_process(uuid, pod.uid, b"written by one that did not ask"):
         await node.reach(uuid, lambda device: device.job is None)
         node.heal(uuid)
         assert (await restart).state is ContainerState.WAITING

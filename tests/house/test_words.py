@@ -40,14 +40,6 @@ CONTRACTS = {
     "scrubber/devices/simulated/tenants.py": {"zombie"},  # what that drill starts
 }
 OLD_WORDS = (  # folders of tests whose names are still to be changed
-    "tests/core/",
-    "tests/demo/",
-    "tests/flows/",
-    "tests/jobs/",
-    "tests/observe/",
-    "tests/service/",
-    "tests/soak/",
-    "tests/standins/",
 )
 
 

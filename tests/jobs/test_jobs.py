@@ -234,7 +234,7 @@ async def test_two_devices_are_granted_in_one_write(world):
     assert len({it.op for it in written}) == 1
 
 
-async def test_an_intruder_during_a_clear_ends_the_worker_at_once(world):
+async def test_a_foreign_process_during_a_clear_ends_the_worker(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.35)

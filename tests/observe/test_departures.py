@@ -40,12 +40,12 @@ class Place:
         self.uuid = backend.inventory()[0].uuid
         self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.sight = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
+        self.observation = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         self.pids: list[int] = []
 
     def record(self, owner: str | None) -> Record:
         events = [ev.PutInUse(Owner(owner, lives.NOW, seen=True))] if owner else []
-        return replace(lives.live(lives.GRANTED, *events), device=self.sight.driver.backend.inventory()[0])
+        return replace(lives.live(lives.GRANTED, *events), device=self.observation.driver.backend.inventory()[0])
 
     def occupy(self, container: str = "") -> int:
         args = (self.root, self.uuid, b"")
@@ -75,7 +75,7 @@ async def place(tmp_path):
 @pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
 async def test_the_end_of_a_holder_is_reported(place, container):
     pid = place.occupy(container)
-    await place.sight.full(place.record(None))
+    await place.observation.full(place.record(None))
     place.end(pid)
     assert await place.left() == {place.uuid}
 
@@ -83,27 +83,27 @@ async def test_the_end_of_a_holder_is_reported(place, container):
 async def test_only_the_followed_process_of_a_pod_is_a_departure(place):
     """As that of a container that crashes: what holds the pod together goes last."""
     record, some = place.record(POD), [place.occupy(POD), place.occupy(POD)]
-    assert (await place.sight.full(record)).owner_alive is True
+    assert (await place.observation.full(record)).owner_alive is True
     followed = place.ends._followed[place.uuid][0]
     [other] = [pid for pid in some if pid != followed]
     place.end(other)
     waiting = asyncio.create_task(place.left())
-    await place.sight.full(record)
+    await place.observation.full(record)
     assert not waiting.done()
     place.end(followed)
     assert await waiting == {place.uuid}
-    assert (await place.sight.full(record)).owner_alive is False
+    assert (await place.observation.full(record)).owner_alive is False
 
 
 async def test_a_starting_pod_is_followed(place):
-    elsewhere = place.sight.driver.backend.inventory()[1].uuid
+    elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
-    await place.sight.full(place.record(None), starting_pod=POD)
+    await place.observation.full(place.record(None), starting_pod=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]
 
 
 async def test_a_free_device_follows_no_process(place):
-    await place.sight.full(place.record(None))
+    await place.observation.full(place.record(None))
     assert place.ends._followed == {}
 
 
@@ -140,8 +140,8 @@ async def watch():
     tasks: list[asyncio.Task[None]] = []
 
     def start(notebook: Any, ends: ProcessEnds) -> None:  # noqa: ANN401 - stands in for the service
-        nobody: Any = None
-        tasks.append(asyncio.create_task(Roundless(notebook, nobody, BETWEEN_ROUNDS, ends).run()))
+        no_holder: Any = None
+        tasks.append(asyncio.create_task(Roundless(notebook, no_holder, BETWEEN_ROUNDS, ends).run()))
 
     yield start
     for task in tasks:
@@ -151,7 +151,7 @@ async def watch():
 async def test_only_the_device_that_was_left_is_reconciled(place, watch):
     notebook = Notebook()
     pid = place.occupy()
-    await place.sight.full(place.record(None))
+    await place.observation.full(place.record(None))
     watch(notebook, place.ends)
     place.end(pid)
     async with asyncio.timeout(WITHIN):

@@ -14,7 +14,7 @@ from tests.core import lives
 from tests.core.lives import FOREIGN, OF_A, OF_B, facts
 
 CHEAP, LONG = 0.0, 100 * CPU_SHARE  # seconds that a look took: it stands for one second, and for a hundred
-NOBODY = replace(facts(), owner_alive=None)
+NO_HOLDER = replace(facts(), owner_alive=None)
 AT_WORK = facts((OF_A,), alive=True)
 
 
@@ -45,7 +45,7 @@ def seen(record: Record, facts: Facts, took: float = LONG) -> ObservationCache:
 
 @pytest.mark.parametrize(("took", "stands"), [(CHEAP, 1.0), (LONG, 100.0)], ids=["a cheap look", "a costly look"])
 def test_a_costly_observation_stands_longer(clock, took, stands):
-    free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.IN_USE, AT_WORK, took)
+    free, used = seen(lives.CLEAN, NO_HOLDER, took), seen(lives.IN_USE, AT_WORK, took)
     clock.now = stands - 0.01
     assert free.shows_no_holder(lives.CLEAN)
     assert used.witnessed(lives.IN_USE) is not None
@@ -77,7 +77,7 @@ def test_a_foreign_process_is_a_witness_for_a_short_time(clock):
         pytest.param(lives.IN_USE, facts((OF_A,), alive=False), id="the owner did not run"),
         pytest.param(lives.IN_USE, facts((OF_A,)), id="nobody could say whether the owner runs"),
         pytest.param(lives.IN_USE, facts((OF_B,), alive=True), id="somebody else was on it"),
-        pytest.param(lives.VISITED, facts(alive=True), id="who was merely met had let go"),
+        pytest.param(lives.USED_BY_B, facts(alive=True), id="who was merely met had let go"),
     ],
 )
 def test_no_other_process_is_a_witness(clock, record, look):
@@ -89,9 +89,9 @@ def test_no_other_process_is_a_witness(clock, record, look):
 
 def test_the_starting_pod_is_not_cached(clock):
     assert clock.now == 0.0
-    visit, witness = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).witnessed(lives.IN_USE) or (
+    observe_once, witness = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).witnessed(lives.IN_USE) or (
         None,
         None,
     )
-    assert visit is not None
-    assert (visit.facts, witness) == (AT_WORK, OF_A)
+    assert observe_once is not None
+    assert (observe_once.facts, witness) == (AT_WORK, OF_A)

@@ -63,7 +63,7 @@ def record(bank, uuid: str) -> Record:
     return apply(None, ev.LedgerEntry(0, uuid, Moment(0.0, 0.0), "op", found))
 
 
-async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(bank, processes, tmp_path):
+async def test_a_free_device_does_not_wait_for_anothers_search(bank, processes, tmp_path):
     observer = Observer(DriverCalls(bank.backend, "boot", patience=WITHIN), processes, tmp_path, ObservedSince(0.0))
     pid = tenants.occupy(bank.root, bank.first, b"x", POD)
     held = asyncio.create_task(observer.full(record(bank, bank.first)))
@@ -106,7 +106,7 @@ async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_pa
     assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
 
 
-async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
+async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
     observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     tenants.occupy(bank.root, bank.first, b"x", POD)
@@ -129,7 +129,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     assert (await observer.full(record(bank, bank.second))).used_at < before
 
 
-async def test_a_holder_that_no_search_can_name_ends_a_siblings_proof(bank, processes, tmp_path):
+async def test_a_holder_without_a_name_ends_a_siblings_proof(bank, processes, tmp_path):
     observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     sibling = record(bank, bank.first)
     tenants.occupy(bank.root, bank.first, b"x", POD)
@@ -159,9 +159,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 
 
 @pytest.mark.parametrize("ask", ["quick", "quick_all"])
-async def test_a_holder_that_only_a_quick_observation_saw_ends_earlier_proofs(
-    bank, processes, tmp_path, monkeypatch, ask
-):
+async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, asked = record(bank, bank.first), "has_holders" if ask == "quick" else "quick_observation"
     answer = getattr(bank.backend, asked)

@@ -67,7 +67,7 @@ class Disk:
             raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
         return self.inner.compact(fold, keep, at)
 
-    def mend(self) -> None:
+    def heal_one(self) -> None:
         """Nothing is wrong with it any more."""
         self.full, self.failures, self.dies_after, self.fails_at = False, 0, None, None
 

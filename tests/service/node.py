@@ -33,7 +33,7 @@ class Kind(Enum):
     """Why a process is on a device."""
 
     TENANT = "tenant"  # it was let on
-    INTRUDER = "intruder"  # uses a device without a request
+    FOREIGN_PROCESS = "intruder"  # uses a device without a request
     WORKER = "worker"  # a scrub of ours
 
 

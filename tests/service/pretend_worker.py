@@ -1,6 +1,6 @@
 """A simulated worker: does the steps on a simulated GPU, takes time for each block, and can be killed between blocks.
 
-It reports what it really did. ``test_saboteurs`` has workers that report what they did not do.
+It reports what it really did. ``test_false_workers`` has workers that report what they did not do.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class PretendWorker:
             return Report(Outcome.FAILED, "cannot prove who uses the device", Blame.TENANT)
         found = [process for process in self.gpu.processes.values() if process is not self.process]
         holders = tuple(Holder(it.pid, it.started, it.name, it.container) for it in found)
-        told = [process for process in found if process.container is None and _condemned(process, order)]
-        ended = [process for process in told if not process.stuck]
-        if told:
+        reported = [process for process in found if process.container is None and _condemned(process, order)]
+        ended = [process for process in reported if not process.stuck]
+        if reported:
             await self.spend(order.grace / 2)
         for process in ended:
             if process.alive and process.container is None:
@@ -134,7 +134,7 @@ class PretendWorker:
         left = [process for process in self.gpu.processes.values() if process is not self.process]
         findings = Findings(holders=holders, terminated=tuple(process.pid for process in ended))
         if left:
-            stuck = tuple(Holder(it.pid, it.started, it.name, it.container, "D") for it in told if it in left)
+            stuck = tuple(Holder(it.pid, it.started, it.name, it.container, "D") for it in reported if it in left)
             return Report(Outcome.FAILED, "still on the device", Blame.TENANT, replace(findings, stuck=stuck))
         return Report(Outcome.PASSED, findings=findings)
 

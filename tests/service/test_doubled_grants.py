@@ -20,7 +20,7 @@ async def container_starts(world, tenant, device):
     return world.run(tenant, device)
 
 
-async def short_visit(world, tenant, device):
+async def short_use(world, tenant, device):
     """The same, and the tenant has ended before an observation can show it."""
     await container_starts(world, tenant, device)
     await asyncio.sleep(SHORT)
@@ -34,7 +34,7 @@ async def test_a_doubled_grant_never_shows_one_pod_the_others_bytes(world, apart
     await asyncio.sleep(apart)
     await world.acquire("second", device, announced=True)
     written_down(world, second=[device])  # the kubelet has dropped the first pod, whose start is on its way
-    await short_visit(world, "first", device)
+    await short_use(world, "first", device)
     await container_starts(world, "second", device)
     assert rows(world, ev.Released, device)[-1].why == start.CONTESTED
 
@@ -45,11 +45,11 @@ async def test_a_grant_given_three_times_is_scrubbed_before_each_start(world):
         await world.acquire(pod, device, announced=True)
     written_down(world, third=[device])
     for pod in ("first", "second", "third"):
-        await short_visit(world, pod, device)
+        await short_use(world, pod, device)
     assert scrubs(world, device) == 3
 
 
-async def test_r11_a_doubled_grant_used_after_a_kubelet_restart_is_scrubbed(world):
+async def test_r11_a_doubled_grant_after_a_kubelet_restart_is_scrubbed(world):
     device = world.uuids[0]
     for pod in ("first", "second"):
         await world.acquire(pod, device, announced=True)
@@ -89,7 +89,7 @@ async def test_init_and_app_container_share_one_scrub(world):
         await world.acquire("pod", device, announced=True)
     written_down(world, {"pod": ["init", "app"]}, pod=[device])
     for _ in range(2):
-        await short_visit(world, "pod", device)
+        await short_use(world, "pod", device)
     assert scrubs(world, device) == 1
 
 
@@ -117,5 +117,5 @@ async def test_the_pod_after_a_contested_one_is_not_contested(world):
     await world.acquire("next", device, announced=True)
     written_down(world, next=[device])
     for _ in range(2):
-        await short_visit(world, "next", device)
+        await short_use(world, "next", device)
     assert scrubs(world, device) == 2

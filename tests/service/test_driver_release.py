@@ -20,7 +20,7 @@ from tests.service.node import Node
 from tests.service.pretend_worker import PretendWorker
 
 
-async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
+async def test_a_driver_without_release_blames_no_device(world):
     device = world.uuids[0]
 
     def stuck() -> None:

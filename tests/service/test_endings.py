@@ -130,8 +130,8 @@ async def test_errors_before_a_loss_count_as_well(world):
     world.node.report(device, (13, 13, SUPPORT))
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
-    told = rows(world, ev.Quarantined, device)[0].quarantine
-    assert (told.ailment.xid, told.next_probe, told.errors) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
+    reported = rows(world, ev.Quarantined, device)[0].quarantine
+    assert (reported.ailment.xid, reported.next_probe, reported.errors) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
     assert "the driver reported xid 13 2 times, xid 125" in world.story(device)
     world.node.heal()
     await asyncio.sleep(3600)
@@ -160,7 +160,7 @@ async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(lost):
     assert running.receipt is not None
 
 
-async def test_a_lost_device_that_is_back_in_use_stops_a_siblings_reset(lost):
+async def test_a_lost_device_in_use_again_stops_siblings_reset(lost):
     world, one, other = lost
     world.node.heal()
     world.intrude(one)
@@ -217,11 +217,11 @@ async def burning(world, step):
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start"])
-async def test_a_scrub_that_ends_during_an_observation_refuses_nobody(node, monkeypatch, ask):
+async def test_a_scrub_that_ends_during_an_observation_refuses_no_request(node, monkeypatch, ask):
     world = await node("name: brisk\ndefaults: {paths: {first_look: fast}}\n")
     device = await burning(world, Step.EVICT)
-    eye = "quick" if ask == "acquire" else "full"
-    look = getattr(world.life.observer, eye)
+    method = "quick" if ask == "acquire" else "full"
+    look = getattr(world.life.observer, method)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
@@ -229,7 +229,7 @@ async def test_a_scrub_that_ends_during_an_observation_refuses_nobody(node, monk
             await world.reach(device, State.CLEAN)
         return facts
 
-    monkeypatch.setattr(world.life.observer, eye, slow)
+    monkeypatch.setattr(world.life.observer, method, slow)
     await (
         world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
     )
@@ -240,8 +240,8 @@ async def test_a_scrub_that_ends_during_an_observation_refuses_nobody(node, monk
 async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(node, monkeypatch, ask):
     world = await node(TESTED)
     device = await burning(world, Step.EVICT)
-    eye = "quick" if ask == "acquire" else "full"
-    look = getattr(world.life.observer, eye)
+    method = "quick" if ask == "acquire" else "full"
+    look = getattr(world.life.observer, method)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
@@ -250,7 +250,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(node, 
             await at(world, device, Step.RESET)
         return facts
 
-    monkeypatch.setattr(world.life.observer, eye, slow)
+    monkeypatch.setattr(world.life.observer, method, slow)
     deed = world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
     try:
         await deed

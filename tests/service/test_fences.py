@@ -43,21 +43,21 @@ class Words(list[str]):
                 await self._more.wait()
 
 
-class Eyes(ScrubJob):
+class Traced(ScrubJob):
     """Tells when it looks, and takes its time over it."""
 
-    heard: Words
+    trace: Words
     takes = 0.0
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
     async def _observe(self) -> Facts:
-        self.heard.say("looks")
+        self.trace.say("looks")
         facts = await super()._observe()
         await asyncio.sleep(self.takes)
-        self.heard.say("has looked")
+        self.trace.say("has looked")
         if self.blinded and self.step is Step.VERIFY:
-            Eyes.blinded -= 1
+            Traced.blinded -= 1
             return replace(facts, holders=None)
         return facts
 
@@ -66,8 +66,8 @@ class Eyes(ScrubJob):
         for event in events:
             begins = isinstance(event, ev.StepStarted)
             which = event.step if begins else event.result.step
-            self.heard.say(f"step-{'started' if begins else 'finished'} {which.value}")
-        if self.heard[-len(events)] == "step-finished clear":
+            self.trace.say(f"step-{'started' if begins else 'finished'} {which.value}")
+        if self.trace[-len(events)] == "step-finished clear":
             self.cleared()
 
 
@@ -75,23 +75,23 @@ class Busy(PretendWorker):
     """Tells when it begins a step, and when it opens the device for those on memory."""
 
     def prepare(self) -> None:
-        Eyes.heard.say("prepares")
+        Traced.trace.say("prepares")
 
     async def do(self, step, *rest):
-        Eyes.heard.say(f"does {step.value}")
+        Traced.trace.say(f"does {step.value}")
         result = await super().do(step, *rest)
-        Eyes.heard.say(f"did {step.value}")
+        Traced.trace.say(f"did {step.value}")
         return result
 
 
 @pytest.fixture
 async def seen(build, monkeypatch):
     """A clean world whose jobs are listened to from now on."""
-    monkeypatch.setattr(Eyes, "heard", Words(), raising=False)
-    world = build(gpus=1, worker=Busy, job=Eyes)
+    monkeypatch.setattr(Traced, "trace", Words(), raising=False)
+    world = build(gpus=1, worker=Busy, job=Traced)
     await world.start()
     await world.clean()
-    Eyes.heard.clear()
+    Traced.trace.clear()
     return world
 
 
@@ -105,31 +105,31 @@ async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     await scrubbed(seen, ScrubPath.RESET)
     look = ["looks", "has looked"]
     for step in set(Step) - set(READS):
-        begun = Eyes.heard.index(f"step-started {step.value}") + 1
-        before = Eyes.heard[begun : Eyes.heard.index(f"does {step.value}")]
+        begun = Traced.trace.index(f"step-started {step.value}") + 1
+        before = Traced.trace[begun : Traced.trace.index(f"does {step.value}")]
         ahead = ["prepares"] if step is Step.CLEAR else []
         assert before == ahead + look * (2 if step is Step.RESET else 1), step
-    assert Eyes.heard.count("prepares") == 1
+    assert Traced.trace.count("prepares") == 1
 
 
 @pytest.mark.parametrize("step", READS)
 async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, step):
-    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    monkeypatch.setattr(Traced, "takes", A_WHILE)
     await scrubbed(seen, ScrubPath.FAST)
-    begun = Eyes.heard.index(f"step-started {step.value}") + 1
-    heard = [it for it in Eyes.heard[begun : Eyes.heard.index(f"step-finished {step.value}")] if it != "looks"]
-    assert heard == [f"does {step.value}", f"did {step.value}", "has looked"]
+    begun = Traced.trace.index(f"step-started {step.value}") + 1
+    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "looks"]
+    assert trace == [f"does {step.value}", f"did {step.value}", "has looked"]
 
 
 async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     """Also after the step is done and the holder has left."""
-    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    monkeypatch.setattr(Traced, "takes", A_WHILE)
     world, device = seen, seen.uuids[0]
     guests = []
-    monkeypatch.setattr(Eyes, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
+    monkeypatch.setattr(Traced, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
     running = await world.operations.scrub(device, ScrubPath.FAST)
-    await Eyes.heard.until("did verify")
-    assert "step-finished verify" not in Eyes.heard
+    await Traced.trace.until("did verify")
+    assert "step-finished verify" not in Traced.trace
     for guest in guests:
         world.node.leave(guest)
     await running.finished.wait()
@@ -149,7 +149,7 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
         return await PretendWorker.do(self, step, path, *rest)
 
     monkeypatch.setattr(Busy, "do", die)
-    monkeypatch.setattr(Eyes, "blinded", blinded)
+    monkeypatch.setattr(Traced, "blinded", blinded)
     running = await scrubbed(seen, ScrubPath.FAST)
     last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
@@ -164,10 +164,10 @@ async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
         return worker
 
     monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
-    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    monkeypatch.setattr(Traced, "takes", A_WHILE)
     running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
     began = seen.loop.time()
-    await Eyes.heard.until("does evict")
+    await Traced.trace.until("does evict")
     assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
     await running.finished.wait()
     assert running.receipt is not None
@@ -188,14 +188,14 @@ async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
         return workers[-1]
 
     monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
-    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    monkeypatch.setattr(Traced, "takes", A_WHILE)
     running = await world.operations.scrub(device, ScrubPath.FAST)
     world.intrude(device, container=True)
     began = world.loop.time()
     await running.finished.wait()
     assert world.loop.time() - began < 2 * A_WHILE
     assert (world.record(device).state, running.receipt) == (State.DIRTY, None)
-    assert not [it for it in Eyes.heard if it.startswith("does")]
+    assert not [it for it in Traced.trace if it.startswith("does")]
     assert len(workers) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
     assert not world.life.observer.holders._workers
@@ -276,17 +276,17 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await world.clean(device)
 
 
-async def test_a_visitor_that_only_the_scrub_of_a_sibling_saw_ends_the_proof(build):
+async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(build):
     world = build(gpus=3, interval=60.0)
     await world.start()
     await world.clean()
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
     job = await world.operations.scrub(sibling, ScrubPath.FAST)
-    visitor = world.intrude(device, container=True)
+    unexpected = world.intrude(device, container=True)
     await asyncio.sleep(0.6)
-    world.node.end_container(visitor.container)
+    world.node.end_container(unexpected.container)
     await job.finished.wait()
-    assert visitor.seen
+    assert unexpected.seen
     await world.acquire("next", device)
     assert len(rows(world, ev.ScrubPassed, device)) == 2

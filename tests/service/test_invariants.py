@@ -133,7 +133,7 @@ class Histories(RuleBasedStateMachine):
         self._do(self.world.handover.release(self._uuids(devices)), pause)
 
     @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
-    def an_intruder_comes(self, device, container, goes, pause):
+    def a_foreign_process_comes(self, device, container, goes, pause):
         process = self.world.intrude(self.world.uuids[device], container=container)
         self.loop.advance(pause)
         if goes and process.container is not None:

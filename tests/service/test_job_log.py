@@ -64,7 +64,7 @@ async def no_room(world: World, _running: ScrubJob) -> None:
         (Broken, nothing, "fault", "error", {"exc_info", "seconds"}),
     ],
 )
-async def test_each_job_logs_one_line_at_its_end(
+async def test_each_job_logs_one_endat_its_end(
     build: Callable[..., World], worker: type[PretendWorker], injects: Injects, outcome: str, level: str, more: set[str]
 ) -> None:
     world = build(worker=worker, gpus=1)
@@ -76,12 +76,22 @@ async def test_each_job_logs_one_line_at_its_end(
         await injects(world, running)
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
-    (told,) = shown
-    assert (told["event"], told["outcome"], told["log_level"], told["op"]) == ("job ended", outcome, level, "0b0b0b0b")
-    assert (told["device"], told["job"], told["path"], told["trigger"]) == (device, running.id, "slow", "request")
-    assert told["state"] == world.state(device).value
+    (end,) = shown
+    assert (end["event"], end["outcome"], end["log_level"], end["op"]) == (
+        "job ended",
+        outcome,
+        level,
+        "0b0b0b0b",
+    )
+    assert (end["device"], end["job"], end["path"], end["trigger"]) == (
+        device,
+        running.id,
+        "slow",
+        "request",
+    )
+    assert end["state"] == world.state(device).value
     known = {"event", "outcome", "log_level", "op", "device", "job", "path", "trigger", "state", "room"}
-    assert told.keys() - known == more
+    assert end.keys() - known == more
     world.life.disk.full = False
 
 

@@ -232,16 +232,16 @@ async def test_no_scrub_starts_between_a_restart_and_its_first_process(world):
 
 
 @pytest.mark.parametrize("model", ["per-pod", "per-container", "per-container-cached"])
-async def test_s10_data_of_a_foreign_container_is_scrubbed_before_a_start(policy, model):
+async def test_s10_foreign_containers_data_is_scrubbed_before_a_start(policy, model):
     world = await policy(f"{{model: {model}}}")
     device, other = world.uuids
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
     world.node.end_container("pod")
     world.run("pod", other)
-    stranger = world.intrude(device, container=True)
+    foreign = world.intrude(device, container=True)
     await asyncio.sleep(3)
-    world.node.end_container(stranger.container)
+    world.node.end_container(foreign.container)
     await asyncio.sleep(3)
     before = scrubs(world, device)
     await world.handover.start([device], None)

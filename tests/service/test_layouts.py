@@ -42,17 +42,17 @@ def reasons(world) -> dict[str, AilmentKind]:
     return {uuid: it.quarantine.ailment.kind for uuid, it in records if it.quarantine is not None}
 
 
-def told(world, kind: type[ev.Event], device: str) -> list[ev.Event]:
+def reported(world, kind: type[ev.Event], device: str) -> list[ev.Event]:
     return [row.event for row in world.truth.entries if row.device == device and isinstance(row.event, kind)]
 
 
 def series(world) -> set[str]:
     """What is shown, without values."""
     registry = CollectorRegistry()
-    figures = ServiceCollector(
+    counts = ServiceCollector(
         world.context, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0
     )
-    registry.register(figures)
+    registry.register(counts)
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
@@ -86,13 +86,13 @@ async def test_a_returned_slice_or_gpu_is_proven_again(world):
     world.run("pod", "MIG-a")  # what it writes lies there still
     world.node.end_container("pod")
     await world.reach("MIG-a", State.CLEAN)
-    before = {uuid: len(told(world, ev.ScrubPassed, uuid)) for uuid in (GPU, "MIG-a")}
+    before = {uuid: len(reported(world, ev.ScrubPassed, uuid)) for uuid in (GPU, "MIG-a")}
     await laid_out(world)
     assert reasons(world) == {"MIG-a": AilmentKind.RELAID}
-    assert len(told(world, ev.ScrubPassed, GPU)) == before[GPU] + 1
-    world.node.leave(world.node.enter("MIG-a", Kind.INTRUDER, "in another layout"))
+    assert len(reported(world, ev.ScrubPassed, GPU)) == before[GPU] + 1
+    world.node.leave(world.node.enter("MIG-a", Kind.FOREIGN_PROCESS, "in another layout"))
     await laid_out(world, "MIG-a")
-    assert len(told(world, ev.ScrubPassed, "MIG-a")) == before["MIG-a"] + 1
+    assert len(reported(world, ev.ScrubPassed, "MIG-a")) == before["MIG-a"] + 1
 
 
 async def test_a_slice_of_a_lost_gpu_is_lost(world):

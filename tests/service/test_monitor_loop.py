@@ -84,7 +84,7 @@ async def test_many_alarms_start_a_few_rounds_a_second(bank):
         assert 3 <= counting.rounds <= 6
 
 
-async def test_after_a_quiet_time_an_alarm_starts_a_round_at_once(bank):
+async def test_an_alarm_after_quiet_starts_a_round_at_once(bank):
     one = counting_on(bank, 0.02)
     drills.xid(bank.root, bank.uuid, 13)
     assert await one._wait_for_alarm(bank.alarm, 0.01) == 0.02

@@ -134,18 +134,18 @@ class Listening:
     """A watcher, and every advert of one device that it receives."""
 
     def __init__(self, world, device: str) -> None:
-        self.heard = [healthy(world, device)]
+        self.received = [healthy(world, device)]
         self._world, self._device = world, device
         world.life.ledger.notify = self._hear(world.life.ledger.notify)
 
     def _hear(self, notify: Callable[[], None]) -> Callable[[], None]:
-        def heard() -> None:
+        def received() -> None:
             notify()
             word = healthy(self._world, self._device)
-            if word is not self.heard[-1]:
-                self.heard.append(word)
+            if word is not self.received[-1]:
+                self.received.append(word)
 
-        return heard
+        return received
 
 
 async def hand_over(world, device, before, after):
@@ -155,7 +155,7 @@ async def hand_over(world, device, before, after):
     world.node.end_container(before)
     await world.clean(device)
     await let_on(world, after, device)
-    return listening.heard
+    return listening.received
 
 
 async def test_a_fast_handover_changes_no_advert(world):

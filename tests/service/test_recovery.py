@@ -110,7 +110,7 @@ class WithoutErrorLog(PretendWorker):
         return replace(report, findings=replace(report.findings, vitals=read))
 
 
-async def test_an_error_during_a_job_is_judged_once_at_its_end(build):
+async def test_an_error_during_a_job_is_judged_once_afterwards(build):
     world = build(gpus=1, worker=WithoutErrorLog, policy="fast")
     await world.start()
     await world.clean()
@@ -321,7 +321,7 @@ class Copied(memory_store.MemoryStore):
 
 
 @pytest.mark.parametrize("failures", [0, 1], ids=["", "and the disk is full at first"])
-async def test_a_ledger_that_may_be_an_older_copy_has_all_devices_scrubbed(build, failures):
+async def test_a_possibly_older_ledger_has_all_devices_scrubbed(build, failures):
     kept = Copied()
     world = build(policy="fast", reopen=lambda: kept)
     await world.start()
@@ -338,7 +338,7 @@ async def test_a_ledger_that_may_be_an_older_copy_has_all_devices_scrubbed(build
 
 @pytest.mark.parametrize("first", ["dropped", "next"])
 @pytest.mark.parametrize("used", [False, True], ids=["idle before", "used before"])
-async def test_a_doubled_grant_that_an_older_ledger_lacks_shows_no_bytes(build, first, used):
+async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(build, first, used):
     """The kubelet has dropped a pod and admitted another one; the ledger is a copy from before both."""
     kept = Copied()
     world = build(gpus=1, policy="fast", reopen=lambda: kept)

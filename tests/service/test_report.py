@@ -104,11 +104,11 @@ async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
 
 async def test_an_explanation_ends_with_the_current_state(world, reporter):
     await world.operations.quarantine("GPU-0000", "it smells of smoke", "ann")
-    told = await reporter.explain("GPU-0000")
-    assert told.device.state == State.QUARANTINED.value
-    assert "it smells of smoke" in told.entries[-1].text
-    assert told.advice
-    assert told.policy_why
+    reported = await reporter.explain("GPU-0000")
+    assert reported.device.state == State.QUARANTINED.value
+    assert "it smells of smoke" in reported.entries[-1].text
+    assert reported.advice
+    assert reported.policy_why
 
 
 # -- whose devices
@@ -150,8 +150,8 @@ async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, 
     await let_on(world, "pod", world.uuids[0])
     device = (await naming.status(["0"])).devices[0]
     assert (device.owner, device.pod) == ("pod", "ns/train/main")
-    told = (await naming.explain("0")).device
-    assert (told.owner, told.pod) == ("pod", "ns/train/main")
+    reported = (await naming.explain("0")).device
+    assert (reported.owner, reported.pod) == ("pod", "ns/train/main")
 
 
 async def test_a_granted_device_shows_the_pod_of_the_checkpoint(world, naming):

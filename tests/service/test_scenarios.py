@@ -24,7 +24,7 @@ def rows(world, kind, device=None):
     return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
 
 
-async def exposed(world, device):
+async def in_use(world, device):
     """A tenant at work."""
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -34,9 +34,9 @@ async def exposed(world, device):
 # -- memory in use
 
 
-async def test_w1_a_device_in_use_is_refused_to_a_second_pod(world):
+async def test_w1_a_second_pod_gets_no_device_in_use(world):
     device = world.uuids[0]
-    tenant, before, began = await exposed(world, device), len(jobs(world, device)), world.loop.time()
+    tenant, before, began = await in_use(world, device), len(jobs(world, device)), world.loop.time()
     with pytest.raises(NotReady) as refused:
         await world.acquire("second", device)
     assert refused.value.reason is Reason.IN_USE
@@ -45,9 +45,9 @@ async def test_w1_a_device_in_use_is_refused_to_a_second_pod(world):
     assert world.node.gpus[device].users()[0].name == tenant
 
 
-async def test_w2_a_force_deleted_pod_keeps_its_device_until_its_end(world):
+async def test_w2_a_request_waits_for_a_force_deleted_pods_end(world):
     device = world.uuids[0]
-    tenant = await exposed(world, device)
+    tenant = await in_use(world, device)
     with pytest.raises(NotReady):
         await world.acquire("second", device)
     asking = world.spawn(world.acquire("third", device))
@@ -58,17 +58,17 @@ async def test_w2_a_force_deleted_pod_keeps_its_device_until_its_end(world):
 
 async def test_w2_leftovers_are_ended_before_the_next_owner(world):
     device = world.uuids[0]
-    tenant = await exposed(world, device)
+    tenant = await in_use(world, device)
     world.node.end_container(tenant, leaving=True)
     await world.acquire("second", device)
     assert world.node.gpus[device].users() == []
     assert world.record(device).receipt.processes_terminated == 1
 
 
-async def test_a_person_who_asks_for_more_than_the_running_job_does_gets_it(world):
+async def test_a_person_may_replace_a_running_job_with_more(world):
     """The job that runs is cancelled; a pod that waits for it waits for the new one."""
     device = world.uuids[0]
-    world.node.end_container(await exposed(world, device))
+    world.node.end_container(await in_use(world, device))
     pod = world.spawn(world.acquire("pod", device))
     await world.reach(device, State.SCRUBBING)
     less = world.life.jobs.of(device)
@@ -95,7 +95,7 @@ async def test_w16_without_whole_node_nothing_happens(build):
 # -- scrubs that must not be skipped
 
 
-async def test_s10_a_holder_seen_during_a_full_disk_is_recorded_later(world):
+async def test_s10_a_holder_during_a_full_disk_is_recorded_later(world):
     device = world.uuids[0]
     world.life.disk.full = True
     unexpected_holder = world.intrude(device)
@@ -118,7 +118,7 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     assert record.receipt.path is ScrubPath.RESET
 
 
-async def test_s14_each_receipt_names_units_and_only_a_slow_one_tests(world):
+async def test_s14_receipts_name_units_and_slow_ones_name_tests(world):
     device = world.uuids[0]
     slow = await world.operations.scrub(device, ScrubPath.RESET)
     await slow.finished.wait()
@@ -139,7 +139,7 @@ async def test_s15_a_scrub_must_reach_all_of_the_memory(world):
 
 async def test_s16_the_history_follows_the_uuid(world):
     one, two = (world.node.gpus[device] for device in world.uuids)
-    world.node.end_container(await exposed(world, one.info.uuid))
+    world.node.end_container(await in_use(world, one.info.uuid))
     one.info, two.info = replace(one.info, index=1), replace(two.info, index=0)
     await world.clean()
     await asyncio.sleep(OBSERVED_WITHIN + 1)

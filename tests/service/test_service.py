@@ -58,9 +58,9 @@ async def test_of_two_exclusive_acquires_one_gets_and_keeps_the_device(world):
     for _ in range(50):
         before = len(world.truth.entries)
         both = (world.handover.acquire([device], announced=False, exclusive=True) for _ in range(2))
-        told = await asyncio.gather(*both, return_exceptions=True)
-        assert [it.reason for it in told if isinstance(it, Refused)] == [Reason.IN_USE]
-        assert [list(it) for it in told if isinstance(it, dict)] == [[device]]
+        reported = await asyncio.gather(*both, return_exceptions=True)
+        assert [it.reason for it in reported if isinstance(it, Refused)] == [Reason.IN_USE]
+        assert [list(it) for it in reported if isinstance(it, dict)] == [[device]]
         made = [type(it.event) for it in world.truth.entries[before:] if it.device == device]
         assert (made.count(ev.Granted), made.count(ev.Released)) == (1, 0)
         await world.handover.release([device])  # and the next two find it dirty
@@ -87,7 +87,7 @@ async def test_an_owner_gets_its_grants_again(world):
     assert len(world.truth.entries) == before
 
 
-async def test_an_owner_of_some_devices_is_refused_the_others_with_them(world):
+async def test_an_owner_of_one_device_is_refused_both(world):
     one, two = world.uuids
     await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
     before = len(world.truth.entries)
@@ -186,7 +186,7 @@ async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
     assert refused.value.reason is Reason.NOT_QUARANTINED
 
 
-async def test_a_manual_quarantine_of_a_device_in_use_waits_for_release(world):
+async def test_a_manual_quarantine_in_use_waits_for_release(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -207,8 +207,8 @@ async def test_a_sick_device_in_use_stays_with_its_owner_only(world):
     await asyncio.sleep(2)
     assert world.state(device) is State.IN_USE
     assert world.record(device).ailment.kind is AilmentKind.XID
-    told = advert(world, device)
-    assert (told.healthy, told.reason, told.sick, told.quarantined) == (False, "xid", True, False)
+    reported = advert(world, device)
+    assert (reported.healthy, reported.reason, reported.sick, reported.quarantined) == (False, "xid", True, False)
     assert advert(world, world.uuids[1]).reason == ""
     with pytest.raises(Refused) as refused:
         await world.acquire("next", device)
@@ -266,7 +266,7 @@ async def test_failed_probations_wait_longer_each_time(world):
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_an_announced_grant_is_reused_and_an_unannounced_one_is_not(world):
+async def test_only_an_announced_grant_is_reused(world):
     one, two = world.uuids
     await world.acquire("pod", one, announced=True)
     await world.acquire("pod", two, announced=False)
@@ -307,7 +307,7 @@ async def test_a_new_reset_domain_keeps_the_owner_of_a_device(world):
 async def test_a_request_gets_no_lesser_path_than_is_due(build):
     world = build(policy="strict")
     device = world.uuids[0]
-    before_us = world.node.enter(device, Kind.INTRUDER, "tenant-before-us")
+    before_us = world.node.enter(device, Kind.FOREIGN_PROCESS, "tenant-before-us")
     await world.start()
     await asyncio.sleep(10)
     world.node.leave(before_us)
@@ -335,7 +335,7 @@ async def test_an_answer_comes_before_its_caller_gives_up(world, within, slow):
     assert world.loop.time() - began < min(within, 5.0)
 
 
-async def test_a_start_that_is_late_without_a_scrub_does_not_speak_of_one(world, monkeypatch):
+async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
     """An ungranted device is granted first. A slow disk may take the whole budget for that."""
     device, append = world.uuids[0], world.life.ledger.append
 

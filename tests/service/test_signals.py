@@ -125,7 +125,7 @@ def trials(world, device):
     return [it.job.path for it in rows(world, ev.ProbationStarted, device)]
 
 
-def mend(world, device) -> None:
+def heal_one(world, device) -> None:
     world.node.gpus[device].heal()
 
 
@@ -173,7 +173,7 @@ async def test_a_signal_that_ends_allows_the_return(world, signal):
     device = world.uuids[0]
     signal.inject(world, device)
     await world.reach(device, State.QUARANTINED)
-    mend(world, device)
+    heal_one(world, device)
     await asyncio.sleep(LONG)
     if signal.tried is None:
         assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
@@ -265,7 +265,7 @@ async def test_one_late_answer_is_not_an_ailment(world):
     flag("hangs")(world, device)
     looking = world.spawn(world.life.monitor.round())
     await asyncio.sleep(3.5)  # longer than one look waits, and shorter than two
-    mend(world, device)
+    heal_one(world, device)
     await looking
     assert world.node.hung_at > 0
     await asyncio.sleep(LONG)
@@ -282,7 +282,7 @@ async def test_a_silent_device_returns_with_its_old_errors(world, signal):
     before = len(trials(world, device))
     signal.inject(world, device)
     await world.reach(device, State.QUARANTINED)
-    mend(world, device)
+    heal_one(world, device)
     await world.clean(device)
     assert len(trials(world, device)) == before + 1
     assert [it.ailment.kind for it in quarantines(world, device)] == [AilmentKind.ECC, signal.kind]
@@ -304,7 +304,7 @@ async def test_a_second_fault_in_use_is_kept_until_release(world, first, then, k
     await asyncio.sleep(A_ROUND)
     then(world, device)
     await asyncio.sleep(A_ROUND)
-    mend(world, device)
+    heal_one(world, device)
     world.node.end_container(tenant)
     await world.reach(device, State.QUARANTINED)
     assert [it.ailment.kind for it in quarantines(world, device)] == [kind]
@@ -327,7 +327,7 @@ async def test_a_silent_quarantined_device_gets_no_probation(world, silent):
     flag(silent)(world, device)
     await asyncio.sleep(LONG)
     assert trials(world, device) == []
-    mend(world, device)
+    heal_one(world, device)
     await world.clean(device)
 
 
@@ -364,6 +364,6 @@ async def test_a_graver_fault_in_quarantine_gets_its_reset(world, kind):
     await asyncio.sleep(A_ROUND)
     reports(95)(world, device)
     await asyncio.sleep(A_ROUND)
-    mend(world, device)
+    heal_one(world, device)
     await world.clean(device)
     assert world.record(device).receipt.path is ScrubPath.RESET

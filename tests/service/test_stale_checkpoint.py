@@ -78,7 +78,7 @@ async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, 
     await starts(world, device, "next")
 
 
-async def test_a_checkpoint_is_not_older_than_a_grant_by_the_start_itself(world, device):
+async def test_a_start_itself_makes_no_checkpoint_old(world, device):
     await world.acquire("next", device, announced=True)
     written_down(world, next=[device])
     await asyncio.sleep(60)
@@ -90,7 +90,7 @@ async def test_a_checkpoint_is_not_older_than_a_grant_by_the_start_itself(world,
     assert scrubs(world, device) == 3
 
 
-async def test_after_a_reboot_the_clock_of_the_last_boot_does_not_count(world, device):
+async def test_after_a_reboot_the_old_clock_does_not_count(world, device):
     world.node.jump = 100_000 * HOUR
     await world.acquire("next", device, announced=True)
     await world.die()

@@ -14,7 +14,7 @@ from tests.service.node import Kind
 LONG = 300.0
 
 
-async def glance(world, device):
+async def quick(world, device):
     """A container of a pod that lives on has been on it, which a round has seen. The pod."""
     unannounced = world.intrude(device, container=True)
     await world.reach(device, State.IN_USE)
@@ -27,7 +27,7 @@ async def test_a_monitor_on_an_abandoned_grant_costs_one_scrub_only(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world)
-    unannounced = await glance(world, device)
+    unannounced = await quick(world, device)
     await world.clean(device)
     assert (scrubs(world, device), unannounced in world.node.alive) == (2, True)
 
@@ -37,7 +37,7 @@ async def test_a_monitor_on_a_grant_does_not_take_it(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    await glance(world, device)
+    await quick(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
         await world.handover.acquire([device], announced=False, exclusive=True)
@@ -63,13 +63,13 @@ async def test_a_start_waits_until_a_monitor_closes_the_device(world):
 
 
 @pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
-async def test_r11_an_unannounced_pod_keeps_the_device_over_a_kubelet_restart(world, given):
+async def test_r11_an_unannounced_pod_outlives_a_kubelet_restart(world, given):
     """He may have been started without a word; and the checkpoint may have been lost and begun anew."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, **{pod: [device] for pod in given})
     world.restart_kubelet()
-    pod = await glance(world, device)
+    pod = await quick(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
@@ -78,13 +78,13 @@ async def test_r11_an_unannounced_pod_keeps_the_device_over_a_kubelet_restart(wo
     await world.clean(device)
 
 
-async def test_r11_an_idle_owner_keeps_its_gpu_when_a_monitor_ends(world):
+async def test_r11_an_idle_owner_outlives_a_monitors_end(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
     world.restart_kubelet()
     world.node.alive.add("pod")  # its container runs, without a word, and has not opened the GPU yet
-    world.node.end_container(await glance(world, device))
+    world.node.end_container(await quick(world, device))
     await asyncio.sleep(LONG)
     process = world.run("pod", device)
     await asyncio.sleep(LONG)
@@ -99,7 +99,7 @@ async def test_a_fresh_grant_lasts_until_its_release(world):
     device = world.uuids[0]
     await world.handover.acquire([device], announced=False, exclusive=True)
     job = world.node.enter(device, Kind.TENANT, "job")
-    world.node.end_container(await glance(world, device))
+    world.node.end_container(await quick(world, device))
     await asyncio.sleep(LONG)
     assert job.alive
     world.node.leave(job)  # between two programs
@@ -114,7 +114,7 @@ async def test_a_fresh_grant_lasts_until_its_release(world):
 async def test_w3_without_a_checkpoint_an_unannounced_pod_keeps_the_device(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
-    pod = await glance(world, device)
+    pod = await quick(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady) as refused:
         await world.acquire("next", device, announced=True)

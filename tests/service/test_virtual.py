@@ -17,7 +17,7 @@ async def test_a_long_sleep_takes_no_time():
     assert time.monotonic() - began < 5
 
 
-def test_waiting_for_what_never_comes_is_told_instead_of_hanging():
+def test_waiting_for_nothing_fails_instead_of_hanging():
     loop = VirtualLoop()
     with pytest.raises(StuckError):
         loop.run_until_complete(loop.create_future())

@@ -16,14 +16,14 @@ from tests.service.pretend_worker import PretendWorker
 class Recorded(PretendWorker):
     """Records which worker does which step, and when it ends."""
 
-    heard: list[tuple[int, Step | str]]
+    received: list[tuple[int, Step | str]]
 
     async def do(self, step, path, order, deadline, on_progress):
-        self.heard.append((self.pid, step))
+        self.received.append((self.pid, step))
         return await super().do(step, path, order, deadline, on_progress)
 
     async def finish(self, last):
-        self.heard.append((self.pid, "ended"))
+        self.received.append((self.pid, "ended"))
         return await super().finish(last)
 
 
@@ -32,16 +32,16 @@ class UnsteadyWithMemory(Recorded):
 
     async def finish(self, last):
         result = await super().finish(last)
-        return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.heard else result
+        return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.received else result
 
 
 async def test_memory_steps_have_a_worker_of_their_own(build):
-    Recorded.heard = []
+    Recorded.received = []
     world = build(gpus=1, worker=Recorded)
     await world.start()
     await world.clean()
-    first, second, third = dict.fromkeys(pid for pid, _ in Recorded.heard)
-    assert Recorded.heard == [
+    first, second, third = dict.fromkeys(pid for pid, _ in Recorded.received)
+    assert Recorded.received == [
         *[(first, it) for it in (Step.EVICT, "ended")],
         *[(second, it) for it in (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, "ended")],
         *[(third, it) for it in (Step.SETTINGS, Step.HEALTH, "ended")],
@@ -49,7 +49,7 @@ async def test_memory_steps_have_a_worker_of_their_own(build):
 
 
 async def test_memory_results_count_only_when_the_worker_ends_well(build):
-    Recorded.heard = []
+    Recorded.received = []
     world = build(gpus=1, worker=UnsteadyWithMemory)
     await world.start()
     await world.reach(world.uuids[0], State.QUARANTINED)
@@ -68,7 +68,7 @@ class Keyed(PretendWorker):
         return await super()._clear(order, progress)
 
 
-async def test_the_slow_path_of_a_job_has_a_key_of_its_own(build):
+async def test_a_jobs_slow_path_has_its_own_key(build):
     world = build(gpus=1, worker=Keyed)
     await world.start()
     await world.clean()

@@ -42,7 +42,7 @@ class Truth:
         self.records: dict[str, Record] = {}
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
-        self.visitors: dict[str, set[str]] = {}  # containers that were on it since it was last proven
+        self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
         self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
         self.released: dict[str, float] = {}  # uptime of the last release
         self.asked: list[frozenset[str]] = []  # what callers asked for in one go
@@ -80,8 +80,8 @@ class Truth:
             self.accuse(f"{process.name} of a live container was killed on {gpu.info.uuid}")
         began, ended = self.records[gpu.info.uuid].tenancy_began, self.released.get(gpu.info.uuid, math.inf)
         before_any_tenancy = began is None or process.started < began
-        stranger = process.kind is Kind.INTRUDER and (before_any_tenancy or process.started > ended)
-        if stranger and policy.evict.foreign is Eviction.WAIT:
+        foreign = process.kind is Kind.FOREIGN_PROCESS and (before_any_tenancy or process.started > ended)
+        if foreign and policy.evict.foreign is Eviction.WAIT:
             self.accuse(f"{process.name}, nobody's tenant, was killed on {gpu.info.uuid}")
         if process.kind is Kind.TENANT and policy.evict.leftovers is Eviction.WAIT and not before_any_tenancy:
             self.accuse(f"{process.name} was killed on {gpu.info.uuid} although the policy waits")
@@ -112,7 +112,7 @@ class Truth:
         """The service says that a container of this tenant may start."""
         if uuid in self.unproven or self.policy(uuid).mode is Mode.OBSERVE:
             return
-        if tenant not in self.visitors.get(uuid, set()):
+        if tenant not in self.users_since_proof.get(uuid, set()):
             self._no_bytes_but(uuid, tenant, "started on")
         for process in self.node.gpus[uuid].users():
             if process.container != tenant and self._known_long(process.came):
@@ -145,7 +145,7 @@ class Truth:
         if any(self._known_long(process.came, 0.0) for process in gpu.users()):
             self.accuse(f"{uuid} was called clean while it is used")
         self.unproven.discard(uuid)
-        self.visitors.pop(uuid, None)
+        self.users_since_proof.pop(uuid, None)
 
     # -- the same few looks
 
@@ -156,7 +156,7 @@ class Truth:
                 self.accuse(f"leak: {uuid} was {what} with bytes of {writer.name} in its memory")
 
     def _excused(self, writer: Process) -> bool:
-        unseen = writer.kind is Kind.INTRUDER and not writer.seen and not writer.alive
+        unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
         return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)
 
     def _known_long(self, since: float, look: float = A_LOOK) -> bool:

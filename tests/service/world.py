@@ -232,7 +232,7 @@ class World:
         """With every cause gone every device comes back: what is out for a person's word, by that word."""
         if not self.up:
             await self.start()
-        self.life.disk.mend()
+        self.life.disk.heal_one()
         if self.active_policy.source == "observe":
             self.change_policy("strict")
         for _ in range(40):
@@ -278,17 +278,17 @@ class World:
     def run(self, tenant: str, device: str) -> Process:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
         self.tenants[device] = tenant
-        self.truth.visitors.setdefault(device, set()).add(tenant)
+        self.truth.users_since_proof.setdefault(device, set()).add(tenant)
         # A pod that starts late after an unannounced grant may have lost the device to the next request.
         late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
-        return self.node.enter(device, Kind.INTRUDER if late else Kind.TENANT, tenant, container=tenant)
+        return self.node.enter(device, Kind.FOREIGN_PROCESS if late else Kind.TENANT, tenant, container=tenant)
 
     def intrude(self, device: str, *, container: bool = False) -> Process:
         """Somebody uses the device without asking."""
         name = self.name()
         if container:
-            self.truth.visitors.setdefault(device, set()).add(name)
-        return self.node.enter(device, Kind.INTRUDER, name, container=name if container else None)
+            self.truth.users_since_proof.setdefault(device, set()).add(name)
+        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None)
 
     async def tenancy(self, *devices: str) -> str:
         """A tenant that came in by the front door and has written its secrets."""
@@ -356,7 +356,7 @@ class World:
         since = ObservedSince(self.node.now().uptime, self.node.now, unobserved)
         observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since)
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
-        jobs = Jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
+        jobs = Jobs(ledger, observer, self._hire, self._restore, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
@@ -367,7 +367,7 @@ class World:
         reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
-    async def _mend(self, address: Address) -> RestoreWorker:
+    async def _restore(self, address: Address) -> RestoreWorker:
         return RestoreWorker(self.node, address.place)
 
     async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> PretendWorker:

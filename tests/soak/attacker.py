@@ -136,18 +136,18 @@ class Attacker:
                 end += os.pwrite(self._handle, self._fingerprint, end)
             time.sleep(EVERY)
 
-    def visits(self) -> None:
+    def comes_and_goes(self) -> None:
         """It comes and goes."""
         os.close(self._handle)
         self.ready()
         while True:
-            with self._visit() as handle:
+            with self._opened_shortly() as handle:
                 self._act_on(handle)
                 time.sleep(self._dice.uniform(0, self._stay))
             time.sleep(self._dice.uniform(0, 0.1))
 
     @contextmanager
-    def _visit(self) -> Iterator[int]:
+    def _opened_shortly(self) -> Iterator[int]:
         handle = self._opened()
         try:
             yield handle

@@ -56,7 +56,7 @@ HANGS_AFTER = 900.0
 
 
 @dataclass
-class Figures:
+class Summary:
     """Of all histories."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -152,7 +152,7 @@ class History:
         """The history ends with the first finding."""
         self.judge.look()
         self.findings.extend(f"the kubelet died: {it!r}" for it in self.kubelet.panics)
-        self.findings.extend(self.pods.tally.faults)
+        self.findings.extend(self.pods.counters.faults)
         if self.findings:
             raise Found
 
@@ -195,7 +195,7 @@ class History:
     async def _come_back(self, number: int) -> None:
         """Nobody is there, so a scrub ends well."""
         await self.stage.settled(number, _rests, HEALS_WITHIN)
-        device = await self.stage.settled(number, _is_nobodys, ownership.STARTS_WITHIN + 2)
+        device = await self.stage.settled(number, _has_no_owner, ownership.STARTS_WITHIN + 2)
         if device.state == "quarantined":
             excuse = BETWEEN if device.device in self._moves.written else None
             self.judge.take(f"{device.device} is quarantined: {device.why}", excuse)
@@ -226,7 +226,7 @@ def _is_clean(device: views.DeviceStatus) -> bool:
     return device.state == "clean"
 
 
-def _is_nobodys(device: views.DeviceStatus) -> bool:
+def _has_no_owner(device: views.DeviceStatus) -> bool:
     """An admitted start whose container never came counts for a while, or until somebody asks for the GPU."""
     return _rests(device) and device.state != "in_use"
 
@@ -236,7 +236,7 @@ def _rests(device: views.DeviceStatus) -> bool:
     return device.state in ("clean", "granted", "in_use", "quarantined") and device.job is None
 
 
-async def play(seed: int, figures: Figures, *, keep: bool) -> History:
+async def play(seed: int, summary: Summary, *, keep: bool) -> History:
     """One history; its findings are printed with all of its moves."""
     root = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
     (root / "node").mkdir()
@@ -247,12 +247,12 @@ async def play(seed: int, figures: Figures, *, keep: bool) -> History:
         await history.stage.clear_away(keep=True)
         if not (keep and history.findings):
             shutil.rmtree(root)
-    _count(history, figures)
+    _count(history, summary)
     for finding in history.findings:
-        figures.findings.append(f"FINDING seed={seed} step={history.step}: {finding}")
+        summary.findings.append(f"FINDING seed={seed} step={history.step}: {finding}")
     if history.findings:
         kept = [f"  kept in {root}"] if keep else []
-        _print(sys.stdout, *history.said, *figures.findings[-len(history.findings) :], *kept)
+        _print(sys.stdout, *history.said, *summary.findings[-len(history.findings) :], *kept)
     return history
 
 
@@ -260,26 +260,26 @@ def _print(where: TextIO, *lines: str) -> None:
     print(*lines, sep="\n", file=where, flush=True)
 
 
-def _count(history: History, figures: Figures) -> None:
+def _count(history: History, summary: Summary) -> None:
     calls = Counter(it.method for it in history.kubelet.calls)
-    figures.counts.update({"histories": 1, "moves": history.step, "starts": len(history.kubelet.starts)})
-    figures.counts.update({name: calls[name] for name in ("Allocate", "PreStartContainer")})
-    figures.counts["starts without PreStartContainer"] += sum(not it.prestart for it in history.kubelet.starts)
-    figures.counts["hand-overs from pod to pod"] += history.runtime.seen.handovers
-    figures.counts["faults"] += history.moves.total() - history.moves["pod"]
-    figures.moves.update(history.moves)
-    figures.pods.update(history.pods.tally.came)
-    figures.attackers.update(it.what.partition(",")[0] for it in history.runtime.attackers)
-    figures.refused.update(history.pods.tally.refused)
-    figures.excused.update(history.judge.excused)
+    summary.counts.update({"histories": 1, "moves": history.step, "starts": len(history.kubelet.starts)})
+    summary.counts.update({name: calls[name] for name in ("Allocate", "PreStartContainer")})
+    summary.counts["starts without PreStartContainer"] += sum(not it.prestart for it in history.kubelet.starts)
+    summary.counts["hand-overs from pod to pod"] += history.runtime.seen.handovers
+    summary.counts["faults"] += history.moves.total() - history.moves["pod"]
+    summary.moves.update(history.moves)
+    summary.pods.update(history.pods.counters.came)
+    summary.attackers.update(it.what.partition(",")[0] for it in history.runtime.attackers)
+    summary.refused.update(history.pods.counters.refused)
+    summary.excused.update(history.judge.excused)
 
 
-def campaign(seeds: Iterable[int], figures: Figures, *, keep: bool = False) -> None:
+def campaign(seeds: Iterable[int], summary: Summary, *, keep: bool = False) -> None:
     """One history for each seed."""
     with forking.forking(forking.Popen):
         for seed in seeds:
             began = time.monotonic()
-            history = asyncio.run(play(seed, figures, keep=keep))
+            history = asyncio.run(play(seed, summary, keep=keep))
             took, allocates = time.monotonic() - began, sum(it.method == "Allocate" for it in history.kubelet.calls)
             found = f"{len(history.findings)} findings" if history.findings else "nothing found"
             words = f"seed {seed}: {history.step} moves, {allocates} Allocates, {took:.0f} s: {found}"
@@ -299,17 +299,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one history, of this seed")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a history with a finding")
-    asked, figures = parser.parse_args(), Figures()
+    asked, summary = parser.parse_args(), Summary()
     seeds = until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        campaign(seeds, figures, keep=asked.keep)
+        campaign(seeds, summary, keep=asked.keep)
     except KeyboardInterrupt:
         _print(sys.stderr, "interrupted")
     finally:
         forking.close()
-    _print(sys.stdout, figures.report())
-    return 1 if figures.findings else 0
+    _print(sys.stdout, summary.report())
+    return 1 if summary.findings else 0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Words:
         """Stands there from the beginning, empty."""
         return self.directory / "errors"
 
-    def told(self) -> list[str]:
+    def reports(self) -> list[str]:
         """Everything until now."""
         files = (it for it in sorted(self.directory.iterdir()) if not it.name.startswith("."))
         return [text for it in files if (text := it.read_text())]

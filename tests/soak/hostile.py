@@ -26,7 +26,7 @@ from tests.soak.tenancy import Tenancies
 
 ATTACKER = PROGRAM.with_name("attacker.py")
 ANSWERED = 1.0  # seconds at most from the last observation of PreStartContainer to the start of the container
-LEFTOVER, FOREIGN, VISITOR = "leftover", "foreign process", "short visitor"
+LEFTOVER, FOREIGN, BRIEF_USER = "leftover", "foreign process", "short visitor"
 
 
 def uptime() -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from demo.standins.kubelet import Kubelet
 from scrubber.devices.simulated import layout
-from tests.soak.hostile import FOREIGN, VISITOR, Attacker, Hostile, uptime
+from tests.soak.hostile import BRIEF_USER, FOREIGN, Attacker, Hostile, uptime
 from tests.soak.tenant import BLOCK
 
 SHORT = "short visit: a process opens and closes a GPU between two observations"
@@ -47,7 +47,7 @@ class Judge:
 
     def look(self) -> None:
         """At everything that is new."""
-        told = "".join(self.runtime.words.told())
+        reports = "".join(self.runtime.words.reports())
         for what in self._new():
             said = SAID.search(what)
             if said is None:
@@ -64,7 +64,7 @@ class Judge:
         while self.runtime.seen.faults:
             fault = self.runtime.seen.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
-            if pid is None or pid[0] not in told:
+            if pid is None or pid[0] not in reports:
                 self.findings.append(f"a live process was ended: {self._named(fault)}")
 
     def examine(self, gpu: str) -> bool:
@@ -99,7 +99,7 @@ class Judge:
             if found is not None and found[1] in self.runtime.entered:
                 excuse = self._excuse(attackers[who], found[1], self.runtime.entered[found[1]])
             elif found is not None and found[1] in attackers:
-                excuse = SHORT if VISITOR in (attackers[found[1]].kind, attackers[who].kind) else LATE
+                excuse = SHORT if BRIEF_USER in (attackers[found[1]].kind, attackers[who].kind) else LATE
             self.take(f"leak: {what}", excuse)
             return
         if found is not None and found[1] in attackers and attackers[found[1]].pod == who:
@@ -116,7 +116,7 @@ class Judge:
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
         """Why bytes of an attacker may be on the GPU of a pod that asked at ``gate``, and was let on."""
-        if attacker.kind == VISITOR:
+        if attacker.kind == BRIEF_USER:
             return SHORT
         if attacker.opened > gate:
             return LATE

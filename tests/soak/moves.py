@@ -27,7 +27,7 @@ from scrubber.ledger import database
 from scrubber.node import checkpoint
 from tests.flows.node import Node
 from tests.soak.aftermath import answer
-from tests.soak.hostile import FOREIGN, LEFTOVER, VISITOR, uptime
+from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
 from tests.soak.judge import SLOW, Judge
 from tests.soak.pods import Pods
 from tests.soak.tenancy import Tenancies
@@ -45,7 +45,7 @@ ATTACKS = {
     "pod": 80,
     "leftover": 20,
     "foreign": 8,
-    "visits": 4,
+    "comes_and_goes": 4,
     "host_process": 8,
     "importer": 3,
     "doubled": 8,
@@ -123,9 +123,9 @@ class Moves:
         manner, deed = dice.choice((*ACTING, "sends", "sends")), dice.choice((*DEEDS, "writes", "writes"))
         return await self._from_outside(FOREIGN, manner, deed, dice.uniform(3.2, 5), dice)
 
-    async def _visits(self, dice: random.Random) -> str:
+    async def _comes_and_goes(self, dice: random.Random) -> str:
         deed, stay = dice.choice(DEEDS), dice.choice((0.002, 0.02, 0.1))
-        return await self._from_outside(VISITOR, "visits", deed, dice.uniform(0.3, 2), dice, stay)
+        return await self._from_outside(BRIEF_USER, "comes_and_goes", deed, dice.uniform(0.3, 2), dice, stay)
 
     async def _from_outside(
         self, kind: str, manner: str, deed: str, seconds: float, dice: random.Random, stay: float = 0.0
@@ -344,7 +344,7 @@ class Moves:
                     lambda: any(it.method == method and not it.outcome for it in self._kubelet.calls[-20:]), 1.0
                 )
                 await asyncio.sleep(pause)
-                self._pods.tally.came[f"killed during {method}"] += 1
+                self._pods.counters.came[f"killed during {method}"] += 1
 
     @asynccontextmanager
     async def _down(self, name: str, number: signal.Signals) -> AsyncIterator[None]:

@@ -34,7 +34,7 @@ BOUND, EMPTIED, NEVER_STARTS, KILLED, CARELESS = 0.15, 0.1, 0.08, 0.3, 0.25
 
 
 @dataclass
-class Tally:
+class Counters:
     """What the pods did, and what was done to them."""
 
     came: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Pods:
 
     def __init__(self, node: Node, runtime: Hostile) -> None:
         self.calm = False  # no faults, and pods come and go in ordinary ways
-        self.tally = Tally()
+        self.counters = Counters()
         self.kubelet_runs = asyncio.Event()
         self.kubelet_runs.set()
         self._shaken = asyncio.Event()
@@ -115,7 +115,7 @@ class Pods:
         """A pod of one to three GPUs, in one of the shapes that a device plugin can tell apart."""
         name, shape = f"pod-{number}", dice.choice(SHAPES)
         gpus, one = {RESOURCE: min(dice.choice((1, 1, 1, 2, 2, 3)), self._node.stage.gpus)}, {RESOURCE: 1}
-        self.tally.came[f"pods, {shape}"] += 1
+        self.counters.came[f"pods, {shape}"] += 1
         match shape:
             case "init":
                 return Pod(name, (Container("init", gpus, ContainerKind.INIT), Container("main", gpus)))
@@ -135,7 +135,7 @@ class Pods:
     async def _live(self, pod: Pod, dice: random.Random) -> None:
         status = await self._insist(lambda: self._admit(pod))
         if not self.calm and dice.random() < NEVER_STARTS:
-            self.tally.came["never started"] += status is Phase.PENDING
+            self.counters.came["never started"] += status is Phase.PENDING
             await self._until_shaken(dice.uniform(0, 0.6))
             await self._insist(lambda: self._kubelet.delete(pod))
             return
@@ -162,9 +162,9 @@ class Pods:
                         return True
                 except PodEnded:
                     return False
-                self.tally.wait(pod)
+                self.counters.wait(pod)
                 await asyncio.sleep(dice.uniform(0.05, 0.2))
-        self.tally.came["given up"] += 1
+        self.counters.came["given up"] += 1
         return False
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
@@ -176,9 +176,9 @@ class Pods:
                 self._maybe_careless(pod, name, dice)
             if dice.random() < KILLED and self._runtime.lives(pod.uid, name):
                 self._runtime.shoot(pod.uid, name)
-                self.tally.came["killed containers"] += 1
+                self.counters.came["killed containers"] += 1
                 await asyncio.sleep(dice.choice((0, 0, 0.05)))  # before the kubelet hears of it
-            self.tally.came["crashes"] += 1
+            self.counters.came["crashes"] += 1
             await self._kubelet.exit_container(pod, name)
             if not await self._up(pod, dice):
                 return
@@ -190,13 +190,13 @@ class Pods:
 
     async def _end(self, pod: Pod, dice: random.Random) -> None:
         if pod.phase is Phase.FAILED:
-            self.tally.refuse(pod)
+            self.counters.refuse(pod)
             await self._insist(lambda: self._kubelet.delete(pod))
             return
         if not self.calm:
             self._maybe_careless(pod, dice.choice(pod.containers).name, dice)
         end = dice.choice(("finished", "deleted") if self.calm else ("finished", "deleted", "force-deleted"))
-        self.tally.came[f"ends: {end}"] += 1
+        self.counters.came[f"ends: {end}"] += 1
         if end == "finished":
             await self._kubelet.finish(pod)
         if end == "force-deleted":
@@ -209,7 +209,7 @@ class Pods:
 
     def _maybe_careless(self, pod: Pod, name: str, dice: random.Random) -> None:
         if dice.random() < CARELESS:
-            self.tally.came["left a process behind"] += 1
+            self.counters.came["left a process behind"] += 1
             self._runtime.careless.add((pod.uid, name))
 
     async def _insist(self, deed: Callable[[], Awaitable[R]]) -> R:

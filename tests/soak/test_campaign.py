@@ -21,7 +21,7 @@ from scrubber.devices.simulated import creation, layout
 from scrubber.node import open_check
 from tests.core import lives
 from tests.patience import WITHIN
-from tests.soak.campaign import Figures, campaign, until
+from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
 from tests.soak.moves import ATTACKS, FAULTS, HOLDING
@@ -47,26 +47,26 @@ DID = (
 @pytest.mark.timeout(60 * MINUTES + 1800)
 def test_the_campaign_finds_nothing(soak, seed, capsys):
     """The night plays four histories, ``make soak`` those of SOAK_MINUTES, from SOAK_SEED on."""
-    figures, began = Figures(), time.monotonic()
+    summary, began = Summary(), time.monotonic()
     with capsys.disabled() if soak else nullcontext():  # for the person who waits
-        campaign(until(began + 60 * MINUTES, seed) if soak else SEEDS, figures)
-    assert figures.findings == [], "\n".join(figures.findings)
+        campaign(until(began + 60 * MINUTES, seed) if soak else SEEDS, summary)
+    assert summary.findings == [], "\n".join(summary.findings)
     minutes = (time.monotonic() - began) / 60
-    assert missing(figures, minutes) == []
+    assert missing(summary, minutes) == []
 
 
-def missing(figures, minutes):
+def missing(summary, minutes):
     """What came too seldom."""
-    came = {**figures.counts, **figures.moves, **figures.attackers, **figures.pods}
+    came = {**summary.counts, **summary.moves, **summary.attackers, **summary.pods}
     wanted = {name: int(least * minutes) for name, least in AT_LEAST.items()}
     if minutes >= EACH_AFTER:
-        wanted |= dict.fromkeys((*ATTACKS, *FAULTS, *HOLDING, "visits", "grows", *DID), 1)
+        wanted |= dict.fromkeys((*ATTACKS, *FAULTS, *HOLDING, "comes_and_goes", "grows", *DID), 1)
     seldom = {name: came.get(name, 0) for name, least in wanted.items() if came.get(name, 0) < least}
     return [f"{name}: {count}, at least {wanted[name]}" for name, count in seldom.items()]
 
 
 def test_a_campaign_that_does_nothing_is_a_failure():
-    assert len(missing(Figures(), EACH_AFTER)) > len({*ATTACKS, *FAULTS})
+    assert len(missing(Summary(), EACH_AFTER)) > len({*ATTACKS, *FAULTS})
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_memory_that_is_overwritten_in_use_is_a_wipe(runtime, judge, gpu, 
 
 
 @pytest.mark.parametrize(("asked", "put_back"), [(False, True), (True, True), (False, False)])
-async def test_a_wipe_is_excused_only_of_an_unasked_start_after_a_rollback(runtime, judge, gpu, comes, asked, put_back):
+async def test_only_an_unasked_start_after_a_rollback_excuses_a_wipe(runtime, judge, gpu, comes, asked, put_back):
     pod, judge.put_back = await comes("pod"), put_back
     if not asked:
         judge.kubelet.calls.clear()
@@ -193,7 +193,7 @@ async def test_a_wipe_is_excused_only_of_an_unasked_start_after_a_rollback(runti
     assert findings(judge) == ([] if put_back and not asked else ["wipe"])
 
 
-async def test_a_start_beside_the_leftover_of_another_pod_is_a_finding(runtime, judge, gpu, comes):
+async def test_a_start_beside_another_pods_leftover_is_a_finding(runtime, judge, gpu, comes):
     first = await comes("first")
     attacker = await runtime.attack(LEFTOVER, gpu.info().uuid, "registers", "silent", first.uid)
     await runtime.stop(first, first.containers[0])
@@ -236,7 +236,7 @@ async def test_what_came_after_the_last_question_is_an_exception(runtime, judge,
 
 
 @pytest.mark.parametrize("third", [False, True])
-async def test_bytes_of_a_pod_that_the_kubelet_dropped_are_a_leak(runtime, judge, gpu, comes, third):
+async def test_bytes_of_a_dropped_pod_are_a_leak(runtime, judge, gpu, comes, third):
     """Unless a third pod has had the GPU since."""
     dropped = Pod.of("dropped", {RESOURCE: 1})
     await runtime.open_sandbox(dropped)

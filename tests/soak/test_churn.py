@@ -29,7 +29,7 @@ STARTS = 5  # one pod in so many really starts a container
 CHANGES = 40  # pods from one round of changes of health to the next
 FELL_OFF = 79  # the XID of a GPU that fell off the bus
 QUIET_WITHIN = 30.0
-TOLD_WITHIN = 1.0
+SENT_WITHIN = 1.0
 # Bytes by which a process may grow, whatever the number of pods. Measured over 4,000 pods: the plugin grew by 0.2 MiB;
 # the service by 9 MiB, of them 0.1 MiB in the last 600 pods, when the ledger's page cache and log were full.
 GROWTH = {"plugin": 2 * 2**20, "service": 12 * 2**20}
@@ -52,7 +52,7 @@ class Size:
 
 
 @dataclass
-class Told:
+class Sent:
     """What the service tells a client that watches, such as the plugin."""
 
     stage: Stage
@@ -85,7 +85,7 @@ class Told:
         def what() -> str:
             return f"{uuids} to be {word}: the service says {self.latest}, the kubelet {kubelet.devices(RESOURCE)}"
 
-        async with within(TOLD_WITHIN, what):
+        async with within(SENT_WITHIN, what):
             while not arrived():
                 with suppress(TimeoutError):
                     await kubelet.until(arrived, 0.05)  # the service's list may come after the kubelet's
@@ -102,23 +102,23 @@ async def node(tmp_path) -> AsyncIterator[Node]:
 
 
 @pytest.mark.timeout(900)
-async def test_many_pods_leave_nothing_behind_and_no_change_of_health_is_lost(node, soak):
-    told = Told(node.stage)
+async def test_many_pods_leave_nothing_and_no_health_change_is_lost(node, soak):
+    reports = Sent(node.stage)
     await churn(node, range(WARM_UP))
-    async with told.listening():  # also before the first measurement
-        await change_health(node, told, 0)
+    async with reports.listening():  # also before the first measurement
+        await change_health(node, reports, 0)
     await quiet(node)
     before = sizes(node)
     for first in range(0, MANY if soak else FEW, CHANGES):
         await churn(node, range(first, first + CHANGES))
-        async with told.listening():
-            await change_health(node, told, first // CHANGES)
+        async with reports.listening():
+            await change_health(node, reports, first // CHANGES)
     await quiet(node)
     print(before, sizes(node), sep="\n")  # noqa: T201 - shown with -s, and when the test fails
     await demand_no_growth(node, before)
     streams = [call for call in node.kubelet.calls if call.method == "ListAndWatch" and not call.outcome]
     assert len(streams) == 1
-    assert (node.stage.containers.words.told(), node.stage.containers.seen.faults) == ([], [])
+    assert (node.stage.containers.words.reports(), node.stage.containers.seen.faults) == ([], [])
 
 
 async def churn(node: Node, numbers: range) -> None:
@@ -136,20 +136,20 @@ async def churn(node: Node, numbers: range) -> None:
         await node.kubelet.delete(pod)
 
 
-async def change_health(node: Node, told: Told, number: int) -> None:
+async def change_health(node: Node, reports: Sent, number: int) -> None:
     """Two GPUs out by hand and back, a third by its driver; each change arrives."""
     one, two, three, _ = (node.stage.uuids * 2)[number % GPUS :][:GPUS]
     async with node.stage.admin() as admin:
         await asyncio.gather(*(admin.quarantine(it, "a drill", "the soak") for it in (one, two)))
-    await told.arrives("Unhealthy", one, two)
+    await reports.arrives("Unhealthy", one, two)
     for uuid in (one, two):
         await reinstate(node, uuid)
-        await told.arrives("Healthy", uuid)
+        await reports.arrives("Healthy", uuid)
     drills.xid(node.stage.simulated, three, FELL_OFF)
     await node.reach(three, lambda device: device.state == "quarantined")
-    await told.arrives("Unhealthy", three)
+    await reports.arrives("Unhealthy", three)
     await reinstate(node, three)
-    await told.arrives("Healthy", three)
+    await reports.arrives("Healthy", three)
 
 
 async def reinstate(node: Node, uuid: str) -> None:

@@ -51,17 +51,17 @@ async def begun(guests, gpus, kind=ContainerKind.APP, pod=None):
     return pod
 
 
-async def test_a_tenant_that_is_left_alone_fills_its_memory_and_says_nothing(guests, gpus, memory):
+async def test_a_tenant_left_alone_fills_its_memory_and_reports_nothing(guests, gpus, memory):
     pod = await begun(guests, gpus)
     assert memory.read_bytes().count(pod.uid.encode()) == SIZE // 64
     await guests.stop(pod, pod.containers[0])
     await begun(guests, gpus, pod=pod)  # its own fingerprint is no stranger's
     await guests.stop(pod, pod.containers[0])
-    assert (guests.words.told(), guests.seen.faults) == ([], [])
+    assert (guests.words.reports(), guests.seen.faults) == ([], [])
 
 
 @pytest.mark.parametrize("kind", [ContainerKind.APP, ContainerKind.INIT])
-async def test_what_another_tenant_left_is_told_before_anything_is_written(guests, gpus, memory, kind):
+async def test_a_tenant_reports_residue_before_it_writes(guests, gpus, memory, kind):
     pod = await begun(guests, gpus)
     await guests.stop(pod, pod.containers[0])
     poke(memory, 0, bytes(SIZE - 1))
@@ -69,35 +69,33 @@ async def test_what_another_tenant_left_is_told_before_anything_is_written(guest
     poke(layout.places(guests._simulated)[0].memory, 0, bytes(SIZE))  # the other one is clean
     with pytest.raises(CannotCreate):
         await begun(guests, gpus, kind)
-    told = "".join(guests.words.told())
-    assert "RESIDUE" in told
-    assert "offset 0xfffff" in told
+    reports = "".join(guests.words.reports())
+    assert "RESIDUE" in reports
+    assert "offset 0xfffff" in reports
     assert memory.read_bytes()[-1:] == b"!"
 
 
 @pytest.mark.parametrize("wrong", [bytes(64), b"!"], ids=["zeros", "one byte"])
-async def test_a_byte_that_changes_under_a_tenant_is_told_while_it_lives(guests, gpus, memory, wrong):
+async def test_a_living_tenant_reports_a_changed_byte(guests, gpus, memory, wrong):
     pod = await begun(guests, gpus)
     [process] = guests._running[pod.uid, "main"]
     poke(memory, SIZE // 2, wrong)
     await asyncio.wait_for(process.wait(), WITHIN)
     await guests.stop(pod, pod.containers[0])
-    assert "WIPED" in "".join(guests.words.told())
+    assert "WIPED" in "".join(guests.words.reports())
     assert "ended with 1" in guests.seen.faults.pop()
 
 
-async def test_a_byte_that_changes_under_an_importer_after_its_owner_has_gone_is_told_at_its_end_at_the_latest(
-    guests, gpus
-):
+async def test_an_importer_reports_a_changed_byte_after_its_owners_end(guests, gpus):
     pod = await begun(guests, gpus)
     async with guests.importer((pod.uid, "main"), "another") as came:
         assert came
         await guests.stop(pod, pod.containers[0])
         poke(layout.places(guests._simulated)[0].memory, 0, bytes(64))
-    assert "WIPED" in "".join(guests.words.told())
+    assert "WIPED" in "".join(guests.words.reports())
 
 
-async def test_a_tenant_that_is_ended_by_somebody_else_is_a_fault_and_one_that_the_soak_ends_is_none(guests, gpus):
+async def test_a_tenant_that_something_else_has_ended_is_a_fault(guests, gpus):
     pod = await begun(guests, gpus)
     guests.shoot(pod.uid, "main")
     await guests.stop(pod, pod.containers[0])

@@ -31,7 +31,7 @@ async def during(kubelet, method):
     await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
 
 
-async def test_x2_an_app_reuses_its_init_containers_device_without_being_asked_for_a_preference(node):
+async def test_x2_an_app_reuses_its_inits_device_without_a_preference(node):
     async with node.ready() as (kubelet, plugin):
         await kubelet.admit(Pod("p", (container("i", 1, ContainerKind.INIT), container("a", 1), container("b", 2))))
         assert admissions(kubelet) == [
@@ -45,7 +45,7 @@ async def test_x2_an_app_reuses_its_init_containers_device_without_being_asked_f
         assert plugin.left["Allocate"] is None or plugin.left["Allocate"] > 1e9
 
 
-async def test_x3_two_inits_then_sidecar_then_app_are_asked_for_as_the_real_kubelet_does(node):
+async def test_x3_inits_sidecar_and_app_are_allocated_in_order(node):
     async with node.ready() as (kubelet, _):
         inits = container("i1", 1, ContainerKind.INIT), container("i2", 2, ContainerKind.INIT)
         await kubelet.admit(Pod("p", (*inits, container("s", 1, ContainerKind.SIDECAR), container("main", 1))))
@@ -77,7 +77,7 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
         assert kubelet.held(pod)["b"] == {GPU: ("2", "3")}
 
 
-async def test_a_union_of_several_inits_devices_is_reused_by_one_app(node):
+async def test_an_app_reuses_the_devices_of_several_init_containers(node):
     async with node.ready(offers={"ids": "012"}) as (kubelet, _):
         pod = Pod(
             "p", (container("i1", 2, ContainerKind.INIT), container("i2", 3, ContainerKind.INIT), container("a", 3))
@@ -86,13 +86,13 @@ async def test_a_union_of_several_inits_devices_is_reused_by_one_app(node):
         assert admissions(kubelet)[-1] == ("allocate", "012")
 
 
-async def test_r2_a_preference_is_asked_even_when_all_devices_are_needed(node):
+async def test_r2_a_preference_is_asked_even_for_all_devices(node):
     async with node.ready() as (kubelet, _):
         await kubelet.admit(Pod.of("all", {GPU: 4}))
         assert admissions(kubelet) == [("prefer", "0123", "", 4), ("allocate", "0123")]
 
 
-async def test_the_preference_is_followed_as_far_as_it_is_possible_and_completed_by_the_kubelet(node):
+async def test_the_kubelet_completes_a_preference_that_is_not_enough(node):
     async with node.ready() as (kubelet, plugin):
         plugin.prefer = ["3", "nonsense", "3"]
         await kubelet.admit(Pod.of("p", {GPU: 2}))
@@ -121,7 +121,7 @@ async def test_x22_too_few_devices_fail_the_pod_without_a_call(node):
         assert admissions(kubelet) == []
 
 
-async def test_x7_an_error_from_allocate_is_the_pods_end_in_the_kubelets_words_and_frees_the_device(node):
+async def test_x7_an_error_from_allocate_fails_the_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.fail["Allocate"] = "GPU is dirty"
         pod = Pod.of("p", {GPU: 1})
@@ -137,7 +137,7 @@ async def test_x7_an_error_from_allocate_is_the_pods_end_in_the_kubelets_words_a
         assert (await kubelet.run(Pod.of("next", {GPU: 4}))).phase is Phase.RUNNING
 
 
-async def test_x8_a_plugin_that_dies_inside_allocate_fails_the_pod_as_unavailable(node):
+async def test_x8_a_plugin_that_dies_inside_allocate_fails_the_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         pod = Pod.of("p", {GPU: 1})
@@ -158,7 +158,7 @@ async def test_x13_no_healthy_device_fails_the_pod_without_a_call(node):
         assert admissions(kubelet) == []
 
 
-async def test_x31_a_later_containers_failure_frees_an_earlier_ones_device_without_a_word(node):
+async def test_x31_a_later_containers_failure_frees_earlier_devices_silently(node):
     async with node.ready(offers={"ids": "01", "preferred": False}) as (kubelet, _):
         pod = Pod("p", (container("a", 1), container("b", 2)))
         assert (await kubelet.admit(pod)).phase is Phase.FAILED
@@ -167,7 +167,7 @@ async def test_x31_a_later_containers_failure_frees_an_earlier_ones_device_witho
         assert admissions(kubelet)[-1] == ("allocate", "01")
 
 
-async def test_x31_a_list_of_pod_resources_does_not_free_what_the_pod_admitted_last_has_left(node):
+async def test_x31_pod_resources_frees_nothing_of_the_last_admitted_pod(node):
     async with node.ready(offers={"ids": "01"}) as (kubelet, _):
         pod = Pod("p", (container("a", 1), container("b", 2)))
         assert (await kubelet.admit(pod)).phase is Phase.FAILED
@@ -185,7 +185,7 @@ async def test_an_answer_without_a_container_response_fails_the_pod(node):
         assert "no containers return in allocation response" in pod.message
 
 
-async def test_a_resource_the_node_does_not_know_is_admitted_without_any_call(node):
+async def test_an_unknown_resource_is_admitted_without_a_call(node):
     async with node.ready() as (kubelet, _):
         pod = Pod.of("p", {"example.com/other": 1})
         assert (await kubelet.run(pod)).phase is Phase.RUNNING
@@ -193,7 +193,7 @@ async def test_a_resource_the_node_does_not_know_is_admitted_without_any_call(no
         assert kubelet.starts[0].devices == {}
 
 
-async def test_x5_a_finished_container_keeps_its_devices_and_a_finished_pod_does_not(node):
+async def test_x5_devices_belong_to_a_pod_until_it_has_finished(node):
     async with node.ready() as (kubelet, _):
         pod = Pod("p", (container("a", 2), container("b", 2)))
         await kubelet.run(pod)
@@ -205,7 +205,7 @@ async def test_x5_a_finished_container_keeps_its_devices_and_a_finished_pod_does
         assert admissions(kubelet)[-2:] == [("prefer", "0123", "", 1), ("allocate", "0")]
 
 
-async def test_x6_a_slow_allocate_holds_up_every_admission_and_every_deletion_of_the_node(node):
+async def test_x6_a_slow_allocate_delays_all_admissions_and_deletions(node):
     async with node.ready() as (kubelet, plugin):
         running, slow, plain = Pod.of("running", {GPU: 1}), Pod.of("slow", {GPU: 1}), Pod.of("plain", {})
         await kubelet.run(running)
@@ -221,7 +221,7 @@ async def test_x6_a_slow_allocate_holds_up_every_admission_and_every_deletion_of
         assert running.uid not in kubelet.pods
 
 
-async def test_r4_a_force_deleted_pods_device_is_handed_out_while_its_container_runs(node):
+async def test_r4_a_force_deleted_pods_device_is_free_too_early(node):
     async with node.ready(offers={"ids": "0"}) as (kubelet, _):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -231,7 +231,7 @@ async def test_r4_a_force_deleted_pods_device_is_handed_out_while_its_container_
         assert kubelet.starts[0].devices == kubelet.starts[1].devices == {GPU: ("0",)}
 
 
-async def test_r4_repaired_the_device_is_free_once_the_container_has_ended(node):
+async def test_r4_repaired_the_device_is_free_after_the_container(node):
     async with node.ready(offers={"ids": "0"}, quirks=Quirks(force_delete_frees=False)) as (kubelet, _):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -241,7 +241,7 @@ async def test_r4_repaired_the_device_is_free_once_the_container_has_ended(node)
         assert (await kubelet.admit(Pod.of("next", {GPU: 1}))).phase is Phase.PENDING
 
 
-async def test_r6_a_device_that_leaves_the_list_during_its_allocate_panics_the_kubelet(node):
+async def test_r6_a_device_removed_during_its_allocate_panics_the_kubelet(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         admitting = asyncio.create_task(kubelet.admit(Pod.of("p", {GPU: 1})))
@@ -272,7 +272,7 @@ async def test_r6_repaired_or_merely_unhealthy_the_pod_is_admitted(node, state):
 
 
 @pytest.mark.parametrize("forgets", [True, False])
-async def test_r8_a_pod_resources_list_during_a_slow_allocate_makes_two_pods_share_a_device(node, forgets):
+async def test_r8_pod_resources_during_a_slow_allocate_doubles_a_device(node, forgets):
     async with node.ready(quirks=Quirks(list_forgets_allocating=forgets)) as (kubelet, plugin):
         gone, slow, second = Pod.of("gone", {GPU: 1}), Pod.of("slow", {GPU: 1}), Pod.of("second", {GPU: 1})
         await kubelet.run(gone)
@@ -289,19 +289,19 @@ async def test_r8_a_pod_resources_list_during_a_slow_allocate_makes_two_pods_sha
         assert shared is forgets
 
 
-async def test_x25_pod_resources_shows_apps_and_sidecars_after_their_allocate_and_inits_never(node):
+async def test_x25_pod_resources_shows_apps_and_sidecars_but_no_inits(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         sidecar = Container("s", {GPU: 1}, ContainerKind.SIDECAR)
         pod = Pod("p", (container("i", 1, ContainerKind.INIT), sidecar, container("a", 2)))
         admitting = asyncio.create_task(kubelet.admit(pod))
         await during(kubelet, "Allocate")
-        told = kubelet.list_pod_resources().pod_resources[0]
-        assert [(one.name, len(one.devices)) for one in told.containers] == [("s", 0), ("a", 0)]
+        reported = kubelet.list_pod_resources().pod_resources[0]
+        assert [(one.name, len(one.devices)) for one in reported.containers] == [("s", 0), ("a", 0)]
         plugin.hold["Allocate"].set()
         await asyncio.wait_for(admitting, WITHIN)
-        told = kubelet.list_pod_resources().pod_resources[0]
-        shown = {one.name: [list(device.device_ids) for device in one.devices] for one in told.containers}
+        reported = kubelet.list_pod_resources().pod_resources[0]
+        shown = {one.name: [list(device.device_ids) for device in one.devices] for one in reported.containers}
         assert shown == {"s": [["0"]], "a": [["1"], ["2"]]}
 
 

@@ -29,7 +29,7 @@ def test_the_checksum_of_a_real_kubelets_file_with_a_pod():
     assert checksum([TEGRA], {"nvidia.com/gpu": ["tegra"]}) == 3660592824
 
 
-def test_the_checksum_sorts_numa_nodes_as_numbers_and_resources_as_names():
+def test_the_checksum_sorts_nodes_by_number_and_resources_by_name():
     nodes: DeviceEntry = {**TEGRA, "DeviceIDs": {"10": ["b"], "-1": ["c"], "2": ["a"]}}
     sorted_nodes: DeviceEntry = {**TEGRA, "DeviceIDs": {"-1": ["c"], "2": ["a"], "10": ["b"]}}
     by_name: DeviceEntry = {**TEGRA, "DeviceIDs": {"10": ["a"], "2": ["b"], "-1": ["c"]}}
@@ -86,7 +86,7 @@ async def test_it_is_written_at_the_end_of_each_containers_allocate(node, direct
         assert [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == ["a"]
 
 
-async def test_init_containers_are_in_it_and_dead_pods_stay_until_the_next_write_after_a_clean_up(node, directory):
+async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(node, directory):
     async with node.ready() as (kubelet, _):
         pod, following = (
             Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),

@@ -84,7 +84,7 @@ async def node(make):
     return await make()
 
 
-async def test_a_claim_is_prepared_before_the_container_and_given_back_after_it(node):
+async def test_a_claim_is_prepared_before_and_unprepared_after_its_container(node):
     driver = await node.driver()
     pod = node.pod("p", "a")
     assert (await node.kubelet.run(pod)).phase is Phase.RUNNING
@@ -97,7 +97,7 @@ async def test_a_claim_is_prepared_before_the_container_and_given_back_after_it(
     assert (node.kubelet.claims(), node.saved(), node.cluster.devices("a")) == ({}, [], [])
 
 
-async def test_a_claim_is_in_the_checkpoint_before_the_driver_is_called(node):
+async def test_a_claim_is_written_down_before_the_driver_is_called(node):
     driver = await node.driver()
     driver.hold["Prepare"] = asyncio.Event()
     pod = node.pod("p", "a")
@@ -111,7 +111,7 @@ async def test_a_claim_is_in_the_checkpoint_before_the_driver_is_called(node):
     assert node.saved()[0]["DriverState"][NIC]["Devices"][0]["CDIDeviceIDs"] == ["example.com/nic=a"]
 
 
-async def test_a_failed_prepare_is_tried_again_when_the_test_says_so(node):
+async def test_a_failed_prepare_is_repeated_by_the_next_sync(node):
     driver = await node.driver()
     driver.fail["Prepare"] = "not yet"
     pod = node.pod("p", "a")
@@ -190,7 +190,7 @@ async def test_a_force_deleted_pod_frees_its_claim_while_it_runs(node):
     assert [method for method, _ in driver.asked] == ["Prepare", "Prepare", "Unprepare"]
 
 
-async def test_a_claim_of_the_same_name_waits_for_the_end_of_the_old_one(node):
+async def test_a_claim_of_the_same_name_waits_for_the_old(node):
     driver = await node.driver()
     await node.kubelet.run(first := node.pod("p", "a"))
     uid = node.kubelet.claims()["default/a"]
@@ -278,10 +278,10 @@ async def test_a_claim_that_cannot_be_read_changes_nothing(node):
 
 async def test_a_pod_needs_a_reservation(node):
     await node.driver()
-    stranger = Pod.of("stranger", None, "a")
+    other = Pod.of("stranger", None, "a")
     node.pod("p", "a")
-    await node.kubelet.run(stranger)
-    assert "is not allowed to use ResourceClaim a" in node.why(stranger)
+    await node.kubelet.run(other)
+    assert "is not allowed to use ResourceClaim a" in node.why(other)
     node.cluster.claim("of-p", driver=NIC, of=Pod.of("p"))
     owner = node.pod("q", "of-p")
     await node.kubelet.run(owner)
@@ -346,7 +346,7 @@ async def test_a_starting_kubelet_deletes_all_slices_of_its_node(make):
     assert node.server.objects("resourceslices")[0]["spec"]["nodeName"] == "node-2"
 
 
-async def test_the_health_of_devices_is_in_the_status_of_the_pod(node):
+async def test_the_pods_status_shows_the_health_of_its_devices(node):
     driver = await node.driver()
     await node.kubelet.run(pod := node.pod("p", "a"))
     assert node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")}
@@ -359,7 +359,7 @@ async def test_the_health_of_devices_is_in_the_status_of_the_pod(node):
     await node.kubelet.until(lambda: node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")})
 
 
-async def test_a_kubelet_with_a_corrupt_checkpoint_of_claims_does_not_start(node):
+async def test_a_kubelet_with_corrupt_claims_does_not_start(node):
     await node.kubelet.kill()
     file = node.directory / "dra_manager_state"
     file.write_text(file.read_text().replace("DRACheckpoint", "DRACheckpoinT"))

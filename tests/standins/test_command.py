@@ -16,11 +16,11 @@ class Command:
 
     async def hear(self, words):
         """Read up to the line that holds these words."""
-        heard: list[str] = []
+        received: list[str] = []
         async with asyncio.timeout(30):
             while words not in (line := (await self.process.stdout.readline()).decode()):
-                assert line, f"did not say {words!r}: {heard}"
-                heard.append(line)
+                assert line, f"did not say {words!r}: {received}"
+                received.append(line)
         return line.rstrip()
 
     def say(self, line):
@@ -85,6 +85,6 @@ async def test_a_failed_command_is_printed_and_the_kubelet_runs_on(command):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_it_although_nobody_closes_stdin(command, number):
+async def test_a_signal_ends_the_command_while_stdin_is_open(command, number):
     command.process.send_signal(number)
     assert await asyncio.wait_for(command.process.wait(), WITHIN) == 0

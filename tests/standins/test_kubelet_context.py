@@ -17,7 +17,7 @@ async def failing(directory: Path) -> None:
         assert not (directory / "kubelet.sock").is_socket()
 
 
-async def test_a_block_that_fails_leaves_no_task_and_no_listener_behind():
+async def test_a_failed_block_leaves_no_task_and_no_listener():
     with tempfile.TemporaryDirectory(prefix="k-") as name:
         before, directory = asyncio.all_tasks(), Path(name)
         with pytest.raises(AssertionError):
@@ -40,7 +40,7 @@ class Sandboxes(Runtime):
         self.opened.discard(pod.uid)
 
 
-async def test_a_pod_that_had_failed_when_the_kubelet_died_is_ended_by_the_next_one():
+async def test_the_next_kubelet_ends_pods_that_had_failed():
     with tempfile.TemporaryDirectory(prefix="k-") as name:
         sandboxes = Sandboxes()
         async with Kubelet(Path(name), sandboxes) as kubelet:

@@ -13,7 +13,7 @@ async def test_each_message_replaces_the_whole_list(node):
         await kubelet.until(lambda: kubelet.devices(GPU) == {"2": "Healthy", "3": "Healthy", "7": "Healthy"})
 
 
-async def test_x11_unhealthy_stays_in_capacity_and_leaves_allocatable_and_the_pod_runs_on(node):
+async def test_x11_an_unhealthy_device_leaves_allocatable_but_not_capacity(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("a", {GPU: 1})
         await kubelet.run(pod)
@@ -31,7 +31,7 @@ async def test_x12_a_device_that_is_dropped_leaves_capacity_too(node):
         assert kubelet.allocatable == {GPU: 3}
 
 
-async def test_the_checkpoint_is_written_on_every_message_with_healthy_devices_only(node, directory):
+async def test_each_message_writes_the_healthy_devices_to_the_checkpoint(node, directory):
     async with node.ready() as (kubelet, plugin):
         plugin.show(g1="Unhealthy")
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})

@@ -17,7 +17,7 @@ def named(logs):
     return sorted(entry.name for entry in logs.iterdir()) if logs.is_dir() else []
 
 
-async def test_a_pod_has_a_directory_from_its_first_start_until_it_is_deleted(directory, logs):
+async def test_a_pod_has_a_directory_from_start_to_deletion(directory, logs):
     async with Kubelet(directory, logs=logs) as kubelet:
         pod = Pod.of("p", {})
         await kubelet.admit(pod)
@@ -31,7 +31,7 @@ async def test_a_pod_has_a_directory_from_its_first_start_until_it_is_deleted(di
         assert named(logs) == []
 
 
-async def test_a_force_deleted_pod_keeps_its_directory_until_its_containers_have_ended(directory, logs):
+async def test_a_force_deleted_pod_keeps_its_directory_until_its_end(directory, logs):
     async with Kubelet(directory, logs=logs) as kubelet:
         pod = Pod.of("p", {})
         await kubelet.run(pod)

@@ -17,7 +17,7 @@ async def refusal(plugin, **options):
     return caught.value.code(), caught.value.details()
 
 
-async def test_x1_the_options_are_asked_inside_register_with_its_deadline_then_the_list_without_any(node):
+async def test_x1_register_asks_for_the_options_then_for_the_list(node):
     async with node.ready() as (kubelet, plugin):
         assert [call.method for call in kubelet.calls] == ["GetDevicePluginOptions", "ListAndWatch"]
         assert 14 < kubelet.calls[0].deadline < 16
@@ -33,7 +33,7 @@ async def test_x1_register_does_not_return_before_the_options_were_asked(node):
         assert kubelet.calls[0].outcome == "OK"
 
 
-async def test_x27_a_wrong_version_is_refused_at_once_with_status_unknown(node):
+async def test_x27_a_wrong_version_is_refused_as_unknown(node):
     async with node.kubelet() as kubelet:
         plugin = await node.plugin().serve()
         code, text = await refusal(plugin, version="v1alpha9")
@@ -71,7 +71,7 @@ async def test_r9_x27_extended_resource_names_are_accepted(node, name):
         await kubelet.registered(name)
 
 
-async def test_r9_an_endpoint_in_a_subdirectory_works_and_survives_a_kubelet_start(node, directory):
+async def test_r9_a_socket_in_a_subdirectory_survives_a_kubelet_start(node, directory):
     (directory / "sub").mkdir()
     async with node.kubelet() as kubelet:
         plugin = await node.plugin(socket="sub/p.sock").begin()
@@ -83,14 +83,14 @@ async def test_r9_an_endpoint_in_a_subdirectory_works_and_survives_a_kubelet_sta
         await kubelet.registered(GPU)
 
 
-async def test_x27_an_endpoint_nobody_serves_fails_after_the_dial_timeout(node):
+async def test_x27_a_dead_endpoint_fails_after_the_dial_timeout(node):
     async with node.kubelet(timing=Timing(dial=0.2)):
         code, text = await refusal(node.plugin())
         assert code is grpc.StatusCode.UNKNOWN
         assert "failed to dial device plugin" in text
 
 
-async def test_x27_a_caller_without_patience_gets_deadline_exceeded_and_the_kubelet_dials_on(node):
+async def test_x27_the_kubelet_dials_on_after_a_callers_deadline(node):
     async with node.kubelet(timing=Timing(dial=0.3)) as kubelet:
         code, _ = await refusal(node.plugin(), within=0.1)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -99,7 +99,7 @@ async def test_x27_a_caller_without_patience_gets_deadline_exceeded_and_the_kube
         assert "failed to dial" in kubelet.registrations[0].error
 
 
-async def test_a_register_that_waits_for_a_plugin_succeeds_as_soon_as_it_serves(node):
+async def test_register_waits_until_the_plugin_serves(node):
     async with node.kubelet() as kubelet:
         plugin = node.plugin()
         registering = asyncio.create_task(plugin.register())
@@ -108,7 +108,7 @@ async def test_a_register_that_waits_for_a_plugin_succeeds_as_soon_as_it_serves(
         await kubelet.registered(GPU)
 
 
-async def test_r1_x17_the_end_of_the_old_stream_kills_the_new_endpoint(node):
+async def test_r1_x17_the_old_streams_end_stops_the_new_endpoint(node):
     async with node.ready() as (kubelet, old):
         new = await node.plugin(socket="new.sock", ids="01").begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
@@ -141,7 +141,7 @@ async def test_r1_repaired_the_new_endpoint_lives_on(node):
         assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
 
 
-async def test_x18_serving_anew_on_the_same_path_is_harmless_once_the_old_stream_has_ended(node):
+async def test_x18_serving_anew_after_the_old_stream_is_harmless(node):
     async with node.ready() as (kubelet, plugin):
         await plugin.stop()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
@@ -156,7 +156,7 @@ async def test_r10_registering_twice_with_the_same_live_socket_is_harmless(node)
         assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
 
 
-async def test_r10_x28_after_a_failed_register_the_live_plugins_death_leaves_ghost_devices(node):
+async def test_r10_x28_after_a_failed_register_dead_devices_stay(node):
     async with node.ready(timing=Timing(dial=0.2)) as (kubelet, plugin):
         await refusal(plugin, endpoint="nobody.sock")
         await plugin.stop()
@@ -193,7 +193,7 @@ async def test_x16_a_plugin_that_goes_leaves_capacity_and_takes_allocatable(node
         assert pod.statuses["main"].starts == 2
 
 
-async def test_x33_a_plugin_away_for_too_long_is_forgotten_but_not_what_its_pods_hold(node):
+async def test_x33_a_forgotten_plugins_pods_keep_their_devices(node):
     async with node.ready(timing=Timing(stopped_grace=0.1)) as (kubelet, plugin):
         pod, late = Pod.of("a", {GPU: 1}), Pod.of("late", {GPU: 1})
         await kubelet.run(pod)
@@ -210,7 +210,7 @@ async def test_x33_a_plugin_away_for_too_long_is_forgotten_but_not_what_its_pods
         assert kubelet.starts[-1].prestart
 
 
-async def test_a_plugin_that_comes_back_in_time_is_not_forgotten_later(node):
+async def test_a_plugin_that_returns_in_time_is_not_forgotten(node):
     async with node.ready(timing=Timing(stopped_grace=0.3)) as (kubelet, plugin):
         await plugin.stop()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
@@ -220,7 +220,7 @@ async def test_a_plugin_that_comes_back_in_time_is_not_forgotten_later(node):
             await kubelet.until(lambda: kubelet.capacity != {GPU: 4}, within=0.5)
 
 
-async def test_r1_an_old_stream_that_ends_while_the_new_plugin_registers_orphans_it(node):
+async def test_r1_an_old_stream_that_ends_late_orphans_the_plugin(node):
     async with node.ready() as (kubelet, old):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)

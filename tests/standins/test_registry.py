@@ -23,7 +23,7 @@ async def appear(plugin, registry, name="plugin-reg.sock"):
     return plugin
 
 
-async def test_x34_a_socket_in_the_directory_is_asked_connected_and_notified_in_that_order(node, registry):
+async def test_x34_a_socket_is_asked_connected_and_notified_in_order(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         plugin = await appear(node.plugin(), registry)
         await kubelet.registered(GPU)
@@ -37,7 +37,7 @@ async def test_x34_a_socket_in_the_directory_is_asked_connected_and_notified_in_
         assert (await kubelet.run(Pod.of("p", {GPU: 1}))).phase is Phase.RUNNING
 
 
-async def test_x34_after_a_kubelet_start_the_registration_socket_lies_there_still_and_is_asked_again(node, registry):
+async def test_x34_a_new_kubelet_asks_the_registration_socket_again(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         await appear(node.plugin(), registry)
         await kubelet.registered(GPU)
@@ -46,7 +46,7 @@ async def test_x34_after_a_kubelet_start_the_registration_socket_lies_there_stil
         await kubelet.until(lambda: [call.method for call in kubelet.calls].count("GetInfo") == 2)
 
 
-async def test_x34_a_plugin_whose_endpoint_lies_in_the_registry_survives_a_kubelet_start(node, registry):
+async def test_x34_an_endpoint_in_the_registry_survives_a_kubelet_start(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         plugin = node.plugin()
         plugin.path = registry / "do-nothing.sock"
@@ -70,7 +70,7 @@ async def test_removing_the_registration_socket_deregisters(node, registry):
         await asyncio.wait_for(plugin.ended.wait(), WITHIN)
 
 
-async def test_a_plugin_that_comes_again_under_its_old_name_is_registered_again(node, registry):
+async def test_a_plugin_that_returns_under_its_name_is_registered(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         plugin = await appear(node.plugin(), registry)
         await kubelet.registered(GPU)
@@ -90,7 +90,7 @@ async def test_hidden_sockets_and_plain_files_are_left_alone(node, registry):
         assert list(kubelet._life._registry._work) == ["seen-reg.sock"]
 
 
-async def test_a_socket_moved_over_a_known_one_is_a_new_plugin(node, registry):
+async def test_a_socket_moved_over_another_is_a_new_plugin(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         old = await appear(node.plugin(), registry)
         await kubelet.registered(GPU)
@@ -109,7 +109,7 @@ async def test_a_socket_moved_over_a_known_one_is_a_new_plugin(node, registry):
         ("resource", "gpu", 'the ResourceName "gpu" is invalid'),
     ],
 )
-async def test_a_plugin_that_is_refused_is_told_why_and_asked_again(node, registry, knob, value, text):
+async def test_a_refused_plugin_learns_why_and_is_asked_again(node, registry, knob, value, text):
     async with node.kubelet(registry=registry, timing=Timing(registry_retry=0.05)) as kubelet:
         plugin = node.plugin()
         setattr(plugin, knob, value)
@@ -120,7 +120,7 @@ async def test_a_plugin_that_is_refused_is_told_why_and_asked_again(node, regist
         assert kubelet.capacity == {}
 
 
-async def test_a_plugin_whose_endpoint_nobody_serves_is_told_so(node, registry):
+async def test_a_plugin_with_a_dead_endpoint_learns_why(node, registry):
     async with node.kubelet(registry=registry, timing=Timing(dial=0.2)) as kubelet:
         plugin = node.plugin()
         await appear(plugin, registry)
@@ -130,7 +130,7 @@ async def test_a_plugin_whose_endpoint_nobody_serves_is_told_so(node, registry):
         await kubelet.registered(GPU)
 
 
-async def test_a_socket_that_goes_while_its_plugin_is_dialled_leaves_nothing_behind(node, registry):
+async def test_a_socket_removed_during_the_dial_leaves_nothing_behind(node, registry):
     async with node.kubelet(registry=registry) as kubelet:
         plugin = node.plugin()
         plugin.hold["GetDevicePluginOptions"] = asyncio.Event()

@@ -32,7 +32,7 @@ async def restart(kubelet, plugin=None):
         await kubelet.registered(GPU)
 
 
-async def test_x15_a_stopped_kubelet_ends_the_streams_and_leaves_the_sockets_and_the_checkpoint(node, directory):
+async def test_x15_a_stopped_kubelet_leaves_sockets_and_checkpoint(node, directory):
     async with node.ready() as (kubelet, plugin):
         await kubelet.run(Pod.of("p", {GPU: 1}))
         before = (directory / NAME).read_text()
@@ -43,7 +43,7 @@ async def test_x15_a_stopped_kubelet_ends_the_streams_and_leaves_the_sockets_and
         assert (directory / NAME).read_text() == before
 
 
-async def test_x15_the_kubelets_socket_is_created_where_it_lies_and_not_touched_again(node, directory):
+async def test_x15_the_kubelet_creates_its_socket_in_place(node, directory):
     with Inotify() as inotify:
         inotify.add_watch(directory, Mask.CREATE)
         async with node.kubelet():
@@ -57,7 +57,7 @@ async def test_x15_the_kubelets_socket_is_created_where_it_lies_and_not_touched_
     assert sorted(path.name for path in directory.iterdir()) == ["DEPRECATION", "kubelet.sock"]
 
 
-async def test_x15_a_starting_kubelet_wipes_the_top_levels_sockets_and_makes_its_own_anew(node, directory):
+async def test_x15_a_starting_kubelet_removes_all_sockets_on_top(node, directory):
     async with node.ready() as (kubelet, _):
         old = (directory / "kubelet.sock").stat()
         (directory / "file").touch()
@@ -69,7 +69,7 @@ async def test_x15_a_starting_kubelet_wipes_the_top_levels_sockets_and_makes_its
         assert (new.st_ino, new.st_ctime_ns) != (old.st_ino, old.st_ctime_ns)
 
 
-async def test_x15_running_containers_are_skipped_at_re_admission_and_a_later_crash_is_a_prestart_only(node):
+async def test_x15_running_containers_are_not_admitted_again(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -81,13 +81,13 @@ async def test_x15_running_containers_are_skipped_at_re_admission_and_a_later_cr
         assert calls_of(kubelet, "Allocate", "PreStartContainer")[2:] == [("PreStartContainer", "0")]
 
 
-async def test_a_restarted_kubelet_knows_its_resources_at_zero_until_the_plugin_registers(node):
+async def test_a_new_kubelet_has_zero_devices_until_the_plugin_registers(node):
     async with node.ready() as (kubelet, _):
         await restart(kubelet)
         assert kubelet.capacity == kubelet.allocatable == {GPU: 0}
 
 
-async def test_r11_x19_before_the_plugin_is_back_a_crashed_container_starts_without_prestart(node):
+async def test_r11_x19_without_the_plugin_a_crashed_container_skips_prestart(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -98,7 +98,7 @@ async def test_r11_x19_before_the_plugin_is_back_a_crashed_container_starts_with
         assert kubelet.starts[1].devices == {GPU: ("0",)}
 
 
-async def test_r11_a_first_start_of_a_pod_admitted_before_the_restart_skips_prestart_too(node):
+async def test_r11_the_first_start_of_an_admitted_pod_skips_prestart(node):
     async with node.ready() as (kubelet, plugin):
         first, second = Pod.of("first", {GPU: 1}), Pod("second", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
         await kubelet.run(first)
@@ -123,7 +123,7 @@ async def test_r11_repaired_the_container_waits_for_the_plugin(node):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_r5_a_completed_init_container_fails_its_healthy_pod_at_re_admission(node, asked):
+async def test_r5_a_completed_init_container_fails_its_pods_readmission(node, asked):
     async with node.ready(quirks=Quirks(ended_init_is_asked=asked)) as (kubelet, _):
         pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
         await kubelet.run(pod)
@@ -142,7 +142,7 @@ async def test_r5_an_init_container_without_a_device_does_no_harm(node):
         assert await kubelet.readmit() == []
 
 
-async def test_x20_after_a_reboot_a_pod_is_lost_when_the_plugin_comes_later(node):
+async def test_x20_after_a_reboot_a_pod_before_the_plugin_fails(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -156,7 +156,7 @@ async def test_x20_after_a_reboot_a_pod_is_lost_when_the_plugin_comes_later(node
         assert pod.phase is Phase.FAILED
 
 
-async def test_x21_after_a_reboot_a_pod_survives_when_the_plugin_comes_first_with_prestart_and_no_allocate(node):
+async def test_x21_after_a_reboot_a_pod_needs_only_prestart(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -172,7 +172,7 @@ async def test_x21_after_a_reboot_a_pod_survives_when_the_plugin_comes_first_wit
         assert pod.statuses["main"].starts == 2
 
 
-async def test_after_a_reboot_a_pod_whose_device_is_no_longer_healthy_is_lost(node):
+async def test_after_a_reboot_a_pod_with_a_sick_device_fails(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -186,7 +186,7 @@ async def test_after_a_reboot_a_pod_whose_device_is_no_longer_healthy_is_lost(no
         assert "previously allocated devices are no longer healthy" in pod.message
 
 
-async def test_x29_a_kubelet_killed_during_prestart_cuts_the_call_and_calls_again_after_its_restart(node):
+async def test_x29_a_kubelet_killed_during_prestart_calls_again_later(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod("p", (Container("a", {GPU: 1}),))
         await kubelet.admit(pod)
@@ -207,7 +207,7 @@ async def test_x29_a_kubelet_killed_during_prestart_cuts_the_call_and_calls_agai
         assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
 
 
-async def test_x30_a_kubelet_killed_during_allocate_asks_again_and_a_deleted_pods_device_still_counts(node):
+async def test_x30_a_kubelet_killed_during_allocate_asks_again(node):
     async with node.ready() as (kubelet, plugin):
         deleted, pod = Pod.of("deleted", {GPU: 1}), Pod.of("p", {GPU: 1})
         await kubelet.run(deleted)
@@ -240,9 +240,7 @@ async def test_x30_a_kubelet_killed_during_allocate_asks_again_and_a_deleted_pod
         lambda _: '{"Data":{"PodDeviceEntries":[7],"RegisteredDevices":{}},"Checksum":0}',
     ],
 )
-async def test_a_checkpoint_that_cannot_be_believed_is_only_logged_and_all_devices_count_as_free(
-    node, directory, damage
-):
+async def test_with_a_corrupt_checkpoint_all_devices_count_as_free(node, directory, damage):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -277,7 +275,7 @@ async def test_a_kubelet_that_dies_during_a_register_breaks_it_off(node):
         assert kubelet.registrations == []
 
 
-async def test_a_dead_kubelet_does_nothing_and_a_running_one_does_not_start_twice(node):
+async def test_a_kubelet_acts_only_alive_and_starts_only_once(node):
     async with node.kubelet() as kubelet:
         with pytest.raises(NotRunning, match="is already running"):
             await kubelet.start()
@@ -288,7 +286,7 @@ async def test_a_dead_kubelet_does_nothing_and_a_running_one_does_not_start_twic
         assert kubelet.capacity == kubelet.allocatable == kubelet.devices(GPU) == {}
 
 
-async def test_a_restarted_kubelet_forgets_a_resource_whose_plugin_does_not_come_back(node):
+async def test_a_new_kubelet_forgets_a_resource_without_its_plugin(node):
     async with node.ready(timing=Timing(stopped_grace=0.2)) as (kubelet, plugin):
         await kubelet.kill()
         await plugin.stop()

@@ -19,7 +19,7 @@ class BrokenError(Exception):
     pass
 
 
-async def test_a_fault_in_the_background_is_raised_at_the_next_thing_the_test_does(directory, node, monkeypatch):
+async def test_a_fault_in_the_background_fails_the_next_call(directory, node, monkeypatch):
     def broken(*_) -> None:
         raise BrokenError("planted")
 
@@ -34,7 +34,7 @@ async def test_a_fault_in_the_background_is_raised_at_the_next_thing_the_test_do
         assert isinstance(caught.value.__cause__, BrokenError)
 
 
-async def test_a_fault_of_the_runtime_comes_out_of_the_call_that_started_it(directory):
+async def test_a_fault_of_the_runtime_fails_its_own_call(directory):
     class Broken(Runtime):
         async def start(self, *_) -> None:
             raise BrokenError("planted")
@@ -55,7 +55,7 @@ async def test_until_gives_up_in_time_and_wakes_at_once(node):
         await asyncio.wait_for(waiting, WITHIN)
 
 
-async def test_an_admission_that_the_test_gives_up_leaves_a_working_kubelet(node):
+async def test_a_cancelled_admission_leaves_a_working_kubelet(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         with pytest.raises(TimeoutError):
@@ -65,7 +65,7 @@ async def test_an_admission_that_the_test_gives_up_leaves_a_working_kubelet(node
         assert (await kubelet.run(Pod.of("next", {GPU: 3}))).phase.value == "Running"
 
 
-def test_a_pod_puts_its_apps_last_and_refuses_two_containers_of_one_name():
+def test_a_pod_has_its_apps_last_and_distinct_names():
     pod = Pod(
         "p",
         (
@@ -98,6 +98,6 @@ def test_it_needs_nothing_of_autoclave_but_the_protocol():
     assert result.stdout.split() == ["plugin"]
 
 
-async def test_a_directory_too_long_for_a_socket_is_refused_in_words(tmp_path):
+async def test_a_directory_too_long_for_sockets_is_refused(tmp_path):
     with pytest.raises(ValueError, match="longer than 107 bytes; give a shorter directory"):
         await Kubelet(tmp_path / ("x" * 100)).start()

@@ -39,7 +39,7 @@ async def during(kubelet, method):
     await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
 
 
-async def test_r3_x2_prestart_comes_once_before_each_start_in_order_with_the_allocated_ids(node):
+async def test_r3_x2_prestart_comes_once_before_each_start(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, plugin):
         inits = Container("i", {GPU: 1}, ContainerKind.INIT), Container("s", {GPU: 1}, ContainerKind.SIDECAR)
@@ -67,7 +67,7 @@ async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(node):
         assert pod.statuses["b"].starts == 1
 
 
-async def test_x9_prestart_is_cut_at_its_limit_and_the_next_container_is_tried_all_the_same(node):
+async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):
     async with node.ready(timing=Timing(prestart=0.2)) as (kubelet, plugin):
         plugin.hold["PreStartContainer"] = asyncio.Event()
         pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
@@ -86,7 +86,7 @@ async def test_x9_prestart_is_cut_at_its_limit_and_the_next_container_is_tried_a
         assert pod.phase is Phase.RUNNING
 
 
-async def test_x9_a_slow_prestart_holds_up_nobody_but_its_pod(node):
+async def test_x9_a_slow_prestart_delays_only_its_own_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["PreStartContainer"] = asyncio.Event()
         slow = asyncio.create_task(kubelet.run(Pod.of("slow", {GPU: 1})))
@@ -97,7 +97,7 @@ async def test_x9_a_slow_prestart_holds_up_nobody_but_its_pod(node):
         await asyncio.wait_for(slow, WITHIN)
 
 
-async def test_x10_an_error_from_prestart_keeps_the_pod_and_its_devices_and_is_tried_again_for_ever(node):
+async def test_x10_an_error_from_prestart_is_retried_for_ever(node):
     async with node.ready() as (kubelet, plugin):
         plugin.fail["PreStartContainer"] = "not yet clean"
         pod = Pod.of("p", {GPU: 1})
@@ -117,7 +117,7 @@ async def test_x10_an_error_from_prestart_keeps_the_pod_and_its_devices_and_is_t
         assert pod.statuses["main"].message == ""
 
 
-async def test_an_init_container_that_waits_holds_up_the_rest_of_its_pod(node):
+async def test_a_waiting_init_container_delays_the_rest_of_its_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.fail["PreStartContainer"] = "no"
         pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
@@ -136,7 +136,7 @@ async def test_x11_a_container_restarts_on_an_unhealthy_device(node):
         assert kubelet.starts[-1].prestart
 
 
-async def test_x23_a_deletion_during_prestart_waits_the_container_starts_and_is_stopped(node):
+async def test_x23_a_pod_deleted_during_prestart_starts_and_stops(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, plugin):
         plugin.hold["PreStartContainer"] = asyncio.Event()
@@ -152,7 +152,7 @@ async def test_x23_a_deletion_during_prestart_waits_the_container_starts_and_is_
         assert pod.statuses["main"].state is ContainerState.TERMINATED
 
 
-async def test_x24_a_create_that_fails_waits_and_prestart_comes_again_before_the_next_try(node):
+async def test_x24_prestart_comes_again_after_a_failed_create(node):
     runtime = Containers()
     runtime.refuse = "unresolvable CDI devices"
     async with node.ready(runtime=runtime) as (kubelet, _):
@@ -167,7 +167,7 @@ async def test_x24_a_create_that_fails_waits_and_prestart_comes_again_before_the
         assert pod.statuses["main"].starts == 1
 
 
-async def test_x26_a_plugin_without_prestart_is_not_asked_even_when_it_is_away(node):
+async def test_x26_a_plugin_without_prestart_is_never_asked(node):
     async with node.ready(offers={"prestart": False}) as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)
@@ -178,7 +178,7 @@ async def test_x26_a_plugin_without_prestart_is_not_asked_even_when_it_is_away(n
         assert [start.prestart for start in kubelet.starts] == [False, False]
 
 
-async def test_r7_prestart_is_called_for_a_pod_no_longer_active_until_it_is_cleaned_up(node):
+async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(node):
     async with node.ready() as (kubelet, _):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.admit(pod)
@@ -198,7 +198,7 @@ async def test_a_pod_that_has_failed_starts_nothing(node):
             await kubelet.start_container(pod, "main")
 
 
-async def test_of_two_resources_with_an_env_of_one_name_the_first_wins_and_the_rest_is_joined(node):
+async def test_of_two_variables_with_one_name_the_first_wins(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, _):
         answer = answering(ANSWER="other", NIC="1")
@@ -217,7 +217,7 @@ async def test_containers_stop_in_the_reverse_of_their_order(node):
         assert [line[1] for line in runtime.log if line[0] == "stop"] == ["b", "a", "s"]
 
 
-async def test_x2_the_sandbox_is_there_before_the_first_prestart_and_goes_after_the_last_container(node):
+async def test_x2_the_sandbox_outlives_all_containers(node):
     class Sandboxes(Containers):
         async def open_sandbox(self, pod) -> None:
             self.log.append(("open", pod.name, sum(call.method == "PreStartContainer" for call in kubelet.calls)))

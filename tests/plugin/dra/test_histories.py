@@ -257,7 +257,7 @@ class Histories(RuleBasedStateMachine):
         for device in self.world.claims.cdi_devices(pod, pod.containers[0])[f"claim:{pod.claims[0]}"]:
             uuid = device.partition("=")[2]
             # The kubelet may start a pod while it ends the pod's claim. Nothing can know the pod before it is seen.
-            kind = Kind.TENANT if self.world.held.get(uuid) == uid else Kind.INTRUDER
+            kind = Kind.TENANT if self.world.held.get(uuid) == uid else Kind.FOREIGN_PROCESS
             self.world.node.enter(uuid, kind, uid, container=pod.uid)
         self.running.add(pod.uid)
 
