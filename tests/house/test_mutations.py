@@ -145,7 +145,7 @@ PLANTED = [
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
-    Mutant("scrubber/core/release.py", "record.grant.owner != owner", "False", tests=IN_ACQUIRE),
+    Mutant("scrubber/core/release.py", "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
     Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
