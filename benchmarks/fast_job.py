@@ -77,7 +77,8 @@ async def measure(*, quick: bool) -> list[Figure]:
         gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
         with in_this_process(equip(Path(directory) / "cuda", [gpu], root)):
             place = {"uuid": gpu.uuid, "root": str(root.path), "pci_address": gpu.pci, "minor": gpu.minor}
-            cost = run(json.dumps(place | {"parent": None}), Policy(), (SIZE, 0, 0))
+            files = {"baseline": f"{directory}/settings/{gpu.uuid}.json", "resets": f"{directory}/resets"}
+            cost = run(json.dumps(place | files | {"parent": None}), Policy(), (SIZE, 0, 0))
         opened = sum(call == "nvmlInitWithFlags" for _, call, _ in machine.calls())
     about = "nvidia, a scrub on the fast path, default policy"
     return [

@@ -155,6 +155,20 @@ def taken(where: Where) -> tuple[MeasuredCard, GpuMemory]:
     return card, memory.take(card)
 
 
+def target(where: Where) -> WorkerTarget:
+    """The GPU for a worker that restores no setting and resets nothing, so its two directories are never made."""
+    return WorkerTarget(
+        where.uuid,
+        where.root,
+        where.pci_address,
+        where.minor,
+        parent=None,
+        baseline=f"/nonexistent/settings/{where.uuid}.json",
+        resets="/nonexistent/resets",
+        pid_namespace=where.pid_namespace,
+    )
+
+
 class MeasuredHolding(HeldMemory):
     """Gives the accounts that a worker keeps of the memory, without the worker's conclusion."""
 
@@ -166,9 +180,7 @@ class MeasuredHolding(HeldMemory):
 def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the accounts that a worker keeps."""
     open_card: OpenCard = lambda _uuid, _address, _parent: opened(where)  # noqa: E731 - a port with one method
-    return MeasuredHolding(
-        WorkerTarget(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card
-    )
+    return MeasuredHolding(target(where), library, open_card)
 
 
 def part_of(whole: GpuMemory, size: int) -> GpuMemory:

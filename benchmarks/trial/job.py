@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 
 from benchmarks import processes
-from benchmarks.trial.card import Where
+from benchmarks.trial.card import Where, target
 from benchmarks.trial.figures import Measured, one
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
-from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import NAME
 from scrubber.ground.documents import strict_json
 from scrubber.node import proc
@@ -40,11 +39,8 @@ def measure(where: Where) -> list[Measured]:
 
 def _assignment(where: Where) -> Assignment:
     """The assignment as the service gives it, without settings."""
-    place = WorkerTarget(
-        where.uuid, where.root, where.pci_address, where.minor, parent=None, pid_namespace=where.pid_namespace
-    )  # fmt: skip
     return Assignment(
-        Address(NAME, strict_json.encode(place).decode()),
+        Address(NAME, strict_json.encode(target(where)).decode()),
         (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
         whole_node=True,
         service=os.getpid(),

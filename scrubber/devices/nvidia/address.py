@@ -23,12 +23,12 @@ class WorkerTarget:
     pci_address: str
     minor: int
     parent: str | None  # the GPU of a slice
-    baseline: str | None = None  # the file with the settings that the whole GPU was first seen with
+    baseline: str  # the file with the settings that the whole GPU was first seen with
+    resets: str  # the folder of reset locks
     slices: str = WAIT
     idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
     settings: StoredSettings = UNNAMED  # that the policy names
     clock_locks: ClockLocks = NO_LOCKS  # the same
-    resets: str | None = None  # the folder of reset locks; None: no reset is possible
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores
     pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace

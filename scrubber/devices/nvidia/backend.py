@@ -238,8 +238,8 @@ class Nvidia:
             minor,
             parent=None,
             baseline=str(self._settings / f"{gpu}.json"),
-            pid_namespace=self._host.pid_namespace,
             resets=str(self._resets),
+            pid_namespace=self._host.pid_namespace,
         )
 
     def in_reset(self, uuid: str) -> bool:

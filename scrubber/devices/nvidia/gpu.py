@@ -222,8 +222,8 @@ class NvidiaGpu:
 
     def _apply_pending(self) -> None:
         notes = self._notes()
-        pending = notes.read() if notes else {}
-        if notes is None or not pending:
+        pending = notes.read()
+        if not pending:
             return
         try:
             with self._no_reset(exclusive=True):
@@ -245,15 +245,11 @@ class NvidiaGpu:
             raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
         notes.drop(pending)
 
-    def _notes(self) -> PendingRestoreFiles | None:
-        baseline = self._place.baseline
-        return None if baseline is None else PendingRestoreFiles(Path(baseline).parent, self._place.gpu)
+    def _notes(self) -> PendingRestoreFiles:
+        return PendingRestoreFiles(Path(self._place.baseline).parent, self._place.gpu)
 
     def _lock(self, name: str) -> Path:
-        place = self._place
-        if place.resets is None:
-            raise DeviceError(f"cannot reset {place.uuid}: its place does not say where its lock is")
-        return locks.file_of(Path(place.resets), name)
+        return locks.file_of(Path(self._place.resets), name)
 
     @contextmanager
     def _no_reset(self, *, exclusive: bool) -> Iterator[None]:
@@ -264,8 +260,7 @@ class NvidiaGpu:
 
     def _first(self, session: Session) -> StoredSettings:
         """The settings that the whole GPU was first seen with."""
-        path = self._place.baseline
-        return StoredSettings() if path is None else settings.baseline(Path(path), session, self._place.gpu)
+        return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
 
     def _target(self) -> ResetTarget:
         place = self._place
@@ -298,12 +293,10 @@ class NvidiaGpu:
         notes = self._notes()
 
         def note(one: slices.Instance) -> None:
-            if notes is not None:
-                notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))
+            notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))
 
         def drop_note() -> None:
-            if notes is not None:
-                notes.drop([notes.file(self._place.uuid)])
+            notes.drop([notes.file(self._place.uuid)])
 
         with self._no_reset(exclusive=False), self._library.session() as session:
             try:

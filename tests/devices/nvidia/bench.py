@@ -77,9 +77,10 @@ def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}
         gpu.pci,
         gpu.minor,
         parent=None,
+        baseline=str(rig.settings / f"{gpu.uuid}.json"),
+        resets=str(rig.settings.parent / "resets"),
         settings=stored,
         clock_locks=clock_locks,
-        resets=str(rig.settings.parent / "resets"),
         locks=(gpu.uuid,),
     )
     return json.dumps(json.loads(strict_json.encode(target)) | more)

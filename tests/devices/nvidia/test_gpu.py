@@ -84,17 +84,11 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
 
 def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
-    changes: tuple[dict[str, object], ...] = ({"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"})
+    changes: tuple[dict[str, object], ...]
+    changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"baseline": None}
     for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
         with pytest.raises(ValueError, match=r".+"):
             NvidiaGpu(text)
-
-
-@pytest.mark.usefixtures("root", "gpu")
-def test_without_a_lock_directory_no_reset_runs(rig) -> None:
-    with pytest.raises(DeviceError, match="its place does not say where its lock is"):
-        touch(rig, 0, resets=None).reset()
-    assert by_tool(rig) == []
 
 
 @pytest.mark.usefixtures("root", "gpu")

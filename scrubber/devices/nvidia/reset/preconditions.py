@@ -65,7 +65,7 @@ class ResetTarget:
     holders: Users
     library: Library
     locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
-    notes: PendingRestoreFiles | None = None  # where to store the pending restore
+    notes: PendingRestoreFiles  # where to store the pending restore
     privileged: bool = field(default_factory=lambda: is_root())  # noqa: PLW0108 - found when it is called: tests replace it
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
     daemon_runs: Callable[[str], bool] | None = None

@@ -78,8 +78,6 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
     """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
     now = PendingRestore(persistence, slices.layout_before_reset(session, target.uuid))
-    if target.notes is None:
-        return now
     pending = pending_restore.merged((now, *target.notes.read().values()))
     if pending:
         target.notes.write(target.notes.file(), pending)
@@ -125,8 +123,7 @@ def _restore(target: ResetTarget, pending: PendingRestore) -> None:
         raise
     except DeviceError as error:
         raise DeviceError(f"cannot reset: {error}") from error
-    if target.notes is not None:
-        target.notes.drop(target.notes.read())
+    target.notes.drop(target.notes.read())
 
 
 def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRestore) -> None:

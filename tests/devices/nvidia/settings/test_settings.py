@@ -258,10 +258,12 @@ def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
     assert gpu.restore_settings().drift == ("persistence: on -> off", "ecc: on -> off")
 
 
-def test_without_a_baseline_only_defaults_are_restored(rig) -> None:
+def test_an_empty_baseline_restores_only_defaults(rig, tmp_path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_bytes(settings.encode(StoredSettings(), rig.gpu(0).uuid))
     for change in CHANGES:
         change.make(rig.gpu(0))
-    drift = touch(rig, 0).restore_settings().drift
+    drift = touch(rig, 0, baseline=str(file)).restore_settings().drift
     assert drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES[2:])
 
 
