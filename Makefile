@@ -81,7 +81,7 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest
 	@$(BIN)/python -m autoclave.cli.verbs.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
-	@$(BIN)/python -m policies.schema > policies/schema.json
+	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml
 	@$(BIN)/python -m dashboards.runbooks docs/runbooks
 

@@ -39,6 +39,11 @@ def read_shipped(name: str) -> str:
     return resources.files("policies").joinpath(f"{name}.yaml").read_text("utf-8")
 
 
+def schema() -> str:
+    """The JSON Schema of a policy file, for editors."""
+    return resources.files("policies").joinpath("schema.json").read_text("utf-8")
+
+
 def load_bytes(data: bytes, source: str) -> PolicySet:
     """The policy set of a file with this content."""
     return load_text(_decoded(data, source), source)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from policies import load, schema
+from deploy import policy_schema as schema
+from policies import load
 from policies.model import Match, Policy
 from scrubber.ground.documents.faults import DocumentError
 

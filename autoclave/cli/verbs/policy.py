@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, human, options, service_call
-from policies import load, schema
+from policies import load
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError
 
@@ -71,4 +71,4 @@ def which(gpu: str, run_dir: Path) -> None:
 @command.command("schema", context_settings=ENVIRONMENT)
 def show_schema() -> None:
     """Print the JSON Schema of policy files, for editors."""
-    click.echo(schema.render(), nl=False)
+    click.echo(load.schema(), nl=False)

@@ -1,6 +1,6 @@
 """The shape of a policy file: ``schema.json`` for editors, and the tables of ``docs/policies.md``.
 
-Both are generated from the model: ``python -m policies.schema > policies/schema.json``.
+Both are generated from the model: ``python -m deploy.policy_schema > policies/schema.json``.
 """
 
 from __future__ import annotations
