@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy import leave_out
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def test_the_image_holds_the_releases_that_were_tested():
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
-    """An environment of the locked packages, and the wheel of this tree, and nothing else."""
+    """An environment of the locked packages and the wheel of this tree, without what the image leaves out."""
     place = tmp_path_factory.mktemp("image")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "opt"], check=True)
     (packages,) = (place / "opt" / "lib").glob("python*/site-packages")
@@ -146,7 +147,13 @@ def prefix(tmp_path_factory):
         *place.glob("*.whl"),
     ]
     subprocess.run([sys.executable, *install], capture_output=True, check=True)
+    leave_out.main(place / "opt")
     return place / "opt"
+
+
+def test_an_omission_that_matches_nothing_ends_the_build(tmp_path):
+    with pytest.raises(SystemExit, match=r"cannot leave out pygments/lexers/\*\.py: .* has no such file"):
+        leave_out.leave_out(tmp_path)
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""Delete from an environment what no program of ours loads, then import every module of ours.
+
+``python deploy/leave_out.py PREFIX``: the Dockerfile runs this after all packages are installed. The packages stay
+named in the environment, so `uv pip check` and the bill of materials see each of them. A module that cannot be imported
+afterwards ends the build.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Omission:
+    """Files or directories by a pattern below site-packages, but for a few names."""
+
+    pattern: str
+    keeps: frozenset[str] = frozenset()
+
+
+OMISSIONS = (
+    # rich needs Pygments to colour source code, and we show none. The languages that a traceback of Python needs stay.
+    Omission("pygments/lexers/*.py", frozenset({"__init__.py", "_mapping.py", "python.py", "special.py"})),
+    # A faster loader of YAML. lightkube and we call safe_load alone, which uses the one written in Python.
+    Omission("yaml/_yaml.*.so"),
+    # The interface of pydantic 1, and a part of the type checker mypy.
+    Omission("pydantic/v1"),
+    Omission("pydantic/mypy.py"),
+    # Types for type checkers.
+    Omission("**/*.pyi"),
+)
+IMPORT_ALL = """
+import importlib, pkgutil
+for house in ("autoclave", "plugin", "policies", "scrubber"):
+    for found in pkgutil.walk_packages(importlib.import_module(house).__path__, house + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+"""
+
+
+def leave_out(packages: Path) -> None:
+    """Delete each omission from this site-packages. One that matches nothing is an error: its package has changed."""
+    for omission in OMISSIONS:
+        found = [path for path in packages.glob(omission.pattern) if path.name not in omission.keeps]
+        if not found:
+            raise SystemExit(f"cannot leave out {omission.pattern}: {packages} has no such file")
+        for path in found:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+        return
+    path.unlink()
+    if path.suffix == ".py":
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # this Python has compiled it
+
+
+def main(prefix: Path) -> None:
+    """Leave out, then import all modules from what is left."""
+    (packages,) = (prefix / "lib").glob("python*/site-packages")
+    leave_out(packages)
+    subprocess.run([prefix / "bin" / "python", "-I", "-B", "-c", IMPORT_ALL], check=True, cwd="/")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
