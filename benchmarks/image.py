@@ -3,8 +3,8 @@
 python -m benchmarks.image [--output DIR]
 
 For each CUDA, the steps of deploy/Dockerfile in an empty environment: every locked package by its hash, compiled, then
-the wheel of this tree. Where docker, podman or buildah is, also the image itself: its parts, and its starts beside
-those of the same packages outside. Writes ``image.md`` and ``.json``.
+the wheel of this tree, without what the image leaves out. Where docker, podman or buildah is, also the image itself:
+its parts, and its starts beside those of the same packages outside. Writes ``image.md`` and ``.json``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 
 from benchmarks.figures import quantile
 from deploy import image as recipe
+from deploy import leave_out
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy" / "requirements"
@@ -35,6 +37,7 @@ SIZE_PROBE, START_PROBE = (
     Path(__file__).with_name(f"image_{name}.py").read_text("utf-8") for name in ("sizes", "starts")
 )
 TAG = "localhost/autoclave:measured"
+BESIDE = "/beside"
 COMMAND = "python -m benchmarks.image --output docs/measurements"
 MIB = 2**20
 UNBUILT = "\nThe image itself was not built here: there was no docker, podman or buildah, or no base.\n"
@@ -94,6 +97,7 @@ def _measure(prefix: Path, variant: str, wheel: Path) -> Variant:
     subprocess.run([*install, "--require-hashes", "--only-binary", ":all:", "-r", lock], check=True)
     subprocess.run([*install, "--no-deps", wheel], check=True)
     subprocess.run([*UV, "pip", "check", "--python", prefix], check=True)
+    leave_out.main(prefix)
     for command in STARTS:
         run: list[str | Path] = [prefix / "bin" / "autoclave", *command]
         subprocess.run(run, check=True, stdout=subprocess.DEVNULL, env={"PATH": os.defpath}, cwd="/")
@@ -114,15 +118,18 @@ def _image(prefix: Path) -> Built | None:
         print(error, file=sys.stderr)
         return None
     python = "/opt/autoclave/bin/python"
+    beside = prefix.with_name("beside")  # the demo, which starts the programs, without the rest of the checkout
+    shutil.copytree(ROOT / "demo", beside / "demo")
     inside, outside = [], []
     for _ in range(ROUNDS):  # in turns: the load of the machine changes
-        inside.append(_inside(builder, TAG, [python, "-c", START_PROBE], ""))
-        outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE]))
+        start = ["env", f"PYTHONPATH={BESIDE}", python, "-c", START_PROBE]
+        inside.append(_inside(builder, TAG, start, mounts={beside: BESIDE}))
+        outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE], beside))
     return Built(
         builder.name,
         base,
-        before=_inside(builder, base, ["python3", "-c", SIZE_PROBE], "0"),
-        sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], "0"),
+        before=_inside(builder, base, ["python3", "-c", SIZE_PROBE], user="0"),
+        sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], user="0"),
         inside=_together(inside),
         outside=_together(outside),
     )
@@ -133,15 +140,22 @@ def _together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {"python": rounds[0]["python"], "starts": starts}
 
 
-def _outside(command: list[str | Path]) -> dict[str, Any]:
-    empty = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
+def _outside(command: list[str | Path], beside: Path) -> dict[str, Any]:
+    empty = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(beside)}
     run = subprocess.run(command, check=True, capture_output=True, text=True, env=empty, cwd="/")
     found: dict[str, Any] = json.loads(run.stdout)
     return found
 
 
-def _inside(builder: recipe.Builder, image: str, command: list[str], user: str) -> dict[str, Any]:
-    run = builder.run(image, command, user=user)
+def _inside(
+    builder: recipe.Builder,
+    image: str,
+    command: list[str],
+    *,
+    user: str = "",
+    mounts: Mapping[Path, str] = recipe.NO_MOUNTS,
+) -> dict[str, Any]:
+    run = builder.run(image, command, user=user, mounts=mounts)
     if run.returncode != 0:
         raise RuntimeError(f"{command[0]} failed in {image}: {run.stderr}")
     found: dict[str, Any] = json.loads(run.stdout)
@@ -149,8 +163,8 @@ def _inside(builder: recipe.Builder, image: str, command: list[str], user: str) 
 
 
 def _size(distribution: metadata.Distribution) -> int:
-    """Its files as they were unpacked; what was compiled of them counts for the total alone."""
-    return sum(file.size or 0 for file in distribution.files or ())
+    """Its files as they were unpacked, without those left out; what was compiled of them counts for the total alone."""
+    return sum(file.size or 0 for file in distribution.files or () if Path(str(file.locate())).exists())
 
 
 def _text(taken: str, machine: dict[str, str], found: list[Variant]) -> str:

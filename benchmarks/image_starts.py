@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable
 from pathlib import Path
 
-from demo.stage import ServiceProgram, Stage
+from demo.programs import ServiceProgram
+from demo.stage import Stage
 
 TIMES = 5
 GPUS = 8

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from scrubber import __version__
 
@@ -35,6 +36,7 @@ CMD ["python3"]
 """
 # Debootstrap mounts /proc and /sys. In a mount namespace of its own, no mount outlives it.
 OWN_MOUNTS = ("unshare", "--mount")
+NO_MOUNTS: Mapping[Path, str] = MappingProxyType({})
 LEFT_OUT = (
     *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*", "__pycache__"),
     *("usr/share/doc/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/man/*"),  # as the slim images of Debian
@@ -72,17 +74,23 @@ class Builder:
         command = ["push", *target] if self.name == "buildah" else ["save", "-o", str(archive), image]
         _run([self.name, *command], f"cannot write the image to {archive}")
 
-    def run(self, image: str, command: Sequence[str], *, user: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command in a new container, by default as the image's user. The entry point is not used."""
-        as_user = [f"--user={user}"] if user else []
+    def run(
+        self, image: str, command: Sequence[str], *, user: str = "", mounts: Mapping[Path, str] = NO_MOUNTS
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a new container, by default as the image's user. The entry point is not used.
+
+        Mounts are directories of this machine, with their places in the container, to be read there.
+        """
+        options = [f"--user={user}"] if user else []
+        options += [f"--volume={path}:{place}:ro" for path, place in mounts.items()]
         if self.name != "buildah":
             entry = [f"--entrypoint={command[0]}", image, *command[1:]]
-            return self._output("run", "--rm", *as_user, *entry)
+            return self._output("run", "--rm", *options, *entry)
         container = self._output("from", "--pull=false", image)
         if container.returncode != 0:
             return container
         try:
-            return self._output("run", *as_user, container.stdout.strip(), "--", *command)
+            return self._output("run", *options, container.stdout.strip(), "--", *command)
         finally:
             self._output("rm", container.stdout.strip())
 
