@@ -12,7 +12,7 @@ from plugin.cluster import credentials
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
-from scrubber.ground import http_server, paths, unix_sockets
+from scrubber.ground import paths, unix_sockets
 from scrubber.ground.errors import FatalError
 
 PREFIX = "nvidia.com"
@@ -54,7 +54,6 @@ def check(config: Config) -> None:
         raise FatalError(str(error)) from error
     check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
     _check_cluster(config.cluster)
-    check_address(config.metrics_address)
     check_length(config.scrubber_socket, "--run-dir")
     # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
     check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
@@ -84,16 +83,6 @@ def _check_cluster(choice: ReportChoice) -> None:
         return
     if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
-
-
-def check_address(address: str) -> None:
-    """Raise a FatalError for an address that the server of metrics cannot have."""
-    if not address:
-        return
-    try:
-        http_server.parse(address)
-    except ValueError as error:
-        raise FatalError(f"cannot use --metrics-address {address!r}: {error}") from error
 
 
 def check_directory(path: Path, what: str, flag: str) -> None:

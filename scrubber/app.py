@@ -82,12 +82,12 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, clock.boot_id())
-    if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
-        raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulated_dir}")
+    creation.create(config.simulation, config.simulated_gpus, config.simulated_memory, clock.boot_id())
+    if layout.service_lock(config.simulation) is None:  # held until this process ends
+        raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
     if config.simulated_cdi_dir is not None:
-        _write_cdi(config.simulated_cdi_dir, config.simulated_dir)
-    return Simulated(config.simulated_dir, config.host_root / "sys/fs/cgroup")
+        _write_cdi(config.simulated_cdi_dir, config.simulation)
+    return Simulated(config.simulation, config.host_root / "sys/fs/cgroup")
 
 
 def _write_cdi(directory: Path, simulated_dir: Path) -> None:
@@ -200,7 +200,7 @@ def build(
         clear_obstacle=starter.clear_obstacle,
     )
     service = Service.build(context, on_vitals=counters.vitals)
-    simulated_dir = "" if whole_node else str(config.simulated_dir)
+    simulated_dir = "" if whole_node else str(config.simulation)
     about = ServiceIdentity(
         scrubber.__version__,
         backend.name,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from scrubber import app
 from scrubber.api import server
-from scrubber.config import LogFormat, ScrubberConfig
+from scrubber.config import ScrubberConfig
 from scrubber.devices.base import Backend
 from scrubber.ground import aio, http_server, log, private_files, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
@@ -31,8 +31,7 @@ FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
 
 def run(config: ScrubberConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
-    fmt = None if config.log_format is LogFormat.AUTO else config.log_format is LogFormat.JSON
-    log.configure(config.log_level.value, json=fmt)
+    log.configure(config.log_level, json=None if config.log_format == "auto" else config.log_format == "json")
     os.umask(0o077)
     try:
         active_policy = ActivePolicy(config.policy)

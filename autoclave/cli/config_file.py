@@ -5,6 +5,7 @@ Only a process with ``--config`` imports this module.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,23 +24,31 @@ def load(file: Path, ctx: click.Context) -> dict[str, object]:
     def check(root: YamlNode) -> Iterator[DocumentFault]:
         for name, node in root.value.items() if isinstance(root.value, dict) else ():
             option = options.get(name)
-            if problem := _unfit(option, node.plain(), ctx):
+            if problem := _unfit(name, option, node.plain(), ctx):
                 place = node.key if option is None else node.place
                 yield DocumentFault(str(file), place.line, place.column, name, *problem)
 
     return {name: node.plain() for name, node in config_file.read(file, check).items()}
 
 
-def _unfit(option: click.Option | None, value: object, ctx: click.Context) -> tuple[str, str] | None:
+def _unfit(name: str, option: click.Option | None, value: object, ctx: click.Context) -> tuple[str, str] | None:
     """What was found and what is expected, when the flag does not take the value."""
     if option is None:
-        return "a key that no flag has", f"one of the flags of `{ctx.command_path} --help`"
+        near = difflib.get_close_matches(name, [param.name for param in ctx.command.params if param.name], n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return "a key that no flag has", f"one of the flags of `{ctx.command_path} --help`{hint}"
     found = describe(value)
     if option.is_flag:
         return None if isinstance(value, bool) else (found, "true or false")
+    wanted: type = str
+    expected = f"text such as {option.default}" if option.default and isinstance(option.default, str) else "text"
+    if isinstance(option.type, click.IntRange):
+        wanted, expected = int, "a whole number"
+    elif option.multiple:
+        expected = "text, or a list of texts"
     items = value if option.multiple and isinstance(value, list) else [value]
-    if not all(isinstance(item, str) for item in items):
-        return found, "text, or a list of texts" if option.multiple else "text"
+    if not all(type(item) is wanted for item in items):  # a bool is an int for isinstance
+        return found, expected
     if isinstance(option.type, click.Path) and not Path(str(value)).is_absolute():
         return found, "an absolute path"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,6 +41,34 @@ class Parsed(click.ParamType[Any]):
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(f"found {value!r}, {error}", param, ctx)
+
+
+class AbsolutePath(click.Path):
+    """A path that is not empty; a relative one means the working directory.
+
+    A manifest with an unset variable passes an empty path, which would mean "here".
+    """
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The path, or a usage error."""
+        if value == "" or "\0" in str(value):
+            self.fail(f"the value {'is empty' if value == '' else 'has a null byte'}, expected a path", param, ctx)
+        return Path(str(super().convert(value, param, ctx))).absolute()
+
+
+class Words(click.Choice[str]):
+    """One of the words of an enum, as its member."""
+
+    def __init__(self, words: type[Enum]) -> None:
+        super().__init__([word.value for word in words])
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The member, or a usage error."""
+        return self._words(super().convert(value, param, ctx))
 
 
 def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -83,6 +112,44 @@ def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: st
     # Files first: the script for bash forgets what came before them.
     return [CompletionItem(incomplete, type="file"), *(CompletionItem(it) for it in names if it.startswith(incomplete))]
 
+
+def _read_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
+    """Make the values of the file the defaults. The environment and flags override them."""
+    del param
+    if file is not None:
+        ctx.default_map = importlib.import_module("autoclave.cli.config_file").load(file, ctx)
+
+
+def _address(text: str) -> str:
+    if text:
+        importlib.import_module("scrubber.ground.http_server").parse(text)  # late: the other verbs need no server
+    return text
+
+
+# Of the programs that run until a signal stops them.
+PATH = AbsolutePath()
+metrics_address = click.option(
+    "--metrics-address",
+    type=Parsed("text", _address),
+    default="",
+    show_default=False,
+    metavar="HOST:PORT",
+    help="Address for /metrics, /healthz and /readyz  [default: none].",
+)
+log_level = click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info",
+    help="The lowest level to log.",
+)  # fmt: skip
+log_format = click.option(
+    "--log-format",
+    type=click.Choice(("auto", "console", "json")),
+    default="auto",
+    help="Format of log lines; auto is console on a terminal, json elsewhere.",
+)
+file = click.option(
+    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PATH, is_eager=True, expose_value=False,
+    callback=_read_file, help="A YAML file with any of these flags as keys; the environment and flags override it.",
+)  # fmt: skip
 
 run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."

@@ -76,7 +76,6 @@ def check(config: DraConfig) -> Credentials:
         raise FatalError(f"{error}; give another --cdi-kind") from error
     plugin_config.check_directory(config.plugins_dir, "the kubelet's plugin directory", "--plugins-dir")
     plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
-    plugin_config.check_address(config.metrics_address)
     plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
     if config.vendor_registry_dir is None:
         plugin_config.check_length(config.service_socket, "--plugins-dir")

@@ -17,16 +17,14 @@ class House:
     """A service with two simulated GPUs, and the ways in."""
 
     def __init__(self, root: Path) -> None:
-        self.config = ScrubberConfig.model_validate(
-            {
-                "backend": BackendChoice.SIMULATED,
-                "state_dir": root / "state",
-                "run_dir": root / "run",
-                "kubelet_dir": root,
-                "simulated_gpus": 2,
-                "simulated_memory": "1MiB",
-                "policy": "fast",
-            }
+        self.config = ScrubberConfig(
+            BackendChoice.SIMULATED,
+            policy="fast",
+            state_dir=root / "state",
+            run_dir=root / "run",
+            kubelet_dir=root,
+            simulated_gpus=2,
+            simulated_memory=2**20,
         )
         unix_sockets.lock_run_dir(self.config.run_dir)
         backend = app.build_backend(self.config)

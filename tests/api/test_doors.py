@@ -24,12 +24,12 @@ def state(house, uuid):
 
 async def occupied(house, uuid):
     """A tenant that must not be named to others: its command line and container say 'precious'."""
-    root = house.config.simulated_dir
+    root = house.config.simulation
     return await asyncio.to_thread(tenants.occupy, root, uuid, b"secret", f"precious-{uuid}")
 
 
 async def released(house, uuid):
-    await asyncio.to_thread(tenants.release, house.config.simulated_dir, uuid)
+    await asyncio.to_thread(tenants.release, house.config.simulation, uuid)
 
 
 async def test_a_clean_device_is_granted_on_its_receipt(house):
@@ -157,13 +157,13 @@ async def test_watch_says_everything_at_once_and_again_at_a_change(house):
 
 async def test_a_scrub_goes_on_when_its_caller_leaves(house):
     uuid = house.uuids[0]
-    drills.stall_clears(house.config.simulated_dir, uuid)
+    drills.stall_clears(house.config.simulation, uuid)
     async with house.admin() as leaver, house.admin() as stayer:
         leaving, staying = leaver.scrub([uuid]), stayer.scrub([uuid])
         first, other = await anext(leaving), await anext(staying)
         assert first.job == other.job
         await leaving.aclose()
-        drills.heal(house.config.simulated_dir, uuid)
+        drills.heal(house.config.simulation, uuid)
         last = [progress async for progress in staying][-1]
     assert last.result is not None
     assert (last.job, last.result.clean) == (first.job, True)
@@ -193,7 +193,7 @@ async def test_a_refused_scrub_does_not_stop_the_others(house):
 
 async def test_a_request_for_all_omits_devices_replaced_long_ago(house):
     gone, good = house.uuids
-    drills.lose(house.config.simulated_dir, gone)
+    drills.lose(house.config.simulation, gone)
     out = Quarantine(Ailment(AilmentKind.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
     await house.built.ledger.append("op", (gone, ev.Quarantined(out)))
     await house.built.service.upkeep.reconcile(gone)
@@ -205,7 +205,7 @@ async def test_a_request_for_all_omits_devices_replaced_long_ago(house):
 
 async def test_a_failed_scrub_reports_cause_and_state(house):
     uuid = house.uuids[0]
-    drills.bad_memory(house.config.simulated_dir, uuid, 4242, 3)
+    drills.bad_memory(house.config.simulation, uuid, 4242, 3)
     async with house.admin() as admin:
         [result] = [it.result async for it in admin.scrub([uuid]) if it.result]
     assert (result.clean, result.state, result.reason) == (False, "quarantined", "quarantined")

@@ -95,7 +95,7 @@ def verbs(command, path=()):
 def flags():
     for path, command in verbs(cli.cli):
         for option in command.params:
-            if isinstance(option, click.Option) and path != ("scrubber",):  # that one is read by config
+            if isinstance(option, click.Option):
                 yield pytest.param(command, option, id=" ".join((*path, max(option.opts, key=len))))
 
 

@@ -576,6 +576,9 @@ def test_the_scrubber_takes_wrong_values_from_anywhere_as_wrong_usage(autoclave,
     bad.write_text("simulated-gpus: 0\n")
     run = autoclave("scrubber", AUTOCLAVE_CONFIG=str(bad))
     assert run.exit_code == 2
-    assert f"{bad}:1:17: simulated_gpus: found the number 0" in run.stderr
+    assert (
+        f"{bad}:1:17: simulated_gpus: found the number 0, expected a value that the flag takes: 0 is not in the range"
+        in run.stderr
+    )
     assert autoclave("scrubber", AUTOCLAVE_SIMULATED_GPUS="none").exit_code == 2
     assert autoclave("scrubber", "--policy", tmp_path / "none.yaml", "--backend", "simulated").exit_code == 2

@@ -29,8 +29,7 @@ class Node:
     def __init__(self, root) -> None:
         places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root}
         (root / "run").mkdir(mode=0o700)
-        gpus = {"backend": BackendChoice.SIMULATED, "simulated_gpus": 1, "simulated_memory": "1MiB"}
-        config = ScrubberConfig.model_validate(places | gpus)
+        config = ScrubberConfig(BackendChoice.SIMULATED, **places, simulated_gpus=1, simulated_memory=2**20)
         self.registry = CollectorRegistry()
         self.counters = counters = ServiceCounters(self.registry)
         backend = app.build_backend(config)
@@ -152,7 +151,7 @@ def counted(node: Node) -> dict[str, int]:
 
 
 async def test_a_replayed_ledger_starts_findings_at_zero(tmp_path):
-    config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
+    config = ScrubberConfig(state_dir=tmp_path, run_dir=tmp_path, kubelet_dir=tmp_path)
     before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))
     await before.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
     await before.close()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT
-from autoclave.cli.verbs.plugin import PATH, log_format, log_level, metrics_address, node_name
+from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli.verbs.plugin import node_name
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
@@ -26,21 +25,25 @@ from scrubber.ground import log, paths
 )
 @click.option(
     "--vendor-registry-dir",
-    type=PATH,
+    type=options.PATH,
     default=None,
     help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
 @click.option(
     "--cdi-dir",
-    type=PATH,
+    type=options.PATH,
     multiple=True,
     default=config.CDI_DIRS,
     help="A directory with CDI specifications of the vendor's driver; may be repeated.",
 )
 @node_name
-@click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
-@click.option("--plugins-dir", type=PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins.")
-@click.option("--registry-dir", type=PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
+@click.option(
+    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
+)
+@click.option(
+    "--plugins-dir", type=options.PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins."
+)
+@click.option("--registry-dir", type=options.PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
 @click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
 @click.option(
     "--clean-within",
@@ -59,9 +62,9 @@ from scrubber.ground import log, paths
     is_flag=True,
     help="Let the scheduler bind a pod only when its GPUs are scrubbed. It needs further rights.",
 )
-@metrics_address
-@log_level
-@log_format
+@options.metrics_address
+@options.log_level
+@options.log_format
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the DRA driver of this node.
 
@@ -74,11 +77,11 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
     vendor = flags["vendor_registry_dir"]
     chosen = config.DraConfig(
         driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
-        vendor_registry_dir=Path(vendor).absolute() if vendor else None,
-        cdi_dirs=tuple(map(Path, flags["cdi_dir"])),
-        plugins_dir=Path(flags["plugins_dir"]).absolute(),
-        registry_dir=Path(flags["registry_dir"]).absolute(),
-        run_dir=Path(flags["run_dir"]).absolute(),
+        vendor_registry_dir=vendor,
+        cdi_dirs=flags["cdi_dir"],
+        plugins_dir=flags["plugins_dir"],
+        registry_dir=flags["registry_dir"],
+        run_dir=flags["run_dir"],
         cluster=ReportChoice(Reports.ON, flags["node_name"]),
         cdi_kind=flags["cdi_kind"],
         clean_within=flags["clean_within"],

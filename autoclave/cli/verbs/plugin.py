@@ -5,43 +5,18 @@ The plugin must stay small, so this module imports no configuration model and no
 
 from __future__ import annotations
 
-import importlib
 import re
-from enum import Enum
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT
+from autoclave.cli import ENVIRONMENT, options
 from plugin import app, config, response
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
 from scrubber.ground import log, paths
-
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("auto", "console", "json")
-
-
-class _NonEmptyPath(click.Path):
-    """A path that is not empty. A manifest with an unset variable passes an empty path, which would mean "here"."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        if value == "":
-            self.fail("the value is empty, expected a path", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-PATH = _NonEmptyPath(path_type=Path)
-
-
-def _read_settings(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
-    """Make the values of the file the defaults. The environment and flags override them."""
-    del param
-    if file is not None:
-        ctx.default_map = importlib.import_module("autoclave.cli.config_file").load(file, ctx)
 
 
 class _Strategies(click.ParamType[Any]):
@@ -56,11 +31,6 @@ class _Strategies(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _choice(words: type[Enum]) -> click.Choice[str]:
-    return click.Choice([word.value for word in words])
-
-
-# Options that the DRA driver has too.
 node_name = click.option(
     "--node-name",
     envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
@@ -69,25 +39,13 @@ node_name = click.option(
     metavar="NAME",
     help="Name of this node in the cluster; NODE_NAME is read too.",
 )
-metrics_address = click.option(
-    "--metrics-address",
-    default="",
-    show_default=False,
-    metavar="HOST:PORT",
-    help="Address for /metrics, /healthz and /readyz  [default: none].",
-)
-log_level = click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
-log_format = click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="auto",
-    help="Format of log lines; auto is console on a terminal, json elsewhere.",
-)
 
 
 @click.command(context_settings=ENVIRONMENT)
-@click.option("--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
-@click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
+@click.option("--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
+@click.option(
+    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
+)
 @click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")
 @click.option(
     "--strategy",
@@ -99,11 +57,13 @@ log_format = click.option(
 )
 @click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
 @click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
-@click.option("--driver-root", type=PATH, default="/", help="The host directory with the driver's device nodes.")
-@click.option("--mig-strategy", type=_choice(MigStrategy), default="none", help="How MIG devices are offered.")
+@click.option(
+    "--driver-root", type=options.PATH, default="/", help="The host directory with the driver's device nodes."
+)
+@click.option("--mig-strategy", type=options.Words(MigStrategy), default="none", help="How MIG devices are offered.")
 @click.option(
     "--cluster-reports",
-    type=_choice(Reports),
+    type=options.Words(Reports),
     default="auto",
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
@@ -114,13 +74,10 @@ log_format = click.option(
     is_flag=True,
     help="If another plugin runs on this node, wait until it stops, and then register at once.",
 )
-@metrics_address
-@log_level
-@log_format
-@click.option(
-    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PATH, is_eager=True, expose_value=False,
-    callback=_read_settings, help="A YAML file with any of these flags as keys; the environment and flags override it.",
-)  # fmt: skip
+@options.metrics_address
+@options.log_level
+@options.log_format
+@options.file
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the device plugin of this node.
 
@@ -128,17 +85,17 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
     SIGTERM or SIGINT. Logs go to stderr.
     """
     chosen = config.Config(
-        kubelet_dir=flags["kubelet_dir"].absolute(),
-        run_dir=flags["run_dir"].absolute(),
+        kubelet_dir=flags["kubelet_dir"],
+        run_dir=flags["run_dir"],
         resource_prefix=flags["resource_prefix"],
         style=response.Style(
             strategies=tuple(dict.fromkeys(chain(*flags["strategy"]))),
             cdi_kind=flags["cdi_kind"],
             pass_device_specs=flags["pass_device_specs"],
-            dev_root=str(flags["driver_root"].absolute()),
+            dev_root=str(flags["driver_root"]),
         ),
-        mig_strategy=MigStrategy(flags["mig_strategy"]),
-        cluster=ReportChoice(Reports(flags["cluster_reports"]), flags["node_name"], taint=flags["taint_when_all_out"]),
+        mig_strategy=flags["mig_strategy"],
+        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"], taint=flags["taint_when_all_out"]),
         standby=flags["standby"],
         metrics_address=flags["metrics_address"],
         version=__version__,

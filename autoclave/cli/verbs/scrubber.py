@@ -3,70 +3,103 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from autoclave.cli import ENVIRONMENT, options
 from scrubber import config, daemon
-from scrubber.ground import paths
+from scrubber.ground import paths, request_limits, unix_sockets
+from scrubber.ground.documents import units
+
+MIN_MEMORY, MAX_MEMORY = 4096, 2**40
 
 
-def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:  # noqa: ANN401 - click's own
-    """A flag that click does not read from the environment: ``config`` does, to know where each value came from."""
-    return click.option(name, allow_from_autoenv=False, **about)
+class _RunDir(options.AbsolutePath):
+    """A directory whose sockets have a path that the kernel takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        path = super().convert(value, param, ctx)
+        surplus = len(os.fsencode(paths.scrubber_socket(path))) - unix_sockets.MAX_PATH_BYTES
+        if surplus > 0:
+            room = f"room for scrubber.sock in the {unix_sockets.MAX_PATH_BYTES} bytes of a socket's path"
+            self.fail(f"the path is too long by {surplus} bytes, expected one that leaves {room}", param, ctx)
+        return path
+
+
+def _policy(text: str) -> str:
+    if not text:
+        raise ValueError("expected the name of a shipped policy, or a file")
+    return text
+
+
+def _memory(text: str) -> int:
+    size = units.parse_size(text)
+    if not MIN_MEMORY <= size <= MAX_MEMORY:
+        raise ValueError("expected between 4KiB and 1TiB")
+    return size
 
 
 @click.command(context_settings=ENVIRONMENT)
-@_flag("--backend", type=click.Choice([it.value for it in config.BackendChoice]), help="Which kind of GPUs.")
-@_flag(
+@click.option("--backend", type=options.Words(config.BackendChoice), default="auto", help="Which kind of GPUs.")
+@click.option(
     "--policy",
+    type=options.Parsed("text", _policy),
+    default="default",
     metavar="NAME|FILE",
     shell_complete=options.complete_policies,
-    help="The policy [default: default].",
+    help="The policy.",
 )
-@_flag("--state-dir", metavar="DIR", help=f"Directory for the ledger [default: {paths.STATE_DIR}].")
-@_flag("--run-dir", metavar="DIR", help=f"Directory for the sockets [default: {paths.RUN_DIR}].")
-@_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's device plugin directory [default: {paths.KUBELET_DIR}].")
-@_flag(
-    "--pod-logs-dir",
-    metavar="DIR",
-    help=f"The kubelet's podLogsDir, for the names of pods [default: {paths.POD_LOGS_DIR}].",
-)
-@_flag("--host-root", metavar="DIR", help="Where the host's /dev, /proc/driver, /sys and /var are [default: /].")
-@_flag(
-    "--sight",
-    type=click.Choice([it.value for it in config.SightMode]),
-    help="The PID namespace that must show all processes; namespace is for nodes that are containers [default: host].",
-)
-@_flag("--simulated-dir", metavar="DIR", help="Directory with simulated GPUs [default: STATE-DIR/simulated].")
-@_flag("--simulated-gpus", type=int, metavar="N", help="How many simulated GPUs [default: 2].")
-@_flag("--simulated-memory", metavar="SIZE", help="Memory of a new simulated GPU [default: 64MiB].")
-@_flag(
-    "--simulated-cdi-dir",
-    metavar="DIR",
-    help="Write a CDI specification of the simulated GPUs there, so that pods can open them [default: none].",
-)
-@_flag("--metrics-address", metavar="HOST:PORT", help="Address for /metrics, /healthz and /readyz [default: none].")
-@_flag(
-    "--log-level",
-    type=click.Choice([it.value for it in config.LogLevel]),
-    help="The lowest level to log [default: info].",
-)
-@_flag(
-    "--log-format",
-    type=click.Choice([it.value for it in config.LogFormat]),
-    help="Format of log lines; auto is console on a terminal, json elsewhere.",
+@click.option("--state-dir", type=options.PATH, default=paths.STATE_DIR, help="Directory for the ledger.")
+@click.option("--run-dir", type=_RunDir(), default=paths.RUN_DIR, help="Directory for the sockets.")
+@click.option(
+    "--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="The kubelet's device plugin directory."
 )
 @click.option(
-    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=click.Path(path_type=Path),
-    help="A YAML file with any of these flags as keys; the environment and flags override it.",
-)  # fmt: skip
-def command(file: Path | None, **flags: str | int | None) -> int:
+    "--pod-logs-dir",
+    type=options.PATH,
+    default=paths.POD_LOGS_DIR,
+    help="The kubelet's podLogsDir, for the names of pods.",
+)
+@click.option(
+    "--host-root", type=options.PATH, default="/", help="Where the host's /dev, /proc/driver, /sys and /var are."
+)
+@click.option(
+    "--sight",
+    type=options.Words(config.SightMode),
+    default="host",
+    help="The PID namespace that must show all processes; namespace is for nodes that are containers.",
+)
+@click.option(
+    "--simulated-dir", type=options.PATH, show_default="STATE-DIR/simulated", help="Directory with simulated GPUs."
+)
+@click.option(
+    "--simulated-gpus",
+    type=options.IntRange(1, request_limits.MOST_DEVICES),
+    default=2,
+    metavar="N",
+    help="How many simulated GPUs.",
+)
+@click.option(
+    "--simulated-memory",
+    type=options.Parsed("size", _memory),
+    default="64MiB",
+    metavar="SIZE",
+    help="Memory of a new simulated GPU.",
+)
+@click.option(
+    "--simulated-cdi-dir",
+    type=options.PATH,
+    show_default="none",
+    help="Write a CDI specification of the simulated GPUs there, so that pods can open them.",
+)
+@options.metrics_address
+@options.log_level
+@options.log_format
+@options.file
+def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the scrub service of this node.
 
     Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Logs go to stderr.
     """
-    return daemon.run(config.resolve(file, os.environ, flags))
+    return daemon.run(config.ScrubberConfig(**flags))
