@@ -7,7 +7,6 @@ our own under the real pynvml, and CUDA is numpy: the figures count, and no time
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import secrets
 import tempfile
@@ -22,8 +21,10 @@ from scrubber.core.model import Findings, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device, warmth
 from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.nvml import Library
+from scrubber.ground.documents import strict_json
 from scrubber.jobs import scrub_job
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps import roster
@@ -76,9 +77,9 @@ async def measure(*, quick: bool) -> list[Figure]:
         ctypes.CDLL(str(build(Path(directory) / "lib")), mode=ctypes.RTLD_GLOBAL)
         gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
         with in_this_process(equip(Path(directory) / "cuda", [gpu], root)):
-            place = {"uuid": gpu.uuid, "root": str(root.path), "pci_address": gpu.pci, "minor": gpu.minor}
             files = {"baseline": f"{directory}/settings/{gpu.uuid}.json", "resets": f"{directory}/resets"}
-            cost = run(json.dumps(place | files | {"parent": None}), Policy(), (SIZE, 0, 0))
+            place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, parent=None, **files)
+            cost = run(strict_json.encode(place).decode(), Policy(), (SIZE, 0, 0))
         opened = sum(call == "nvmlInitWithFlags" for _, call, _ in machine.calls())
     about = "nvidia, a scrub on the fast path, default policy"
     return [
