@@ -50,7 +50,7 @@ def load_bytes(data: bytes, source: str) -> PolicySet:
 
 
 def load_text(text: str, source: str) -> PolicySet:
-    """The policy set of a text. Raises DocumentError with all faults."""
+    """Read all policies from a text. Raises DocumentError with all faults."""
     root, faults = tree.parse(text, source)
     policies = dict(_policies(root.plain()))
     problems = [*_problems(root, policies), *_clashes(root)]
@@ -139,7 +139,7 @@ def _has_match(rule: Mapping[str, Any]) -> bool:
 
 
 def _rules(document: object) -> Iterator[dict[str, Any]]:
-    """The rules as written. An entry that is no mapping becomes an empty mapping, so that positions stay."""
+    """The rules as written. An entry that is no mapping becomes an empty mapping, so that the numbers stay."""
     rules = document.get("rules") if isinstance(document, dict) else None
     for rule in rules[:MOST_RULES] if isinstance(rules, list) else ():
         yield rule if isinstance(rule, dict) else {}

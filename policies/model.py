@@ -310,7 +310,7 @@ class Policy(Model):
 
     @model_validator(mode="after")
     def selftest_fits(self) -> Self:
-        """The tests and their cleanup happen within the selftest step."""
+        """The tests and their cleanup must fit into the time of the selftest step."""
         if self.selftest.time >= self.timeouts.selftest:
             time, deadline = format_duration(self.selftest.time), format_duration(self.timeouts.selftest)
             raise impossible(

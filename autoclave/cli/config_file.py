@@ -1,4 +1,4 @@
-"""Reads the configuration file of a verb into the form that its flags take.
+"""Reads the configuration file of a verb and converts its values as if they were flags.
 
 Only a process with ``--config`` imports this module.
 """

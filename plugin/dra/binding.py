@@ -48,7 +48,7 @@ class BindingConditions:
         self._waiting: dict[str, Mapping[str, Any]] = {}  # claims with a device that is not reported yet, by UID
 
     async def run(self) -> None:
-        """Report until cancelled."""
+        """Report the state of claimed devices to the API server, until cancelled."""
         loop = RetryLoop("binding conditions", self._due, self._write, self._changed, self._pace)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.run(), name="binding conditions")

@@ -1,4 +1,4 @@
-"""Registers one resource through ``kubelet.sock``, and again when the registration may be lost.
+"""Registers one resource through ``kubelet.sock``, and again when the kubelet may have lost it.
 
 Reasons to register again: the kubelet started, the plugin's socket was removed, or the kubelet ended the stream. The
 kubelet ends the stream of a running plugin when an older plugin of the same resource stops.

@@ -122,7 +122,7 @@ class ScrubberClient(_Client):
         return frozenset(answer.released)
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
-        """The full list at once and after every change."""
+        """Yield the full list of devices: first now, then after every change."""
         return self._stream(self._stub.Watch(scrub_pb2.WatchRequest()), AdvertisedDevices)
 
 

@@ -179,7 +179,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     async def _job(
         self, asked: Request, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
-        """Start or join a job and stream its progress. A refusal is the result of this device; the stream goes on."""
+        """Start or join a job and stream its progress. A refusal is reported as the result of this device."""
         (uuid,) = asked.devices
         try:
             async with logged(asked):

@@ -14,21 +14,21 @@ from scrubber.ground.errors import Reason
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Yes. ``unproven``, under policy ``observe`` only, says why the device is not proven clean."""
+    """The device may be handed out. ``unproven``, under policy ``observe`` only: why it is not proven clean."""
 
     unproven: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Yes, without a grant yet: the start waits for the device, under policy ``gate: prestart`` only."""
+    """The device may be handed out, and its start waits for the proof: under policy ``gate: prestart`` only."""
 
     scrub: Scrub | None = None  # to start meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Yes, a container may start. Record this event first, for all of its devices in one transaction."""
+    """A container may start. Record this event first, for all of its devices in one transaction."""
 
     event: ev.PutInUse
 
@@ -84,7 +84,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Yes, or nothing to do. In both cases there is no event to record."""
+    """The request may go on, or there is nothing to do. There is no event to record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The test of an idle device: when it is due, and when it gives way."""
+"""The test of an idle device: when it is due, and when it ends for a request."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The same device has another index, model name, size or place."""
+    """The index, model name, size or place of a known device has changed."""
 
     device: DeviceInfo
 
@@ -81,7 +81,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Soiled:
-    """The proof of a clean device ended: it was used without a grant, or no visible process holds its used memory."""
+    """A clean device was used without a grant, or its used memory belongs to no visible process: its proof ended."""
 
     why: str
     holders: tuple[Holder, ...] = ()
@@ -89,7 +89,7 @@ class Soiled:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStarted:
-    """A job began."""
+    """A scrub began."""
 
     job: Job
 
@@ -213,7 +213,7 @@ WARNINGS = (
 
 
 def is_warning(event: Event) -> bool:
-    """Whether the event is a fault, a failed scrub, unauthorised use, or the loss or the lack of a proof."""
+    """Whether the event is a fault, a failed scrub, unauthorised use, or a proof that ended or is missing."""
     return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)
 
 

@@ -182,7 +182,7 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
 
 
 def _may_have_run(record: Record, facts: Facts) -> bool:
-    """Whether a container may have run before. After a kubelet restart, containers start without this decision."""
+    """Whether a container may have run before. After a kubelet restart, containers may start without this decision."""
     return bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
 
 

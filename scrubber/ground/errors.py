@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """Reasons for programs. The values are a stable contract: they are part of the API."""
+    """Reasons that programs can read. The values are a stable contract: they are part of the API."""
 
     INVALID_REQUEST = "invalid-request"
     UNKNOWN_DEVICE = "unknown-device"

@@ -95,7 +95,7 @@ class Slots:
 
     @asynccontextmanager
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        """Take the turn, then wait until the driver is reacquired: the tool of a cancelled reset may still use it."""
+        """Wait for the turn, then for the driver: the tool of a cancelled reset may still use it."""
         async with AsyncExitStack() as stack:
             with _waiting(self._for_driver, device):
                 await stack.enter_async_context(turn)

@@ -71,7 +71,7 @@ def decode(kind: str, body: str) -> Event:
 
 
 def encode_records(records: tuple[Record, ...]) -> str:
-    """A snapshot's text."""
+    """The text of a snapshot: all records at one moment."""
     return canonical(_adapter(Record).dump_python(records, mode="json", warnings="error"))
 
 

@@ -1,9 +1,9 @@
-"""The state of all devices, as durable as it is true.
+"""The state of all devices. Readers see a state only after it is on the disk.
 
-Rule 1: ``append`` is legal, then durable, then true: the transition table accepts the event, the store writes it to
+Rule 1: ``append`` checks, then writes, then shows: the transition table accepts the event, the store writes it to
         the disk, and only then do readers see the new record.
 Rule 2: start-up replays the entries through the same ``states.apply``. Nothing else changes a record.
-Rule 3: after a failed write the disk decides: the ledger loads the records again before the next append.
+Rule 3: after a failed write, what is on the disk is valid: the ledger loads the records again before the next append.
 Rule 4: a holder that was seen but could not be recorded is recorded first: it may have ended by then.
 """
 

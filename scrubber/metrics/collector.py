@@ -64,7 +64,7 @@ class ServiceCollector(Collector):
         self._verified = verified
 
     def describe(self) -> Iterable[Metric]:
-        """No metric is known before the first scrape."""
+        """Return nothing: metrics are known only at a scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

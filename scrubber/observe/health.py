@@ -27,7 +27,7 @@ class Health:
     async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
         """Health as the device reports it. Without a report: the logged signs alone (``partial``), or None.
 
-        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned anew.
+        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned again.
 
         One late answer is no sign, because drivers hold their locks while another device is reset. Two late answers in
         a row are. What a device reports during a reset is no sign either.
@@ -79,7 +79,7 @@ class Health:
         return None if reported is None else self.in_layout(reported, parent)
 
     def in_layout(self, reported: Vitals, parent: str | None) -> Vitals:
-        """The vitals of a slice that may be gone because its GPU was partitioned anew.
+        """The vitals of a slice that may be gone because its GPU was partitioned again.
 
         A GPU that is in a reset, has a pending restore, or does not answer, says nothing about its slices.
         """

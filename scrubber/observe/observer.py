@@ -104,7 +104,7 @@ class Observer:
             return None
 
     def _cached_question(self, record: Record) -> Callable[[], Facts | None] | None:
-        """The question for ``_cached``, to be asked in a thread; None where the last observation is not valid."""
+        """What ``_cached`` runs in a thread; None where the last observation is not valid."""
         witnessed = self._cache.witnessed(record)
         if witnessed is None:
             return None

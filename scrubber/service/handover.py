@@ -2,7 +2,7 @@
 
 Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
 Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.
-Rule 3: a caller's claim is never believed. The observation decides.
+Rule 3: what a caller says is never believed. The observation decides.
 Rule 4: the requests for one owner follow each other, so that a release misses no device that an acquire is about to
         grant.
 """

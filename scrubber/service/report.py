@@ -194,7 +194,7 @@ class StatusReporter:
         return replace(advert, why="; ".join((advert.why, *also)))
 
     def about(self) -> views.ServiceStatus:
-        """The service itself."""
+        """The facts about the service itself, such as version, start and policy."""
         ledger, active_policy, identity = (
             self._context.ledger,
             self._context.active_policy,

@@ -25,7 +25,7 @@ class Upkeep:
     """Looks after devices that no request is about."""
 
     def __init__(self, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = ignore) -> None:
-        """``on_vitals`` is called with every health report of a device. Call ``recover`` first."""
+        """``on_vitals`` is called with every health report of a device. Call ``recover`` before any other method."""
         self._context = context
         self._on_vitals = on_vitals
         self._burn_in_lock = asyncio.Lock()  # held from counting the free devices until the burn-in is recorded

@@ -30,7 +30,7 @@ _CANCELLED = 3  # exit status when the service closed stdin in the middle of a s
 
 
 def main() -> None:
-    """Serve one service over stdin and stdout."""
+    """Run steps for one scrub service, which talks to this process over stdin and stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which then closes stdin
     zygote = os.getppid()  # the parent of workers only; the service may be the first process of its pid namespace
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process

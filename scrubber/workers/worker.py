@@ -52,7 +52,7 @@ class Pipes:
             end.close()
 
     def close(self) -> None:
-        """Close all ends: there is no child."""
+        """Close all ends of the pipes, because no worker was started."""
         self.hand_over()
         for end in (self.stdin, self.stdout, self.stderr):
             end.close()

@@ -293,7 +293,7 @@ async def test_closing_with_watchers_is_quick(house):
             await anext(watch)
 
 
-async def test_closed_doors_answer_everything_with_the_reason(short_tmp):
+async def test_a_closed_socket_answers_every_request_with_the_reason(short_tmp):
     doors = await server.RefusingServers.open(short_tmp)
     doors.message = "the disk is full"
     async with grpc.aio.insecure_channel(f"unix:{short_tmp}/admin.sock") as channel:

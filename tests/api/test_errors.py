@@ -42,7 +42,7 @@ async def door(short_tmp):
 
 
 @pytest.mark.parametrize(("said", "kind", "code"), CASES, ids=[said.reason.value for said, _, _ in CASES])
-async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
+async def test_the_client_raises_the_error_of_the_service(door, said, kind, code):
     door.no = said
     async with client.ScrubberClient(door.socket) as service:
         with pytest.raises(AutoclaveError) as caught:

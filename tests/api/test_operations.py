@@ -106,7 +106,7 @@ async def test_an_allocate_with_a_scrub_is_one_operation(house, kubelet) -> None
     assert 0 <= job["seconds"] <= by_room["api"]["seconds"] <= by_room["device plugin"]["seconds"] + 0.01
 
 
-async def test_each_question_is_one_line_at_its_end(house, monkeypatch) -> None:
+async def test_each_request_is_one_log_line_when_it_ends(house, monkeypatch) -> None:
     monkeypatch.setattr(ownership, "STARTS_WITHIN", 3600.0)  # who was let start may come yet, however slow we are
     one, other = house.uuids  # also the pod's name: another test may run a process of a "pod-a", which then ends
     with capture_logs() as lines:

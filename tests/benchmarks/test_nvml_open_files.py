@@ -54,7 +54,7 @@ def test_without_the_module_no_measurement_is_made(tmp_path):
     assert nvml_open_files.measure(Host(tmp_path)) == "not measured: no module"
 
 
-def test_the_programs_that_have_a_node_open_are_named(tmp_path):
+def test_programs_that_have_a_device_file_open_are_named(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").symlink_to(ZERO)
     with ZERO.open("rb"), ZERO.open("rb"):

@@ -161,7 +161,7 @@ def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, l
     assert len(service.below()) == 1  # the zygote
 
 
-def test_a_late_clear_is_ended_with_its_worker(service, autoclave):
+def test_a_clear_past_its_deadline_is_ended(service, autoclave):
     """A deadline is no part of a proof: with another policy all GPUs stay clean."""
     service.settled(1, "clean")
     hurried = POLICY.replace("rules:", "  timeouts: {clear: 2s}\nrules:")

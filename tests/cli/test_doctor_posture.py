@@ -173,7 +173,7 @@ def test_an_unreadable_socket_counts_as_another_plugin(examine, kubelet, short_t
     assert (code, "cannot tell whether" in only(found, "rival-plugin", "broken")) == (1, True)
 
 
-def test_a_plugin_with_a_full_backlog_counts(examine, kubelet, short_tmp):
+def test_a_plugin_with_a_full_socket_backlog_counts_as_running(examine, kubelet, short_tmp):
     """It listens and is busy: a connection fails at once, as without a listener."""
     path = kubelet.directory / "nvidia-gpu.sock"
     with ExitStack() as open_ones:

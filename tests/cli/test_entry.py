@@ -156,7 +156,7 @@ def test_a_bad_value_from_the_environment_names_its_variable(autoclave):
     assert "(from AUTOCLAVE_LIMIT)" in run.stderr
 
 
-def test_a_bad_value_from_a_flag_names_no_variable(autoclave):
+def test_the_message_for_a_bad_flag_names_no_variable(autoclave):
     assert "AUTOCLAVE_LIMIT" not in autoclave("history", "--limit", "many").stderr
 
 
@@ -210,7 +210,7 @@ def test_an_error_cannot_make_the_terminal_do_things(capsys):
     assert capsys.readouterr().err == "autoclave: cannot scrub: used by \\x1b[2Jevil\\x07\n"
 
 
-def test_an_unknown_gpu_names_the_verb_that_lists_gpus(capsys):
+def test_the_error_for_an_unknown_gpu_names_autoclave_status(capsys):
     failure.report(InvalidRequest("there is no device 9", Reason.UNKNOWN_DEVICE))
     assert capsys.readouterr().err == (
         "autoclave: cannot do that: there is no device 9; `autoclave status` lists the GPUs\n"

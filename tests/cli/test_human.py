@@ -82,7 +82,7 @@ def test_a_duration_is_that_long_ago(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "ago", "yesterday", "10", "10 m", "2026-13-01", "12:00", "-5m"])
-def test_an_invalid_time_shows_a_valid_one(text):
+def test_the_message_for_an_invalid_time_shows_an_example(text):
     with pytest.raises(ValueError, match="expected 10m, 2h or 7d"):
         human.since(text)
 

@@ -61,7 +61,7 @@ def test_the_man_pages_are_rendered_without_a_warning(pages, program):
         assert "EXIT STATUS" in run.stdout
 
 
-def test_a_directory_that_cannot_be_written_is_wrong_usage(autoclave):
+def test_a_directory_that_cannot_be_written_is_a_usage_error(autoclave):
     run = autoclave("manual", "/proc/nowhere")
     assert run.exit_code == 2
     assert run.stderr.startswith("autoclave: cannot write the man pages into /proc/nowhere: ")

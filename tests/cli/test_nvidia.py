@@ -51,7 +51,7 @@ def service(library) -> Iterator[OnMachine]:
 
 
 @pytest.mark.usefixtures("service")
-def test_auto_takes_the_gpus_that_the_node_has(autoclave):
+def test_backend_auto_takes_the_kind_of_gpus_on_the_node(autoclave):
     status = json.loads(autoclave("status", "-o", "json").stdout)
     assert [(item["index"], item["slice"], item["model"]) for item in status["items"]] == [
         (0, None, "NVIDIA H200"), (1, None, "NVIDIA H200"),
@@ -64,7 +64,7 @@ def test_auto_takes_the_gpus_that_the_node_has(autoclave):
 
 
 @pytest.mark.usefixtures("service")
-def test_the_index_of_a_sliced_gpu_names_its_slices(autoclave):
+def test_the_index_of_a_sliced_gpu_selects_its_slices(autoclave):
     said = autoclave("explain", "2")
     assert said.exit_code == 2
     assert re.search(r"it could be any of 2:0 \(MIG-[-0-9a-f]+\), 2:1 \(MIG-[-0-9a-f]+\)$", said.stderr)
@@ -215,7 +215,7 @@ def test_a_reset_of_slices_works_while_their_files_are_gone(service, autoclave, 
     assert not [text for text in service.texts("2:0")[seen_before:] if "lost" in text]
 
 
-def test_the_next_service_restores_slices_of_a_killed_one(service, autoclave, tool):
+def test_a_new_service_restores_slices_that_a_killed_one_left(service, autoclave, tool):
     """No job can: a GPU without its slices is no device of anybody's."""
     before = slices(service)
     with in_the_middle_of_a_reset(service, autoclave):

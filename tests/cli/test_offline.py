@@ -273,7 +273,7 @@ def test_a_missing_or_broken_simulated_gpu_is_wrong_usage(autoclave, gpus, gpu, 
     assert f"cannot find GPU {gpu}: {why}" in run.stderr
 
 
-def test_a_drill_that_the_gpu_cannot_do_is_refused(autoclave, gpus):
+def test_a_fault_that_the_gpu_cannot_have_is_refused(autoclave, gpus):
     run = autoclave("simulate", "bad-memory", "0", "--offset", "1GiB", "--simulated-dir", gpus)
     assert run.exit_code == 1
     assert "cannot break bit 0 at offset 1073741824" in run.stderr

@@ -119,7 +119,7 @@ def steps(device: views.DeviceStatus) -> list[str]:
     return [step.step for step in device.receipt.steps]
 
 
-def test_an_operators_programs_prevent_only_a_reset(node, images, autoclave):
+def test_programs_of_the_gpu_operator_prevent_only_a_reset(node, images, autoclave):
     variables = {"AUTOCLAVE_RUN_DIR": str(node.run_dir)}
     with ExitStack() as pods:
         for namespace, program in PROGRAMS:

@@ -200,7 +200,7 @@ def test_a_table_on_a_narrow_terminal_is_not_padded(monkeypatch, capsys, output)
     assert lines[1] == "─" * 40
 
 
-def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):
+def test_a_terminal_gets_colours_unless_they_are_turned_off(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[32m" in drawn(80)
@@ -315,7 +315,7 @@ def test_a_quarantine_without_probation_says_how_to_end_it():
     assert "        quarantined until `autoclave reinstate`; no probation yet" in story(sticky)
 
 
-def test_an_explanation_shows_a_steps_start_only_when_last():
+def test_an_explanation_shows_only_the_start_of_the_last_step():
     begun = replace(ENTRY, kind="step-started", text="clear started")
     shown = [line[line.index("ago") + 5 :] for line in story(CLEAN, entries=(begun, ENTRY, begun))[2:4]]
     assert shown == ["released: gone", "clear started"]

@@ -69,7 +69,7 @@ def test_without_a_service_a_verb_says_once_that_it_waits(autoclave, tmp_path):
     assert run.stderr.count("\n") == 2
 
 
-def test_a_wrong_service_wait_names_its_variable(autoclave):
+def test_a_wrong_service_wait_names_the_environment_variable(autoclave):
     run = autoclave("status", AUTOCLAVE_SERVICE_WAIT="5")
     assert run.exit_code == 2
     assert "found '5', expected a duration such as 10s or 5m" in run.stderr

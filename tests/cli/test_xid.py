@@ -122,7 +122,7 @@ def test_a_document_holds_everything(offline, mine):
     assert YAML(typ="safe", pure=True).load(offline(63, "--policy", mine, "-o", "yaml").stdout) == document
 
 
-def test_a_document_about_an_unknown_code_has_all_fields(offline):
+def test_json_about_an_unknown_xid_has_all_fields(offline):
     unknown, known = (json.loads(offline(code, "-o", "json").stdout) for code in (999, 63))
     assert set(unknown) == set(known)
     assert (unknown["known"], unknown["mnemonic"], unknown["action"]) == (False, "", "")

@@ -103,7 +103,7 @@ DEFER = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_gate_prestart_leaves_the_wait_to_the_start(record, seen, answer):
+def test_with_gate_prestart_the_container_start_waits(record, seen, answer):
     assert acquire.decide(record, seen, PRESTART, later(1), announced=True) == answer
 
 
@@ -397,7 +397,7 @@ def test_fence(step, seen, why):
     assert fenced is None if why is None else fenced is not None and why in fenced.why
 
 
-def test_no_step_runs_on_a_device_outside_a_scrub():
+def test_a_step_runs_only_during_a_scrub():
     assert fence.check(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
         Blame.SERVICE, "the device does not belong to this job any more"
     )
@@ -448,7 +448,7 @@ TERMINABLE = rows(
 
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
-def test_terminable(holder, record, policy, may):
+def test_which_holders_may_be_ended(holder, record, policy, may):
     assert eviction.terminable(holder, record, policy) is may
 
 

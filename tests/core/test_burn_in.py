@@ -36,7 +36,7 @@ SPARE = rows(
 
 
 @pytest.mark.parametrize(("others", "spare"), SPARE)
-def test_spare_devices_are_the_others_that_stay_clean(others: list[Record], spare: int) -> None:
+def test_spare_devices_stay_clean_during_a_burn_in(others: list[Record], spare: int) -> None:
     assert burn_in.spare_devices(ONE, [ONE, *others]) == spare
 
 
@@ -72,7 +72,7 @@ def test_burn_in_runs_only_while_enough_devices_are_free():
     assert burn_in.is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
 
 
-def test_a_burn_in_makes_no_path_due():
+def test_after_a_burn_in_no_other_scrub_is_needed():
     assert (TESTED.due_path, TESTED.burn_in_begun) == (None, lives.NOW.wall)
     assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (ScrubPath.FAST, None)
 

@@ -139,7 +139,7 @@ def test_policy_observe_refuses_only_quarantined_devices(record, seen, now):
 
 
 @given(RECORD, POLICY, MOMENT)
-def test_i3_quarantined_sick_or_unproven_devices_are_never_offered(record, policy, now):
+def test_i3_no_sick_quarantined_or_unproven_device_is_offered(record, policy, now):
     advert = offering.offer(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN

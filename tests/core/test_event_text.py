@@ -119,7 +119,7 @@ LIFE = [
 
 
 @pytest.mark.parametrize(("event", "reported"), LIFE, ids=[reported for _, reported in LIFE])
-def test_each_event_is_described_in_these_words(event, reported):
+def test_each_event_has_its_expected_text(event, reported):
     assert event_text.tell(event) == reported
 
 

@@ -33,7 +33,7 @@ def out(record: Record, ailment: Ailment) -> Quarantine:
     return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
-def test_an_operators_quarantine_keeps_an_ailment_that_needs_a_person():
+def test_an_operators_quarantine_does_not_replace_a_lasting_ailment():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
     assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS

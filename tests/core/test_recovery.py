@@ -190,7 +190,7 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.REPLACED])
-def test_a_quarantined_gpu_with_a_successor_gets_the_reason_replaced(kind):
+def test_a_quarantined_gpu_becomes_replaced_when_it_has_a_successor(kind):
     record = out(kind)
     found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
     assert isinstance(found, RecordFirst)
@@ -321,7 +321,7 @@ def due(record, at, policy=HOURLY):
     return burn_in.is_due(record, [record], policy, at)
 
 
-def test_the_last_burn_in_sets_the_next_despite_clock_changes():
+def test_the_next_burn_in_is_timed_despite_clock_changes():
     tried = replace(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
     assert not due(tried, later(3599))
     assert due(tried, later(4501))

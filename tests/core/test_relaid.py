@@ -57,7 +57,7 @@ PARENTS = rows(
 
 
 @pytest.mark.parametrize(("reported", "parent", "found"), PARENTS)
-def test_a_lost_slice_is_relaid_only_if_its_gpu_answers(reported, parent, found):
+def test_a_lost_slice_counts_as_replaced_if_its_gpu_answers(reported, parent, found):
     assert presence.slice_vitals(reported, parent) == found
 
 
@@ -77,7 +77,7 @@ def test_a_relaid_device_in_use_counts_as_lost(record):
     assert (sick.state, sick.ailment) == (record.state, lives.LOST)
 
 
-def test_a_lost_slice_becomes_relaid_after_its_release():
+def test_a_lost_slice_counts_as_replaced_after_its_release():
     left = live(slice_of(lives.SICK_IN_USE), ev.Released("its pod is gone"))
     lost = after(left, RELAID)
     assert reason(lost) is AilmentKind.LOST, "as it was told before"

@@ -68,7 +68,7 @@ def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
 
 
 @pytest.mark.parametrize("path", [ScrubPath.FAST, ScrubPath.SLOW])
-def test_a_failed_path_owes_a_reset_until_one_passes(path):
+def test_after_a_failed_path_a_reset_is_needed(path):
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
     then = verdict.consequence(failure, path, escalate=True, quarantined=False)
     assert then == verdict.Escalate(ScrubPath.RESET)
@@ -77,7 +77,7 @@ def test_a_failed_path_owes_a_reset_until_one_passes(path):
         assert resets(live(failed, refused))
 
 
-def test_a_reboot_replaces_the_reset_a_new_driver_does_not():
+def test_a_reboot_replaces_the_reset_but_a_new_driver_cannot():
     """The only reset of a Tesla T4 or a vGPU."""
     out = found_on(lives.CLEAN, AilmentKind.XID)
     assert resets(live(out, ev.Distrusted("x", lives.RELOADED)))
@@ -94,7 +94,7 @@ def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
             assert Step.RESET in [step for step, _ in after.receipt.steps]
 
 
-def test_paths_are_ordered_by_what_they_do():
+def test_a_path_that_does_more_is_more_thorough():
     fast, slow, reset = (set(verdict.PLANS[path]) for path in ScrubPath)
     assert fast < slow < reset
 

@@ -165,7 +165,7 @@ def test_a_restart_on_a_doubtful_device_needs_the_policy(kind):
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)
-def test_the_three_models_of_starts(record, seen, wanted):
+def test_each_model_of_starts_admits_a_restart_as_documented(record, seen, wanted):
     found = tuple(start.decide(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
     assert found == wanted
 
@@ -268,7 +268,7 @@ def test_a_checkpoint_older_than_the_grant_names_no_owner(record, after, jump, w
         assert answer == wanted
 
 
-def test_a_grant_of_another_boot_has_another_clock():
+def test_times_of_another_boot_are_not_compared():
     old = names(1, lives.NOW.wall - 99)
     rebooted = replace(HERE, incarnation=lives.REBOOTED)
     assert start.decide(lives.GRANTED, rebooted, CACHED, A, later(1), old) == RecordFirst(

@@ -99,7 +99,7 @@ def test_distrust_needs_no_running_job_and_ends_no_quarantine():
     assert (State.QUARANTINED, ev.Distrusted) in STAYS
 
 
-def test_descriptions_and_noted_errors_change_no_state():
+def test_events_that_only_note_something_change_no_state():
     assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
     assert {state for state, kind in STAYS if kind is ev.ErrorsNoted} == accepting(ev.ErrorsNoted) == JOBLESS
 
@@ -109,7 +109,7 @@ def test_events_of_a_job_are_legal_only_while_scrubbing():
         assert accepting(kind) == {State.SCRUBBING}
 
 
-def test_steps_and_escalations_change_no_state():
+def test_events_about_steps_do_not_change_the_state():
     assert {(State.SCRUBBING, kind) for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated)} <= STAYS
 
 
@@ -364,7 +364,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("before", "event", "changed"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
-def test_each_event_changes_only_these_fields(before, event, changed):
+def test_each_event_changes_only_its_own_fields(before, event, changed):
     after = live(before, event, at=AT)
     assert replace(after, state=before.state, since=before.since) == replace(before, **changed)
 

@@ -74,7 +74,7 @@ TEND = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), TEND)
-def test_tend(record: Record, seen: Facts, answer: object) -> None:
+def test_upkeep_chooses_the_action_for_each_state(record: Record, seen: Facts, answer: object) -> None:
     assert upkeep.tend(record, seen, ENFORCE, LATE, 0.0) == answer
 
 

@@ -173,7 +173,7 @@ TEND_DUE = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND)
-def test_tend(record, seen, policy, answer):
+def test_upkeep_chooses_the_action_for_each_state(record, seen, policy, answer):
     assert upkeep.tend(record, seen, policy, AT, 0.0) == answer
 
 

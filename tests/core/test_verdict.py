@@ -154,7 +154,7 @@ def test_a_compute_fault_repeats_the_words_of_its_step():
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-def test_a_memory_fault_of_the_fast_path_fails_the_job(outcome):
+def test_a_memory_fault_on_the_fast_path_fails_the_job(outcome):
     judged = judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome, mismatch=WRONG)))
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame, judged.ailment.kind) == (Step.CLEAR, Blame.DEVICE, AilmentKind.MEMORY_FAULT)
@@ -323,7 +323,7 @@ def test_a_fast_receipt_has_units_and_no_tests():
     assert (said.units, said.units_reached, said.tests) == (132, 132, ())
 
 
-def test_a_receipt_includes_what_a_failed_path_measured():
+def test_a_receipt_has_the_measurements_of_earlier_paths():
     fast = result(Step.CLEAR, outcome=Outcome.FAILED, residue_bytes=70, residue_at=(8, 4), terminated=(8, 9))
     said = receipt_of(escalated(fast))
     assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 9)

@@ -15,7 +15,7 @@ PASSED = verdict.judge(finished(ScrubPath.FAST), FRESH, ENFORCE)
 SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 
 
-def test_a_failed_job_takes_a_worse_observed_ailment():
+def test_a_failed_job_reports_a_worse_ailment_that_was_observed():
     reported = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
     assert isinstance(reported, Failed)
     assert (reported.ailment and reported.ailment.kind, reported.detail) == (AilmentKind.REMAP_FAILED, "so it was")

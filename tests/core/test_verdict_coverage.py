@@ -123,7 +123,7 @@ def test_too_much_memory_used_by_others_blames_the_device(own, others, blame):
     assert (judged.step, judged.blame) == (Step.CLEAR, blame)
 
 
-def test_verify_cannot_blame_our_context_for_unread_memory():
+def test_unread_memory_is_not_excused_by_our_context():
     judged = without(own=5, verified={"covered_bytes": 994})
     assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
 
@@ -174,7 +174,7 @@ def uncovered(*parts, rest=100):
 
 
 @pytest.mark.parametrize("parts", [(101,), (60, 41), (-1,), (101, -1), (1000, 1000)])
-def test_uncovered_parts_that_contradict_the_coverage_fail_the_job(parts):
+def test_the_job_fails_if_uncovered_parts_contradict_the_coverage(parts):
     judged = judge(uncovered(*parts), policy=HALF)
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame) == (Step.CLEAR, Blame.DEVICE)

@@ -200,7 +200,7 @@ def test_a_sample_reads_places_chosen_by_the_key(first, begin, size):
     assert all(it.address - it.start == span.address - span.start for it in card.read)
 
 
-def test_a_small_allocation_is_searched_whole(gpu):
+def test_a_small_allocation_is_searched_completely(gpu):
     gpu.cells[SIZE - 1] = 7
     held = taken(gpu)
     cleared = clearing.clear(held, KEY, PASSES, nothing, 16)

@@ -102,6 +102,6 @@ def test_a_context_of_the_reported_size_is_no_disturbance():
     assert disturbance(account(context=612 * 2**20), COVERED) is None
 
 
-def test_small_devices_allow_the_same_driver_tables():
+def test_small_devices_have_the_same_allowance_for_driver_tables():
     books = (Free(free, 16 * GIB) for free in (10 * GIB - CONTEXT, 9 * GIB - CONTEXT - SLACK))
     assert disturbance(Account(MemoryCounts(16 * GIB, 6 * GIB, 0), *books), GIB) is None

@@ -110,7 +110,7 @@ def test_check_finds_each_flip_with_the_lowest_first(gpu, pattern, vectors, shap
 
 
 @pytest.mark.parametrize("kind", [CONSTANT, ADDRESS, KEYED])
-def test_check_finds_any_one_bit_wherever_it_is(gpu, kind):
+def test_the_check_finds_one_wrong_bit_at_any_place(gpu, kind):
     """Each bit of each byte of a whole run, its end included."""
     pattern, shape = Pattern(kind, 0x0123456789ABCDEF, 0xFEDCBA9876543210, 12345), Shape(grid=1, block=2)
     intact = model(pattern, 11)
@@ -254,7 +254,7 @@ def test_a_unit_beyond_the_callers_table_is_refused(gpu, kernel):
         gpu.on_chip(kernel, 1, replace(shape, block=32 if kernel != "registers" else 256), *more)
 
 
-def test_registers_that_keep_their_values_are_sound(gpu):
+def test_registers_that_keep_their_values_pass(gpu):
     units = gpu.on_chip("registers", 42, HOLDING)
     assert (reached(units), wrongs(units)) == ([2, 1], [0, 0])
     assert wrongs(gpu.on_chip("plant_registers", CANARY, HOLDING)) == [0, 0]
@@ -308,7 +308,7 @@ def test_one_wrong_result_of_one_thread_changes_the_digest(gpu, kind, block, thr
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Where if kind >= Where.SUM])
-def test_the_last_result_of_each_kind_counts_too(gpu, kind):
+def test_an_error_in_the_last_result_is_found_too(gpu, kind):
     """Nothing is computed from it any more: it is in the digest by itself."""
     (sound, _) = gpu.on_chip("exact", 7, COMPUTING, 1)
     last = {Where.HALVES: 3, Where.BYTES: 1}.get(kind, 0)

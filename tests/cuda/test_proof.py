@@ -120,7 +120,7 @@ def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, kind):
         COMPARISONS[kind](held)
 
 
-def test_a_missing_span_is_found(bench):
+def test_a_span_that_was_not_overwritten_is_found(bench):
     held = memory.take(bench.card)
     last = held.spans[-1]
     launches = iter(range(len(held.spans)))
@@ -144,7 +144,7 @@ def test_unwritten_results_contradict_themselves():
         Found.decoded(0, 0, 0)
 
 
-def test_missing_results_do_not_count(real, monkeypatch):
+def test_missing_results_are_not_a_pass(real, monkeypatch):
     held = memory.take(real.card)
     monkeypatch.setattr(real.cupy.cuda.runtime, "memcpy", lambda *_words: None)
     with pytest.raises(CudaError, match=f"cannot check memory of {UUID}: its answer contradicts itself"):
@@ -163,7 +163,7 @@ def test_a_program_with_missing_blocks_is_no_answer(real, monkeypatch, program):
             real.card.everywhere(program, 1)
 
 
-def test_programs_that_never_ran_count_as_no_overwrite(real, monkeypatch):
+def test_without_a_program_run_memory_is_not_overwritten(real, monkeypatch):
     monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
     with pytest.raises(CudaError, match="0 of 4 blocks"):
         clearing.scratch(real.card, KEY)
@@ -171,7 +171,7 @@ def test_programs_that_never_ran_count_as_no_overwrite(real, monkeypatch):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
-def test_a_unit_that_was_not_overwritten_whole_is_no_answer(real, program, fault):
+def test_a_partly_overwritten_unit_gives_no_result(real, program, fault):
     [real.gpu.faults.counted] = FAULTS[fault].values()
     with pytest.raises(CudaError, match=rf"cannot run {program.value} on {UUID}: \d+ of \d+ words .*multiprocessor 0"):
         real.card.everywhere(program, 1)
@@ -248,7 +248,7 @@ def test_a_unit_with_two_different_results_is_wrong(real):
     assert [unit.number for unit in real.card.everywhere(KernelProgram.EXACT, 7) if unit.wrong] == [0]
 
 
-def test_a_result_of_zero_is_no_computation(bench, monkeypatch):
+def test_a_result_of_zero_does_not_prove_a_computation(bench, monkeypatch):
     monkeypatch.setattr(bench.gpu, "_exact", lambda _unit, _number: (0, 0))
     held = memory.take(bench.card)
     with pytest.raises(CudaError, match=r"cannot test GPU-.*: multiprocessors \[0, 1, 2, 3\] .* computed nothing"):

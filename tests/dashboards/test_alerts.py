@@ -74,7 +74,7 @@ def test_an_alert_has_its_command_also_for_kubectl(alert):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_both_forms_of_its_commands(name):
+def test_a_runbook_has_commands_for_kubernetes_and_for_hosts(name):
     description = runbooks.descriptions()[name]
     assert PAGES[name] == runbooks.with_commands(description, PAGES[name]), "run `make docs`"
     described = " ".join(f"{description} {PAGES[name].partition('## What to do')[2]}".split())

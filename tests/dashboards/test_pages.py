@@ -128,7 +128,7 @@ def test_every_rule_has_a_planted_fault():
     assert {rule for rule, _ in PLANTED} == set(pagerules.RULES)
 
 
-def test_the_committed_pages_are_those_of_the_code(tmp_path):
+def test_the_committed_pages_equal_those_made_from_the_code(tmp_path):
     (tmp_path / "old.json").touch()
     build.write(tmp_path)
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}

@@ -289,7 +289,7 @@ def test_versions_are_shown_also_during_an_update(tmp_path):
     )
 
 
-def test_a_quarantine_is_marked_once_however_long_the_steps_are(tmp_path):
+def test_a_quarantine_is_marked_once_at_any_query_interval(tmp_path):
     out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the begin
     event = next(it["expr"] for it in shipped.pages()["autoclave-fleet"]["annotations"]["list"])
     marks = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})

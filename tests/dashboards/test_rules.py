@@ -116,7 +116,7 @@ def test_recording_rules_exist_for_the_pages():
     assert not RECORDED.keys() & SERIES.keys()
 
 
-def test_the_manifest_has_the_same_rules():
+def test_the_manifest_has_the_rules_of_the_source():
     path = FOLDER / "kubernetes" / "prometheusrule.yaml"
     assert path.read_text() == prometheusrule.render(), "run `make docs`"
     assert rulefiles.read(path)["spec"]["groups"] == promtool.GROUPS

@@ -50,7 +50,7 @@ def test_no_other_pod_mounts_our_directories(path):
     ["/proc/1/root/run/autoclave", "/proc/1/root", "/proc//1/./root/", "/proc/self/cwd", "/proc/1/fd/3",
      "/proc/1/task/1/root/var/lib/kubelet", "/proc/thread-self/root"],
 )  # fmt: skip
-def test_no_other_pod_comes_to_them_through_a_process(path):
+def test_no_other_pod_reaches_our_directories_through_a_process(path):
     for which in ("own", "kubelet"):
         assert len(refusals(guard(which), **pod("/srv", path))) == 1
 
@@ -72,7 +72,7 @@ def test_a_mount_of_the_cdi_directories_is_reported(path):
 
 
 @pytest.mark.parametrize("path", ["/", "/var", "/var/lib/autoclave2", "/run/autoclaved", "/run", "/srv/run/autoclave"])
-def test_similar_paths_are_not_reported(path):
+def test_a_path_that_only_resembles_our_socket_is_allowed(path):
     assert refusals(guard("own"), **pod(path)) == []
 
 
@@ -199,7 +199,7 @@ def test_a_plugin_adds_or_removes_no_other_part(part, fields):
     assert len(warnings(BARE, old=more)) == 1
 
 
-def test_other_users_are_outside_the_policy():
+def test_the_admission_policy_does_not_apply_to_other_users():
     policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
     (condition,) = policy["spec"]["matchConditions"]
     kubelet = {"request": {"userInfo": {"username": "system:node:a"}}}

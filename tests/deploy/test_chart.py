@@ -133,7 +133,7 @@ def test_findings_of_the_schema_are_those_that_there_are():
         assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
 
 
-def test_the_generated_files_are_committed_and_no_others():
+def test_exactly_the_generated_files_are_committed():
     made = generate.everything()
     stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
     left = [path for folder in (generate.KUSTOMIZE, generate.CHART / "files") for path in folder.rglob("*.*")]
@@ -222,7 +222,7 @@ def rights(case):
     }
 
 
-def test_reports_take_three_rights_and_the_taint_one_more():
+def test_reports_need_three_rights_and_the_taint_one_more():
     events = {("default", "events", "create")}
     assert rights("reports") == {(None, "nodes", "get"), (None, "nodes/status", "patch"), *events}
     assert rights("taint") - rights("reports") == {(None, "nodes", "patch")}
@@ -282,7 +282,7 @@ def test_all_rules_are_shipped_but_those_that_were_left_out():
     assert all(rule.keys() <= RULE for group in made for rule in group["rules"])
 
 
-def test_a_dashboard_arrives_to_the_byte():
+def test_a_dashboard_is_installed_byte_for_byte():
     found = [doc for doc in manifests.objects("dashboards") if doc["kind"] == "ConfigMap"]
     pages = {name: text for doc in found for name, text in doc["data"].items()}
     ours = {path.name: path.read_text() for path in Path(generate.ROOT, "dashboards/grafana").glob("*.json")}

@@ -295,7 +295,7 @@ def test_a_pod_with_a_claim_by_resource_is_refused_too(case, resource):
         assert refusals(policy, object={"spec": spec | {"terminationGracePeriodSeconds": 1}}) == []
 
 
-def test_notes_and_helm_test_expect_no_plugin():
+def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
     notes = generate.chart().render({"dra": {"enabled": True}}, name="x", namespace="gpus")[
         "autoclave/templates/NOTES.txt"
     ]

@@ -171,7 +171,7 @@ def begun(command, hear, words, **where):
         process.communicate()
 
 
-def test_both_commands_run_from_the_locked_packages_alone(prefix, short_tmp):
+def test_both_programs_need_only_the_packages_of_the_lock(prefix, short_tmp):
     program, kubelet = prefix / "bin" / "autoclave", short_tmp / "kubelet"
     kubelet.mkdir()
     where = {"env": {"PATH": os.defpath, "AUTOCLAVE_RUN_DIR": str(short_tmp / "run")}, "cwd": short_tmp}

@@ -328,7 +328,7 @@ def test_a_number_that_could_be_two_gpus_is_refused(driver, minors, numbering, f
     assert gpus(driver(*minors), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_NUMBERING=numbering) == found
 
 
-def test_numbers_of_slices_or_missing_gpus_are_refused(driver):
+def test_the_index_of_a_slice_or_missing_gpu_is_refused(driver):
     place = driver(0, 1)
     assert gpus(place, SLURM_JOB_GPUS="2") is None
     (place / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)

@@ -41,7 +41,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert (run.returncode, run.stdout + run.stderr) == (0, "")
 
 
-def test_its_directories_are_those_of_the_service_and_private():
+def test_the_directories_of_the_unit_are_private():
     unit = read()
     assert Path("/run", unit["RuntimeDirectory"]) == Path(paths.RUN_DIR)
     assert Path("/var/lib", unit["StateDirectory"]) == Path(paths.STATE_DIR)

@@ -34,11 +34,11 @@ async def released(caller: Caller) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_an_answer_comes_back() -> None:
+async def test_the_caller_gets_the_answer_of_its_call() -> None:
     assert await Caller().ask("a", lambda: 42, LONG) == 42
 
 
-async def test_an_error_reaches_the_caller_and_frees_the_key() -> None:
+async def test_after_an_error_the_same_call_can_be_repeated() -> None:
     caller = Caller()
     with pytest.raises(ZeroDivisionError):
         await caller.ask("a", lambda: 1 // 0, LONG)
@@ -174,7 +174,7 @@ async def test_a_failed_call_does_not_stop_the_calls_after_it() -> None:
     assert await in_turn(Caller(), "all", {"a": lambda: 1, "b": refused, "c": lambda: 3}, LONG) == {"a": 1, "c": 3}
 
 
-async def test_calls_before_a_hanging_one_keep_their_answers(gate: threading.Event) -> None:
+async def test_calls_before_a_hanging_one_get_their_answers(gate: threading.Event) -> None:
     caller = Caller()
     questions = {"a": lambda: True, "b": gate.wait, "c": lambda: True}
     assert await in_turn(caller, "all", questions, TIME_FOR_ONE) == {"a": True}

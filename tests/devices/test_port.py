@@ -274,7 +274,7 @@ def rings(backend: Backend, within: float) -> bool:
     return bool(select.select([alarm], [], [], within)[0])
 
 
-def test_a_driver_error_alarms_for_its_device_only(subject: Subject) -> None:
+def test_a_driver_error_raises_an_alarm_for_its_device_only(subject: Subject) -> None:
     backend, one, other = subject.backend, first(subject), second(subject)
     assert not rings(backend, 0)
     for number in (1, 2):
@@ -291,7 +291,7 @@ def test_a_driver_error_alarms_for_its_device_only(subject: Subject) -> None:
     assert not rings(backend, 0)
 
 
-def test_errors_stay_with_their_device_while_released_or_hanging(subject: Subject) -> None:
+def test_errors_stay_with_their_device_while_the_driver_is_away(subject: Subject) -> None:
     backend, one, other = subject.backend, first(subject), second(subject)
     nothing = Vitals(partial=True)
     assert backend.reported(one) == nothing
@@ -325,7 +325,7 @@ def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> N
     assert len({name for names in files for name in names}) == sum(map(len, files))
 
 
-def test_a_holder_of_a_device_is_in_its_reset_domain(subject: Subject) -> None:
+def test_a_holder_of_a_device_counts_for_its_reset_domain(subject: Subject) -> None:
     for info in subject.backend.inventory():
         assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, DeviceHandling())}
 

@@ -13,7 +13,7 @@ from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceNo
 NODE = DeviceNode(lambda: (), lambda _name: False)
 
 
-def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
+def test_the_target_from_the_backend_opens_the_right_gpu(bank) -> None:
     address = bank.backend.address(bank.first, DeviceHandling())
     assert roster.open_gpu(address, NODE).vitals() == Vitals()
     container_of = roster.container_of(address)

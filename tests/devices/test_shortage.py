@@ -221,7 +221,7 @@ async def test_a_thread_that_cannot_start_is_a_shortage() -> None:
     assert await caller.ask("gpu", lambda: 42, LONG) == 42
 
 
-async def test_questions_in_turn_have_no_answers_during_a_shortage() -> None:
+async def test_no_question_is_answered_during_a_shortage() -> None:
     with failing((threading.Thread, "start"), RuntimeError("can't start new thread")):
         assert await in_turn(Caller(), "all", {"gpu": lambda: 42}, LONG) == {}
 

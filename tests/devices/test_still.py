@@ -222,7 +222,7 @@ async def test_a_holder_that_left_is_soon_forgotten(bank, forgetful, monkeypatch
     assert (await observer.quick(record)).holders == ()
 
 
-async def test_a_process_newly_listed_by_the_driver_is_searched(bank, parts):
+async def test_open_files_of_a_newly_listed_process_are_read(bank, parts):
     observer, backend, processes = parts
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)

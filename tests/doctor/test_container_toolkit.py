@@ -70,7 +70,7 @@ def test_the_operators_configuration_is_read_beside_that_of_the_packages(tmp_pat
 
 
 @pytest.mark.parametrize("program", container_toolkit.PROGRAMS)
-def test_a_toolkit_without_a_configuration_is_seen_by_its_programs(tmp_path, program):
+def test_a_toolkit_without_a_configuration_is_recognised_from_its_programs(tmp_path, program):
     write(tmp_path, program)
     assert container_toolkit.toolkit(tmp_path) == Toolkit(True)
 
@@ -111,7 +111,7 @@ def test_an_invalid_specification_is_a_finding(tmp_path, text, form):
     assert (found.fault is None, found.names) == (False, frozenset())
 
 
-def test_a_specification_may_have_no_devices(tmp_path):
+def test_a_specification_without_devices_is_accepted(tmp_path):
     write(tmp_path, "etc/cdi/a.json", '{"kind": "a.b/c", "devices": null}')
     [found] = container_toolkit.cdi(tmp_path)
     assert (found.kind, found.names, found.fault) == ("a.b/c", frozenset(), None)

@@ -93,7 +93,7 @@ def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
 
 
 @pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True), (ABSENT, False)])
-def test_without_a_service_the_driver_decides_whether_nvidia_checks_run(driver, judged):
+def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
     names = {it.name for it in roster.judge(replace(stands(driver=driver), answer=HIDDEN))}
     assert ("mps" in names, "driver" in names) == (judged, judged)
 

@@ -47,6 +47,6 @@ def test_an_unusable_ledger_is_broken_but_its_service_is_ok():
         ("0", {"pod-1", "pod-2"}, Unreachable("no service"), Level.BROKEN),  # any device may be ours
     ],
 )
-def test_two_pods_on_one_of_our_devices_are_broken(device, pods, answer, level):
+def test_two_pods_on_one_device_give_a_broken_finding(device, pods, answer, level):
     facts = replace(FACTS, checkpoint=base.Checkpoint(owners={device: frozenset(pods)}), answer=answer)
     assert only(facts, "double-allocation")[0] is level

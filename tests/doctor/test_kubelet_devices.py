@@ -15,7 +15,7 @@ def test_each_resource_has_its_devices(tmp_path):
     }
 
 
-def test_an_empty_list_of_go_is_empty(tmp_path):
+def test_null_for_an_empty_list_is_read_as_empty(tmp_path):
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": null}}')
     assert kubelet_devices.devices(tmp_path) == {}
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": {"a.b/c": null}}}')

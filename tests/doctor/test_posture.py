@@ -73,7 +73,7 @@ def gpu(address, functions, vendor="0x10de"):
     return {f"{place}/vendor": f"{vendor}\n", f"{place}/sriov_numvfs": f"{functions}\n"}
 
 
-def test_virtual_functions_and_vgpu_module_mean_guests(tmp_path):
+def test_virtual_functions_or_the_vgpu_module_mean_virtual_machines(tmp_path):
     write(tmp_path, {**gpu("0000:3b:00.0", 0), **gpu("0000:5e:00.0", 8, vendor="0x8086")})
     write(tmp_path, {"sys/bus/pci/devices/0000:00:00.0/vendor": "0x10de\n"})
     assert posture.shared_with_guests(tmp_path) == ()
@@ -117,7 +117,7 @@ def test_the_version_of_control_groups_shows_in_their_files(tmp_path, files, exp
     assert posture.cgroups(tmp_path) == expected
 
 
-def test_without_control_groups_the_version_is_unknown(tmp_path):
+def test_without_control_groups_their_version_is_unknown(tmp_path):
     assert isinstance(posture.cgroups(tmp_path), CheckFault)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     assert isinstance(posture.cgroups(tmp_path), CheckFault)

@@ -65,7 +65,7 @@ def test_mps_is_known_by_its_program_even_when_removed(tmp_path, name):
     assert process_facts.mps(proc) == ()
 
 
-def test_a_process_with_the_name_is_not_mps(tmp_path):
+def test_a_process_that_only_has_the_name_is_not_mps(tmp_path):
     program = tmp_path / "nvidia-cuda-mps-server-exporter"
     shutil.copy("/bin/cat", program)
     with running(str(program)) as process:
@@ -87,7 +87,7 @@ def test_without_proc_no_fact_is_proven(tmp_path):
     assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
 
 
-def test_the_nodes_pid_namespace_is_known_by_its_number(monkeypatch):
+def test_the_pid_namespace_of_the_node_is_recognised(monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     assert process_facts.sees_all(PROC) is True
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE + 1)
@@ -106,7 +106,7 @@ def test_the_server_of_a_socket_is_found_with_its_rights(short_tmp, monkeypatch)
 
 
 @pytest.mark.skipif(not GIVES_UP, reason="nothing to give up")
-def test_a_privilege_that_was_given_up_is_missing(short_tmp):
+def test_a_dropped_privilege_is_reported_as_missing(short_tmp):
     give_up = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", sys.executable)
     with subprocess.Popen(
         [*give_up, "-c", SERVE, str(short_tmp / "a.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -82,7 +82,7 @@ def test_nvidia_smi_switches_persistence_and_refuses_unknown_gpus(nvml):
 # --- the host's files ---
 
 
-def test_capabilities_come_and_go_with_what_the_library_makes(nvml, stage):
+def test_capability_files_appear_and_disappear_with_the_slices(nvml, stage):
     gpu = nvml.gpu(0)
     gpu.cut([Slice("7g.141gb")])
     whole, part = stage.root.capability(gpu, 0), stage.root.capability(gpu, 0, 0)

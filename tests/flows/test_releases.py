@@ -182,7 +182,7 @@ async def test_a_container_that_hangs_after_a_delete_quarantines_its_gpu(build):
     assert (out.reason, out.sticky, await node.scrubs(uuid)) == ("stuck-process", False, 1)
 
 
-async def test_only_gpus_of_pods_that_ended_meanwhile_are_scrubbed(build):
+async def test_only_gpus_of_pods_that_ended_meanwhile_get_scrubbed(build):
     """A release that nobody saw, and none: of another pod only the sandbox was there, which nobody had seen before."""
     node = await build(2)
     ends, stays = await node.run("ends"), await node.run("stays")

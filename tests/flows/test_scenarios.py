@@ -132,7 +132,7 @@ async def test_x29_w11_a_killed_kubelet_joins_the_same_job(build):
     assert await node.scrubs(uuid) == len(await node.history(uuid, "scrub-started")) == 2
 
 
-async def test_x30_a_cut_allocates_job_serves_the_next_pod(build):
+async def test_x30_an_interrupted_allocates_scrub_serves_the_next_pod(build):
     node = await build(1)
     uuid = await node.leave(await node.run("first"))
     admission = asyncio.create_task(node.kubelet.admit(node.pod("lost")))

@@ -123,7 +123,7 @@ async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
     assert await node.scrubs(uuid) == 2
 
 
-async def test_s8_a_service_killed_before_prestart_needs_a_new_proof(build):
+async def test_s8_a_kill_before_prestart_requires_a_new_proof(build):
     node = await build(1, SILENT)
     pod = node.pod("train")
     await node.kubelet.admit(pod)

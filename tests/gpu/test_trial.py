@@ -105,7 +105,7 @@ def test_all_tests_run_on_the_stand_ins(stage, large) -> None:
     assert stage.machine.gpu(0).uuid not in run.stdout
 
 
-def test_a_gpu_that_is_broken_turns_them_red(stage, large) -> None:
+def test_a_broken_gpu_makes_the_trial_fail(stage, large) -> None:
     stuck = {str(place): 0xFF for place in range(2 * PAGE, 2 * PAGE + 64)}
     large.change(stage.machine.gpu(0).uuid, stuck=stuck, leaky=(1,), deviating=(2,), unreached=(3,))
     run = rehearse(stage, FILE, "-m", "gpu", **seen(large), **SMALLER)
@@ -232,7 +232,7 @@ def test_unexpected_driver_memory_is_reported_with_all_measurements(stage, small
     assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
 
 
-def test_a_killed_part_does_not_end_the_others(stage, small, tmp_path) -> None:
+def test_a_killed_part_of_the_trial_does_not_end_others(stage, small, tmp_path) -> None:
     small.change(stage.machine.gpu(0).uuid, dies_at="invert 1", dies_of=9)
     assert measure(stage, small, tmp_path, *only("passes", "sizes")).returncode == 1
     why = faults(tmp_path)

@@ -187,7 +187,7 @@ async def test_exclusive_use_blocks_brief_uses(stage):
     assert await stage.settle() == ["+one"]
 
 
-async def test_two_exclusive_waiters_come_before_newcomers(stage):
+async def test_waiters_for_the_exclusive_lock_go_before_later_arrivals(stage):
     stage.enter("one", alone=True)
     await stage.settle()
     stage.enter("another", alone=True)

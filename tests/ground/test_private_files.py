@@ -58,7 +58,7 @@ def test_a_file_of_another_user_is_refused(tmp_path):
         private_files.content(path)
 
 
-def test_its_own_file_is_made_private_and_read(tmp_path):
+def test_a_file_of_the_same_user_is_made_private(tmp_path):
     path = tmp_path / "file"
     private_files.demand_own(path)  # absent
     descriptor = private_files.opened(path, os.O_WRONLY | os.O_CREAT)

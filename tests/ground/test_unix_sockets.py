@@ -49,7 +49,7 @@ def test_a_stale_socket_is_cleared_away(short_tmp):
     assert not path.exists()
 
 
-def test_a_live_socket_is_refused(short_tmp):
+def test_a_socket_that_another_process_serves_is_not_replaced(short_tmp):
     path = short_tmp / "s.sock"
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(os.fspath(path))

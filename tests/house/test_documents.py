@@ -20,7 +20,7 @@ def rows(title):
     return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", part, re.MULTILINE))
 
 
-def test_the_drawing_of_a_life_is_the_table():
+def test_the_state_diagram_shows_the_transition_table():
     found = DRAWN.search(STATES)
     assert found
     assert found[1] == f"```mermaid\n{states.diagram()}```\n", "put what states.diagram() says between the markers"

@@ -65,7 +65,7 @@ def changed_modules():
     return ((file, tree) for file, tree in modules(*HOUSES, "tests") if not place(file).startswith(OLD_WORDS))
 
 
-def test_a_replaced_word_is_in_no_name():
+def test_no_name_contains_a_replaced_word():
     replaced = {*REPLACED, *(f"{word}s" for word in REPLACED)}
     found = []
     for file, tree in changed_modules():

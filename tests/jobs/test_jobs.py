@@ -426,7 +426,7 @@ async def cut_in_the_middle(world, work):
         await asking
 
 
-async def test_a_scrub_without_its_caller_is_joined_by_the_next(world):
+async def test_the_next_caller_joins_a_scrub_whose_caller_left(world):
     device = world.uuids[0]
     await cut_in_the_middle(world, world.operations.scrub(device, ScrubPath.FAST))
     running = await world.operations.scrub(device, ScrubPath.FAST)

@@ -206,7 +206,7 @@ def test_an_export_says_every_row_and_the_snapshot(sample: Path) -> None:
     assert rows[0]["body"] == {"why": "reason 14", "restart": False}
 
 
-def test_no_ledger_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_ledger_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FatalError, match="there is no such file"):
         audit.verify(tmp_path / "ledger.sqlite")
 

@@ -53,7 +53,7 @@ def test_every_event_comes_back_as_it_went(event: type[events.Event]) -> None:
 
 
 @given(st.lists(values(model.Record), max_size=2).map(tuple))
-def test_records_come_back_as_they_went(records: tuple[model.Record, ...]) -> None:
+def test_a_decoded_record_equals_the_encoded_one(records: tuple[model.Record, ...]) -> None:
     assert codec.decode_records(codec.encode_records(records)) == records
 
 

@@ -21,7 +21,7 @@ def connection() -> Iterator[sqlite3.Connection]:
         yield it
 
 
-def test_every_step_is_taken_once_in_order(connection: sqlite3.Connection) -> None:
+def test_every_migration_runs_once_and_in_order(connection: sqlite3.Connection) -> None:
     steps = ("CREATE TABLE t (a)", "INSERT INTO t VALUES (1); ALTER TABLE t ADD b", "")
     database.migrate(connection, PATH, steps[:1])
     database.migrate(connection, PATH, steps)
@@ -30,7 +30,7 @@ def test_every_step_is_taken_once_in_order(connection: sqlite3.Connection) -> No
     assert database.schema_version(connection, PATH, steps) == 3
 
 
-def test_a_step_that_fails_leaves_the_version_before(connection: sqlite3.Connection) -> None:
+def test_a_failed_migration_leaves_the_previous_schema_version(connection: sqlite3.Connection) -> None:
     with pytest.raises(sqlite3.Error):
         database.migrate(connection, PATH, ("CREATE TABLE t (a)", "CREATE TABLE u (a); nonsense"))
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("t",)]

@@ -101,7 +101,7 @@ def with_failing_syncs(when: str, path: Path, *words: str) -> list[str]:
 
 @needs_strace
 @pytest.mark.parametrize("when", ["12", "9+5"])
-def test_rows_whose_sync_failed_are_refused_and_stay_away(open_ledger: Opener, path: Path, when: str) -> None:
+def test_rows_whose_sync_failed_do_not_reappear(open_ledger: Opener, path: Path, when: str) -> None:
     """They have reached the file by then, and SQLite alone would find them again."""
     open_ledger()[0].close()
     found = with_failing_syncs(when, path, "40", "patient")

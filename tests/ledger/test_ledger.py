@@ -178,7 +178,7 @@ async def test_a_pod_seen_during_a_failed_write_crowds_the_device(ledger, store)
     assert ledger.records["GPU-1"].owner == Owner("somebody", NOW, seen=True, crowded=True)
 
 
-async def test_a_hanging_write_is_a_fault_until_it_ends(ledger, store, monkeypatch):
+async def test_the_ledger_reports_a_fault_while_a_write_hangs(ledger, store, monkeypatch):
     monkeypatch.setattr(module, "SLOW", 0.05)
     go = threading.Event()
     store.on_append = go.wait

@@ -71,7 +71,7 @@ def test_a_batch_with_an_invalid_event_stores_no_row(kept: store.Store, draft: D
     assert whys(kept.load().entries) == ["c"]
 
 
-def test_history_is_a_devices_newest_rows_in_order(kept: store.Store, draft: Drafter) -> None:
+def test_history_returns_the_newest_rows_of_a_device_in_order(kept: store.Store, draft: Drafter) -> None:
     for number in range(6):
         kept.append([draft(str(number), f"GPU-{number % 2}", wall=float(number))])
     assert whys(kept.history(None, None, 100)) == ["0", "1", "2", "3", "4", "5"]

@@ -136,7 +136,7 @@ def test_a_scrub_that_fails_is_counted_by_its_end(book):
     assert book.of(table.TIME_TO_CLEAN, "_count") == 0
 
 
-def test_a_failed_step_is_counted_by_fault(book):
+def test_a_failed_step_is_counted_under_its_fault(book):
     result = StepResult(Step.RESET, ScrubPath.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
     book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, ScrubPath.FAST), ev.StepFinished("job-1", result))
     assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
@@ -207,7 +207,7 @@ def test_an_unknown_xid_adds_no_series(book):
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
 
 
-def test_answers_are_timed_and_a_no_has_its_reason(book):
+def test_answers_are_timed_and_refusals_are_counted_by_reason(book):
     book.counters.answered("acquire", "ok", "", 0.002)
     book.counters.answered("acquire", "refused", "in-use", 2.0)
     assert book.of(table.REQUESTS, "_count", request="acquire", outcome="ok") == 1

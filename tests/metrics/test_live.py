@@ -104,7 +104,7 @@ def test_the_metrics_of_a_whole_story(service):
     tenants.release(service.simulated_dir, clean.device)
 
 
-def test_free_gpus_are_served_without_a_process_search(service, running_pod):
+def test_the_metric_of_free_gpus_needs_no_process_search(service, running_pod):
     uid, _sandbox = running_pod
     device = service.settled(0, "clean").device
     service.settled(1, "clean")

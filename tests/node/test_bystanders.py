@@ -62,7 +62,7 @@ def node(node_proc: NodeProc, tmp_path: Path) -> Node:
     return Node(node_proc, tmp_path / "root")
 
 
-def test_a_daemon_of_root_s_on_the_host_is_known(node: Node) -> None:
+def test_a_daemon_of_root_on_the_host_is_a_bystander(node: Node) -> None:
     assert node.knows()
 
 
@@ -142,7 +142,7 @@ def test_a_tenants_pod_keeps_its_namespace_whatever_its_name(node: Node, name: s
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
-def test_a_pod_claimed_by_two_namespaces_has_none(node: Node) -> None:
+def test_a_pod_in_two_namespaces_is_given_no_namespace(node: Node) -> None:
     node.log(f"gpu-tools_a_{U}")
     node.log(f"tenant_a_{U}")
     assert not node.knows("gpu-tools", replace(node.holder, container=U))

@@ -69,7 +69,7 @@ def test_every_layout_is_read(line: str) -> None:
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_names_of_a_tenants_groups_change_no_owner(case: str) -> None:
+def test_a_tenant_cannot_change_the_owner_by_naming_cgroups(case: str) -> None:
     line, name = FORGED[case]
     assert place(line).name == name
 
@@ -140,7 +140,7 @@ def test_a_process_lives_while_one_of_its_threads_does(node_proc: NodeProc) -> N
     assert U in Containers(node_proc.path).living()
 
 
-def test_version_1_finds_a_dead_leader_by_its_threads(node_proc: NodeProc) -> None:
+def test_cgroup_v1_finds_a_dead_main_thread_by_its_threads(node_proc: NodeProc) -> None:
     """The kernel shows an ending process at the root, where no process may be ended."""
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)

@@ -146,7 +146,7 @@ def test_a_name_that_is_no_uid_leads_to_no_group(tmp_path: Path) -> None:
     assert [observer.member(name) for name in ("/../../outside", "pod-a", f"container:{ID[:12]}")] == [None] * 3
 
 
-def test_an_ended_process_keeps_no_pod_alive(group, enter, observer) -> None:
+def test_a_pod_with_only_ended_processes_counts_as_gone(group, enter, observer) -> None:
     process = enter(group(pod("systemd, burstable")))
     assert UID in observer.living()
     process.end()

@@ -190,12 +190,12 @@ def test_w3_what_is_not_a_checkpoint_is_no_answer(tmp_path, text):
         checkpoint.assignments(tmp_path)
 
 
-def test_no_checkpoint_is_no_answer(tmp_path):
+def test_without_a_checkpoint_the_assignments_are_unknown(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="No such file"):
         checkpoint.assignments(tmp_path)
 
 
-def test_a_checkpoint_without_an_end_is_no_answer(tmp_path):
+def test_a_checkpoint_that_is_cut_off_is_not_used(tmp_path):
     (tmp_path / checkpoint.NAME).touch()
     os.truncate(tmp_path / checkpoint.NAME, checkpoint.LARGEST + 1)
     with pytest.raises(checkpoint.CheckpointError, match="larger than"):

@@ -33,7 +33,7 @@ def memory(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_unused_file_stays_free(memory: Path) -> None:
+def test_a_file_without_users_is_not_open(memory: Path) -> None:
     assert [is_open([str(memory)]) for _ in range(3)] == [False, False, False]
 
 
@@ -87,7 +87,7 @@ def test_a_file_in_transit_on_a_socket_counts(memory: Path, launch) -> None:
     assert is_open([str(memory)]) is False
 
 
-def test_a_process_that_keeps_moving_its_descriptor_always_counts(memory: Path, launch) -> None:
+def test_a_process_that_moves_its_descriptor_is_always_found(memory: Path, launch) -> None:
     launch(RESTLESS, memory)
     assert {is_open([str(memory)]) for _ in range(100)} == {True}
 

@@ -73,7 +73,7 @@ def test_a_file_or_link_names_no_pod(observer, logs, tmp_path):
     assert observer.names() == {}
 
 
-def test_a_uid_with_two_names_has_no_name(observer, logs):
+def test_a_pod_uid_with_two_names_is_shown_without_name(observer, logs):
     for name in ("one", "two"):
         (logs / f"default_{name}_{UID}").mkdir()
     (logs / f"default_three_{STATIC}").mkdir()
@@ -108,7 +108,7 @@ def test_a_replaced_directory_is_always_read_again(observer, logs, tmp_path):
     assert observer.names() == {UID: "default/train"}
 
 
-def test_names_need_the_directory_and_return_with_it(observer, logs, tmp_path):
+def test_without_the_directory_pods_have_no_names(observer, logs, tmp_path):
     (logs / f"default_train_{UID}").mkdir()
     logs.rename(tmp_path / "away")
     assert observer.names() == {}

@@ -136,7 +136,7 @@ def test_a_process_with_the_file_open_is_described(file: Path, launch) -> None:
 
 
 @pytest.mark.parametrize("code", [OPEN, MAP, UNSHARED_THREAD], ids=["open", "map", "a thread with its own files"])
-def test_a_user_is_found_however_it_uses_the_file(file: Path, launch, code: str) -> None:
+def test_a_holder_is_found_however_it_uses_the_device(file: Path, launch, code: str) -> None:
     process = launch(code, file)
     assert pids(file) == [process.pid]
 
@@ -175,7 +175,7 @@ def test_one_search_answers_for_all_devices(tmp_path: Path, launch, names: str) 
     assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
 
 
-def test_a_slow_process_does_not_hold_a_free_device(tmp_path: Path, launch) -> None:
+def test_a_slow_process_does_not_block_a_free_device(tmp_path: Path, launch) -> None:
     files = {name: [str(tmp_path / name)] for name in ("its own", "another's", "free")}
     for [file] in files.values():
         Path(file).touch()
@@ -293,7 +293,7 @@ def test_a_mapped_device_node_is_identified_by_number(tmp_path: Path, launch) ->
     assert process.pid not in pids(Path("/dev/full"))
 
 
-def test_a_file_with_a_devices_name_is_not_it(node_proc: NodeProc, tmp_path: Path) -> None:
+def test_a_file_named_like_a_device_does_not_count(node_proc: NodeProc, tmp_path: Path) -> None:
     directory = node_proc.add(7, "0::/\n")
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
@@ -368,7 +368,7 @@ def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
 
 
-def test_the_kernel_is_asked_beside_a_bystander_that_started_then(file: Path, launch) -> None:
+def test_the_kernel_is_asked_again_after_a_bystander_started(file: Path, launch) -> None:
     """A hidden holder that got the pid of the bystander would pass for it."""
     bystander, asked = launch(OPEN, file), []
 
@@ -416,7 +416,7 @@ def view(tmp_path: Path, *pids: int) -> Path:
 
 
 @pytest.mark.skipif(not initial_namespace(), reason="this test run is in a container")
-def test_a_view_of_all_processes_is_proof(tmp_path: Path, file: Path, launch) -> None:
+def test_if_all_processes_are_visible_the_search_is_complete(tmp_path: Path, file: Path, launch) -> None:
     process = launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()

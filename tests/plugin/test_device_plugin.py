@@ -153,7 +153,7 @@ async def test_a_preference_makes_no_request(kubelet, door):
     assert door.asked == []
 
 
-async def test_every_container_gets_its_own_devices_at_once(kubelet, door):
+async def test_one_call_gives_each_container_its_own_devices(kubelet, door):
     answers = await allocate(kubelet, [B], [C, A])
     assert [dict(it.envs) for it in answers] == [
         {"NVIDIA_VISIBLE_DEVICES": B},
@@ -177,7 +177,7 @@ async def test_an_invalid_allocate_is_refused_without_a_request(kubelet, door, g
 
 
 @pytest.mark.parametrize("ids", [[], [A, A], ["GPU-0009"]])
-async def test_an_invalid_start_is_refused_without_a_request(kubelet, door, ids):
+async def test_an_invalid_prestart_call_does_not_reach_the_service(kubelet, door, ids):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await start(kubelet, *ids)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -243,7 +243,7 @@ async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, 
     assert door.asked == []  # what cannot be answered is not acquired
 
 
-async def test_each_hook_is_logged_and_measured_once(kubelet, door, registry):
+async def test_each_call_is_logged_and_measured_once(kubelet, door, registry):
     with capture_logs() as lines:
         await allocate(kubelet, [B], [C])
         await start(kubelet, B)

@@ -95,7 +95,7 @@ async def test_the_list_is_unhealthy_before_the_refusal(gate, door, listing, rea
     assert reader.lists[-1] == {A: False, B: True}
 
 
-async def test_a_refusal_waits_briefly_for_the_unhealthy_list(gate, door, listing, read):
+async def test_a_refusal_is_sent_after_the_unhealthy_list(gate, door, listing, read):
     door.answer = no(IN_USE)
     reader = read(listing)
     await reader.until(all_well)
@@ -150,7 +150,7 @@ async def test_an_unreachable_service_at_a_start_keeps_devices_healthy(gate, doo
     assert all(map(all_well, reader.lists))
 
 
-async def test_a_hanging_service_is_a_refusal_in_time(gate, door, listing, read, monkeypatch):
+async def test_a_hanging_service_means_a_refusal_before_the_deadline(gate, door, listing, read, monkeypatch):
     monkeypatch.setattr(module, "ALLOCATE_WITHIN", 0.6)
     door.answer, door.mute, door.silence = hang, True, 60.0
     reader = read(listing)

@@ -158,7 +158,7 @@ async def test_the_last_list_is_valid_as_long_as_promised(door, followed, read, 
         await reader.until(everything(True))
 
 
-async def test_a_service_that_is_back_in_time_was_never_away(door, followed, read):
+async def test_a_short_outage_of_the_service_changes_no_list(door, followed, read):
     door.say(gpu(0))
     door.silence = 60.0
     async with followed() as listing:
@@ -240,7 +240,7 @@ async def test_a_failing_service_is_retried_with_pauses_and_logged_once(door, fo
         assert len(reader.lists) - shown <= 20
 
 
-async def test_an_unanswered_request_makes_all_unhealthy_until_a_new_answer(door, followed, read):
+async def test_after_an_unanswered_request_all_devices_are_unhealthy(door, followed, read):
     door.say(gpu(0), gpu(1))
     door.silence = 60.0
     async with followed() as listing:
@@ -316,7 +316,7 @@ async def test_a_list_that_comes_again_changes_nothing(scripted):
     assert listing.shown(GPU) is shown
 
 
-async def test_an_unhealthy_list_counts_once_every_stream_sent_it(door, followed, read):
+async def test_an_unhealthy_list_takes_effect_after_all_streams_sent_it(door, followed, read):
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
         await first(listing)

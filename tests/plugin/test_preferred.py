@@ -106,7 +106,7 @@ def test_eight_numa_nodes_are_searched():
     assert pick(devices, 4) == [0, 1, 8, 9]
 
 
-def test_too_many_numa_nodes_do_not_spoil_the_islands():
+def test_many_numa_nodes_do_not_change_the_preferred_islands():
     devices = [device(index, f"{index % 10}", index) for index in range(40)]
     assert {index % 10 for index in pick(devices, 4)} == {0}
 
@@ -146,7 +146,7 @@ def answer(request):
 
 
 @given(requests())
-def test_a_possible_request_is_answered_in_full(request):
+def test_a_request_that_can_be_met_gets_all_devices(request):
     _, available, must, size = request
     _, chosen = answer(request)
     assert len(chosen) == len(set(chosen)) == size

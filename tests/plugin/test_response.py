@@ -158,7 +158,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("style", "devices", "shared", "fields"), TABLE.values(), ids=TABLE)
-def test_the_answer_is_nvidias(style, devices, shared, fields):
+def test_the_answer_equals_that_of_nvidias_plugin(style, devices, shared, fields):
     answer = response.respond(devices, style, shared, ALLOCATION)
     assert answer.SerializeToString(deterministic=True) == (
         wire.ContainerAllocateResponse(**fields).SerializeToString(deterministic=True)
@@ -200,13 +200,13 @@ def test_an_invalid_uuid_is_never_handed_out(name, strategy):
         response.respond([B, replace(A, uuid=name)], Style(strategies=(strategy,)), (), ALLOCATION)
 
 
-def test_strategies_are_read_by_name_and_kept_once():
+def test_strategies_are_read_by_name_without_duplicates():
     assert response.strategies(["envvar", "cdi-cri", "envvar"]) == (Strategy.ENVVAR, Strategy.CDI_CRI)
     assert response.strategies(strategy.value for strategy in Strategy) == tuple(Strategy)
 
 
 @pytest.mark.parametrize("word", ["cdi", "ENVVAR", "", "envvar,cdi-cri"])
-def test_an_unknown_strategy_is_refused_with_those_there_are(word):
+def test_the_refusal_of_an_unknown_strategy_lists_the_known_ones(word):
     with pytest.raises(ValueError, match="choose from cdi-cri, cdi-annotations, envvar, volume-mounts"):
         response.strategies(["envvar", word])
 

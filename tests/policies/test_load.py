@@ -232,7 +232,7 @@ def test_an_invalid_gpu_name_is_one_fault(entry):
 @pytest.mark.parametrize(
     ("text", "found"), [("5", "the number 5"), ("[]", "a list"), ("true", "true"), ("a", 'text "a"')]
 )
-def test_a_file_that_is_no_mapping_is_one_fault(text, found):
+def test_a_file_that_is_not_a_mapping_gives_one_fault(text, found):
     assert faults(text) == [f"p.yaml:1:1: found {found}, expected a mapping of keys and values"]
 
 

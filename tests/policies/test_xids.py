@@ -37,7 +37,7 @@ def verdict(log, new=None, **said):
 # -- the catalogue
 
 
-def test_the_table_is_the_catalogue():
+def test_the_table_has_the_codes_of_nvidias_catalogue():
     """Code, name, action and scope of the 172 rows of the catalogue."""
     text = "\n".join(f"{row.code} {row.mnemonic} {row.action.value} {row.scope.value}" for row in ROWS.values())
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -200,7 +200,7 @@ def test_known_events_count_but_a_new_one_is_needed():
     assert verdict([*log, XidEvent(63, 5000.0)], new=[XidEvent(63, 5000.0)]) is None
 
 
-def test_count_and_window_are_the_policys():
+def test_the_policy_sets_count_and_window_of_an_xid():
     log = [XidEvent(63, 0), XidEvent(63, 90)]
     assert verdict(log, repeats={"count": 2, "within": "90s"}).why.endswith("2 times within 90s")
     assert verdict(log, repeats={"count": 2, "within": "89s"}) is None
@@ -214,7 +214,7 @@ def test_a_code_set_to_count_never_quarantines_by_repeats():
     assert verdict([XidEvent(999)] * 5, unknown="count").code == 999
 
 
-def test_repeats_count_under_every_preset():
+def test_repeated_xids_count_under_every_shipped_policy():
     assert verdict([XidEvent(79)] * 5, preset="gke").why.endswith("5 times within 10m")
     assert verdict([XidEvent(109)] * 5, preset="nvidia-plugin").code == 109
     assert verdict([XidEvent(94)] * 50, preset="nvidia-plugin") is None
@@ -274,7 +274,7 @@ def test_too_many_are_found_by_counting_each_window_by_hand(log):
         (999, "", "the catalogue does not know it: read the kernel log around it, and ask the vendor"),
     ],
 )
-def test_every_action_of_a_code_has_its_remedy(code, action, advice):
+def test_every_action_for_an_xid_has_a_remedy(code, action, advice):
     assert xids.remedy(code, action) == advice
 
 

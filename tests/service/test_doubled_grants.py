@@ -39,7 +39,7 @@ async def test_a_doubled_grant_never_shows_one_pod_the_others_bytes(world, apart
     assert rows(world, ev.Released, device)[-1].why == start.CONTESTED
 
 
-async def test_a_grant_given_three_times_is_scrubbed_before_each_start(world):
+async def test_a_device_granted_three_times_is_scrubbed_before_each_start(world):
     device = world.uuids[0]
     for pod in ("first", "second", "third"):
         await world.acquire(pod, device, announced=True)

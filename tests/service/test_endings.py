@@ -160,7 +160,7 @@ async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(lost):
     assert running.receipt is not None
 
 
-async def test_a_lost_device_in_use_again_stops_siblings_reset(lost):
+async def test_a_lost_device_used_again_stops_its_siblings_reset(lost):
     world, one, other = lost
     world.node.heal()
     world.intrude(one)
@@ -217,7 +217,7 @@ async def burning(world, step):
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start"])
-async def test_a_scrub_that_ends_during_an_observation_refuses_no_request(node, monkeypatch, ask):
+async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(node, monkeypatch, ask):
     world = await node("name: brisk\ndefaults: {paths: {first_look: fast}}\n")
     device = await burning(world, Step.EVICT)
     method = "quick" if ask == "acquire" else "full"

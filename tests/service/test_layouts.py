@@ -57,7 +57,7 @@ def series(world) -> set[str]:
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-async def test_slices_removed_by_a_new_layout_are_not_lost(world):
+async def test_slices_that_a_new_layout_removed_are_not_lost(world):
     await laid_out(world, "MIG-a", "MIG-b")
     assert reasons(world) == {GPU: AilmentKind.RELAID}
     await laid_out(world, "MIG-b", "MIG-c")

@@ -110,7 +110,7 @@ class WithoutErrorLog(PretendWorker):
         return replace(report, findings=replace(report.findings, vitals=read))
 
 
-async def test_an_error_during_a_job_is_judged_once_afterwards(build):
+async def test_an_error_during_a_job_is_judged_after_the_job(build):
     world = build(gpus=1, worker=WithoutErrorLog, policy="fast")
     await world.start()
     await world.clean()

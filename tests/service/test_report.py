@@ -43,7 +43,7 @@ async def test_an_unknown_or_ambiguous_name_is_refused(reporter, name, reason):
     assert refused.value.reason is reason
 
 
-async def test_a_slice_has_the_name_of_its_gpu_and_number(world, reporter):
+async def test_a_slice_is_named_by_its_gpu_and_its_number(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
     await asyncio.sleep(OBSERVED_WITHIN + 1)

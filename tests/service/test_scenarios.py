@@ -95,7 +95,7 @@ async def test_w16_without_whole_node_nothing_happens(build):
 # -- scrubs that must not be skipped
 
 
-async def test_s10_a_holder_during_a_full_disk_is_recorded_later(world):
+async def test_s10_a_full_disk_delays_the_record_of_a_holder(world):
     device = world.uuids[0]
     world.life.disk.full = True
     unexpected_holder = world.intrude(device)
@@ -118,7 +118,7 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     assert record.receipt.path is ScrubPath.RESET
 
 
-async def test_s14_receipts_name_units_and_slow_ones_name_tests(world):
+async def test_s14_receipts_name_units_and_the_self_tests(world):
     device = world.uuids[0]
     slow = await world.operations.scrub(device, ScrubPath.RESET)
     await slow.finished.wait()

@@ -115,7 +115,7 @@ async def test_a_release_of_no_device_and_no_owner_is_refused(world):
     assert [world.state(device) for device in world.uuids] == [State.GRANTED] * 2
 
 
-async def test_a_release_by_owner_waits_for_the_owners_acquire(world):
+async def test_a_release_waits_for_the_running_acquire_of_its_owner(world):
     """Otherwise a job that has ended would get its devices a moment later, and keep them."""
     device = world.uuids[0]
     await world.handover.acquire([device], announced=False, exclusive=True)

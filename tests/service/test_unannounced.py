@@ -22,7 +22,7 @@ async def quick(world, device):
     return unannounced.container
 
 
-async def test_a_monitor_on_an_abandoned_grant_costs_one_scrub_only(world):
+async def test_a_monitoring_agent_on_an_abandoned_grant_causes_one_scrub(world):
     """In one life of the kubelet, an unannounced pod is not the owner of an announced grant."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)

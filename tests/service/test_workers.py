@@ -35,7 +35,7 @@ class UnsteadyWithMemory(Recorded):
         return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.received else result
 
 
-async def test_memory_steps_have_a_worker_of_their_own(build):
+async def test_all_memory_steps_share_one_worker(build):
     Recorded.received = []
     world = build(gpus=1, worker=Recorded)
     await world.start()

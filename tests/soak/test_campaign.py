@@ -161,7 +161,7 @@ def in_use(pod):
         pytest.param([PROVEN, GRANTED, in_use("other"), in_use("pod")], 1, 0, id="no scrub after another pod"),
     ],
 )
-def test_the_ledger_must_allow_a_start(rows, objections, wrong):
+def test_a_start_that_the_ledger_forbids_is_a_finding(rows, objections, wrong):
     tenancy = Tenancy()
     for row in rows:
         tenancy.take("row", row)
@@ -203,7 +203,7 @@ async def test_a_start_beside_another_pods_leftover_is_a_finding(runtime, judge,
     assert findings(judge) == ["second starts beside registers, silent"]
 
 
-async def test_a_tenant_that_something_else_ended_is_a_finding(runtime, judge, comes):
+async def test_a_tenant_ended_by_another_program_is_a_finding(runtime, judge, comes):
     pod = await comes("pod")
     runtime._running[pod.uid, "main"][0].kill()
     await runtime._running[pod.uid, "main"][0].wait()
@@ -226,7 +226,7 @@ async def test_an_attacker_that_sees_a_pod_is_a_leak(runtime, judge, gpu, comes)
     await looked(judge, lambda: "leak" in findings(judge))
 
 
-async def test_what_came_after_the_last_question_is_an_exception(runtime, judge, gpu, comes):
+async def test_residue_written_after_the_last_poll_is_an_exception(runtime, judge, gpu, comes):
     pod = await comes("pod")
     attacker = await runtime.attack(FOREIGN, gpu.info().uuid, "holds", "writes")
     attacker.begin()
@@ -236,7 +236,7 @@ async def test_what_came_after_the_last_question_is_an_exception(runtime, judge,
 
 
 @pytest.mark.parametrize("third", [False, True])
-async def test_bytes_of_a_dropped_pod_are_a_leak(runtime, judge, gpu, comes, third):
+async def test_bytes_of_a_pod_that_the_kubelet_dropped_are_residue(runtime, judge, gpu, comes, third):
     """Unless a third pod has had the GPU since."""
     dropped = Pod.of("dropped", {RESOURCE: 1})
     await runtime.open_sandbox(dropped)

@@ -77,7 +77,7 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
         assert kubelet.held(pod)["b"] == {GPU: ("2", "3")}
 
 
-async def test_an_app_reuses_the_devices_of_several_init_containers(node):
+async def test_an_app_container_reuses_devices_of_init_containers(node):
     async with node.ready(offers={"ids": "012"}) as (kubelet, _):
         pod = Pod(
             "p", (container("i1", 2, ContainerKind.INIT), container("i2", 3, ContainerKind.INIT), container("a", 3))
@@ -272,7 +272,7 @@ async def test_r6_repaired_or_merely_unhealthy_the_pod_is_admitted(node, state):
 
 
 @pytest.mark.parametrize("forgets", [True, False])
-async def test_r8_pod_resources_during_a_slow_allocate_doubles_a_device(node, forgets):
+async def test_r8_listing_pods_during_a_slow_allocate_doubles_a_device(node, forgets):
     async with node.ready(quirks=Quirks(list_forgets_allocating=forgets)) as (kubelet, plugin):
         gone, slow, second = Pod.of("gone", {GPU: 1}), Pod.of("slow", {GPU: 1}), Pod.of("second", {GPU: 1})
         await kubelet.run(gone)

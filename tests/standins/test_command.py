@@ -46,7 +46,7 @@ async def command(directory):
     await process.wait()
 
 
-async def test_it_tells_registrations_lists_and_calls_and_runs_pods(command, node):
+async def test_it_prints_registrations_and_calls_and_runs_pods(command, node):
     plugin = await node.plugin(ids="01").begin()
     assert await command.hear("register") == "register example.com/gpu at do-nothing.sock: ok"
     assert await command.hear("list") == "list example.com/gpu: 0=Healthy 1=Healthy"

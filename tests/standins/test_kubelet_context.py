@@ -40,7 +40,7 @@ class Sandboxes(Runtime):
         self.opened.discard(pod.uid)
 
 
-async def test_the_next_kubelet_ends_pods_that_had_failed():
+async def test_after_a_restart_the_kubelet_ends_the_failed_pods():
     with tempfile.TemporaryDirectory(prefix="k-") as name:
         sandboxes = Sandboxes()
         async with Kubelet(Path(name), sandboxes) as kubelet:

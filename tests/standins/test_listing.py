@@ -31,7 +31,7 @@ async def test_x12_a_device_that_is_dropped_leaves_capacity_too(node):
         assert kubelet.allocatable == {GPU: 3}
 
 
-async def test_each_message_writes_the_healthy_devices_to_the_checkpoint(node, directory):
+async def test_after_each_list_the_kubelet_writes_its_checkpoint(node, directory):
     async with node.ready() as (kubelet, plugin):
         plugin.show(g1="Unhealthy")
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})

@@ -255,7 +255,7 @@ async def test_r10_a_plugin_that_ends_while_another_ones_register_fails(node, fo
         assert kubelet.allocatable == {GPU: 4 if forgets else 0}
 
 
-async def test_a_plugin_that_fails_the_options_is_not_registered(node):
+async def test_a_plugin_whose_options_call_fails_is_not_registered(node):
     async with node.kubelet() as kubelet:
         plugin = await node.plugin().serve()
         plugin.fail["GetDevicePluginOptions"] = "no"

@@ -123,7 +123,7 @@ async def test_r11_repaired_the_container_waits_for_the_plugin(node):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_r5_a_completed_init_container_fails_its_pods_readmission(node, asked):
+async def test_r5_a_completed_init_container_prevents_another_admission(node, asked):
     async with node.ready(quirks=Quirks(ended_init_is_asked=asked)) as (kubelet, _):
         pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
         await kubelet.run(pod)
@@ -186,7 +186,7 @@ async def test_after_a_reboot_a_pod_with_a_sick_device_fails(node):
         assert "previously allocated devices are no longer healthy" in pod.message
 
 
-async def test_x29_a_kubelet_killed_during_prestart_calls_again_later(node):
+async def test_x29_a_kubelet_killed_during_prestart_calls_it_again(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod("p", (Container("a", {GPU: 1}),))
         await kubelet.admit(pod)

@@ -167,7 +167,7 @@ async def test_x24_prestart_comes_again_after_a_failed_create(node):
         assert pod.statuses["main"].starts == 1
 
 
-async def test_x26_a_plugin_without_prestart_is_never_asked(node):
+async def test_x26_prestart_is_never_called_on_a_plugin_without_it(node):
     async with node.ready(offers={"prestart": False}) as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
         await kubelet.run(pod)

@@ -65,7 +65,7 @@ def test_an_unused_device_passes_evict(floor: Floor) -> None:
     assert floor.run(Order()) == Report(Outcome.PASSED)
 
 
-def test_an_unknown_holder_does_not_pass_evict(floor: Floor) -> None:
+def test_evict_fails_if_a_holder_is_unknown(floor: Floor) -> None:
     report = floor.run(LEFTOVERS, look=lambda: None)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert "cannot prove who uses the device" in report.detail
@@ -114,7 +114,7 @@ def test_an_older_process_is_foreign_and_waited_for(floor: Floor) -> None:
     assert lives(pid)
 
 
-def test_a_younger_process_is_foreign_and_waited_for(floor: Floor) -> None:
+def test_a_process_started_after_the_tenancy_is_foreign(floor: Floor) -> None:
     """Somebody at a shell looks at a device that could not be scrubbed yet."""
     pid = tenants.zombie(floor.root, floor.uuid)
     [holder] = floor.look() or ()
@@ -193,7 +193,7 @@ def test_another_process_with_the_same_pid_is_not_signalled(floor: Floor, change
     assert lives(pid)
 
 
-def test_a_process_that_cannot_be_confirmed_is_not_signalled(floor: Floor) -> None:
+def test_a_process_that_may_be_another_one_is_not_signalled(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     looks = [floor.look(), None, None]
     assert floor.run(LEFTOVERS, lambda: looks.pop(0)).outcome is Outcome.FAILED
@@ -233,7 +233,7 @@ def test_a_dead_process_holds_no_device(floor: Floor) -> None:
     assert floor.run(Order(), lambda: (Holder(2**22 + 1, 1.0, "gone", None, state="Z"),)).outcome is Outcome.PASSED
 
 
-def test_running_it_twice_is_safe(floor: Floor) -> None:
+def test_evict_can_run_twice(floor: Floor) -> None:
     tenants.zombie(floor.root, floor.uuid)
     assert floor.run(LEFTOVERS).outcome is Outcome.PASSED
     assert floor.run(LEFTOVERS) == Report(Outcome.PASSED)

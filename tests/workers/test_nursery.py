@@ -120,13 +120,13 @@ async def test_a_lost_zygote_is_not_waited_for(make: MakeNursery) -> None:
     (await nursery.spawn()).kill()
 
 
-async def test_a_zygote_that_does_not_get_warm_is_given_up(make: MakeNursery, monkeypatch) -> None:
+async def test_a_zygote_that_is_not_ready_in_time_is_replaced(make: MakeNursery, monkeypatch) -> None:
     monkeypatch.setattr(nurseries, "_WARM_WITHIN", 0.2)
     with pytest.raises(BrokenError, match=r"it did not answer within 0\.2 s"):
         await make("pass", prelude=ASLEEP).spawn()
 
 
-async def test_a_zygote_that_cannot_be_loaded_says_why(make: MakeNursery) -> None:
+async def test_a_zygote_that_cannot_load_its_libraries_says_why(make: MakeNursery) -> None:
     with pytest.raises(BrokenError, match=r"its zygote is lost: .*status 1.* No module named 'no_such_module'"):
         await make("pass", prelude="import no_such_module").spawn()
 
@@ -271,7 +271,7 @@ async def test_a_service_without_free_descriptors_says_so(make: MakeNursery) -> 
     assert await zygote_of(nursery) == zygote
 
 
-async def test_a_child_without_a_pidfd_ends_with_its_zygote(make: MakeNursery) -> None:
+async def test_a_worker_without_a_pidfd_ends_when_its_zygote_ends(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     handle = os.pidfd_open(zygote)

@@ -142,7 +142,7 @@ async def test_an_endless_evict_is_no_fault_of_the_device(spawn: Spawn, code: st
     assert (result.outcome, result.blame) == (outcome, Blame.TENANT)
 
 
-async def test_a_used_up_worker_passes_no_more_steps(bank, spawn: Spawn) -> None:
+async def test_a_worker_that_ended_a_step_badly_runs_no_more(bank, spawn: Spawn) -> None:
     drills.stall_clears(bank.root, bank.first)
     worker = await spawn()
     await do(worker, Step.CLEAR, deadline=0.3)
@@ -223,7 +223,7 @@ def printed(progress: object, report: object, end: str = "\n") -> str:
         ("os.abort()", "status -6"),
     ],
 )
-async def test_a_child_that_says_anything_but_a_report_has_died(spawn: Spawn, code: str, words: str) -> None:
+async def test_a_worker_that_writes_no_report_counts_as_dead(spawn: Spawn, code: str, words: str) -> None:
     worker = await spawn(saying(code))
     result = await do(worker, Step.CLEAR)
     assert result.outcome is Outcome.DIED
@@ -238,7 +238,7 @@ async def test_a_child_that_floods_is_killed_and_not_stored(spawn: Spawn) -> Non
     assert len(result.detail) < 10_000
 
 
-async def test_a_child_that_never_started_has_died(spawn: Spawn) -> None:
+async def test_a_worker_that_never_started_counts_as_dead(spawn: Spawn) -> None:
     result = await do(await spawn("import no_such_module"), Step.CLEAR)
     assert result.outcome is Outcome.DIED
     assert "No module named 'no_such_module'" in result.detail
@@ -296,7 +296,7 @@ async def test_a_worker_that_cannot_be_had_is_an_error(bank) -> None:
         await nursery.start_worker(assigned(*at(bank)))
 
 
-async def test_a_child_that_does_not_leave_is_killed(spawn: Spawn, monkeypatch) -> None:
+async def test_a_worker_that_does_not_exit_is_killed(spawn: Spawn, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.2)
     worker = await spawn("time.sleep(60)")
     result = await worker.finish(LAST)
@@ -305,7 +305,7 @@ async def test_a_child_that_does_not_leave_is_killed(spawn: Spawn, monkeypatch) 
     assert not exists(worker.pid)
 
 
-async def test_a_cancelled_farewell_kills_the_child(spawn: Spawn) -> None:
+async def test_a_cancelled_wait_for_the_end_kills_the_worker(spawn: Spawn) -> None:
     worker = await spawn("time.sleep(60)")
     farewell = asyncio.create_task(worker.finish(LAST))
     await asyncio.sleep(0)

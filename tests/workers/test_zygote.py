@@ -71,7 +71,7 @@ async def test_a_child_closes_files_above_the_limit(make: MakeNursery) -> None:
     assert open_files(child.pid) == ["0", "1", "2"]
 
 
-async def test_a_child_does_with_signals_what_a_fresh_python_does(make: MakeNursery) -> None:
+async def test_a_worker_handles_signals_like_a_new_python(make: MakeNursery) -> None:
     """Whatever the service, or the zygote, does with them."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
@@ -111,7 +111,7 @@ async def test_a_zygote_without_free_descriptors_says_so(make: MakeNursery, most
     assert open_files(zygote) == ["0", "1", "2"]
 
 
-async def test_a_node_that_makes_no_more_processes_says_so(make: MakeNursery) -> None:
+async def test_the_error_says_that_no_more_processes_can_start(make: MakeNursery) -> None:
     refuse = "def fork(): raise BlockingIOError(11, 'no room')\nos.fork = fork"
     nursery = make(ECHO, prelude=refuse)
     with pytest.raises(BrokenError, match="cannot start a worker: no process can be made: no room"):
@@ -262,7 +262,7 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
     assert await worker.finish(result) == result
 
 
-async def test_a_nursery_keeps_the_last_warm_zygotes_answer(make: MakeNursery, cupy) -> None:
+async def test_the_nursery_remembers_what_the_last_zygote_reported(make: MakeNursery, cupy) -> None:
     cupy()
     nursery = make(warm_cuda=True)
     assert nursery.cupy == wire.Ready()
@@ -286,7 +286,7 @@ def test_a_node_without_cupy_is_reported(monkeypatch) -> None:
         warmth.warm()
 
 
-def test_an_empty_folder_of_its_name_is_no_cupy(monkeypatch, tmp_path: File) -> None:
+def test_an_empty_folder_named_cupy_is_not_cupy(monkeypatch, tmp_path: File) -> None:
     (tmp_path / "no_such_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(warmth, "_CUPY", "no_such_package")

@@ -95,7 +95,7 @@ async def _wait(
 
 
 async def _reached(socket: Path, uuids: Collection[str], goal: Goal) -> None:
-    """Return when one list of the service shows all of these devices at the goal. Survives a restart of the service."""
+    """Return when one list of the service shows all of these devices in the wanted state, also across a restart."""
     reachable = True
     while True:
         try:

@@ -126,7 +126,7 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
 
 
 def _does(rules: Xids, code: int) -> str:
-    """What a policy does on a code, with the limit for repeats."""
+    """What a policy does when this XID occurs, and how many repeats it tolerates."""
     done, limit = xids.treatment(rules, code), xids.limit(rules, code)
     if done is Treatment.QUARANTINE or limit is None:
         return done.value

@@ -185,7 +185,7 @@ class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
         self, request: wire.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
     ) -> wire.RegistrationStatusResponse:
-        """The result of the registration. An error of the driver ends the registration, as without this program."""
+        """The result of the registration. An error of the driver ends the registration, as without a gate."""
         if request.plugin_registered:
             self._state.accepted()
         else:
@@ -210,7 +210,7 @@ def socket_name(chosen: DraConfig, vendor_socket: Path) -> str:
 
 
 def remove_stale(chosen: DraConfig) -> None:
-    """Remove the sockets of killed gates: the kubelet would call them for ever."""
+    """Remove the sockets that killed programs left: the kubelet would call them for ever."""
     for place in (chosen.registry_dir, chosen.gate_dir):
         for found in place.glob(f"{PREFIX}*.sock"):
             if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):

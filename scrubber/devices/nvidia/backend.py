@@ -104,7 +104,7 @@ class Nvidia:
         return self._inventory.read()
 
     def driver(self) -> str:
-        """Version and instance of the driver, from the kernel. Answers while NVML is closed."""
+        """Version and instance of the driver, from the kernel. Works while NVML is closed."""
         return self._host.driver()
 
     def has_holders(self, uuid: str) -> bool | None:
@@ -163,7 +163,7 @@ class Nvidia:
         return self._with_logged(uuid, found), in_use
 
     def reported(self, uuid: str) -> Vitals:
-        """XIDs and fatal errors of NVSwitches. Answers while NVML is closed, and while NVML hangs."""
+        """XIDs and fatal errors of NVSwitches. Works while NVML is closed or hangs."""
         return self._with_logged(uuid, Vitals(partial=True))
 
     def _signs(self, uuid: str) -> Signs:
@@ -198,7 +198,7 @@ class Nvidia:
             return boards.readings(nvml, self.in_reset)
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """Device nodes, and for a slice also the driver's access files. Answers while NVML is closed."""
+        """Device nodes, and for a slice also the driver's access files. Works while NVML is closed."""
         return self._inventory.seen(uuid).files
 
     def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:

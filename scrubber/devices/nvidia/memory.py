@@ -127,7 +127,7 @@ class HeldMemory:
         return self._open_card(self._uuid, self._pci_address, self._parent)
 
     def _allow_cuda(self) -> tuple[str, ...]:
-        """Change a compute mode that keeps CUDA out; returns the change. Asked only after CUDA failed: NVML is slow."""
+        """Change a compute mode that keeps CUDA out; returns the change. NVML is slow: called only if CUDA failed."""
         gpu, forbidden = self._parent or self._uuid, False
         try:
             with suppress(DeviceError), self._library.session() as session:  # else the error of CUDA says why

@@ -202,5 +202,5 @@ class Alarm:
             os.read(self._inotify.fd, _MOST)
 
     def close(self) -> None:
-        """Stop to watch."""
+        """Stop watching."""
         self._inotify.close()

@@ -37,7 +37,7 @@ class SimulatedGpu:
         return "the simulated driver reset its volatile state"
 
     def prepare(self) -> None:
-        """Nothing: a simulated GPU needs no context."""
+        """Do nothing: a simulated GPU needs no context."""
 
     def clear(
         self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True

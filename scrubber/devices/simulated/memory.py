@@ -29,7 +29,7 @@ class Residue:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """The open memory of a device."""
+    """The open file that stands for the memory of a device."""
 
     handle: int
     size: int

@@ -1,6 +1,6 @@
 """Converts dataclasses to JSON, and reads them back strictly: exactly these fields, each of its own type.
 
-What is not exactly right is a ValueError, never a default. Workers import this module, so it imports no library.
+Input that does not match raises ValueError; no default is filled in. Workers import this module: it imports no library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse(text: bytes | str) -> object:
 
 
 def build(kind: type[T], value: object) -> T:
-    """The dataclass whose fields a JSON object holds."""
+    """Build an instance of the dataclass from a JSON object."""
     return cast("T", _built(kind, value, ""))
 
 

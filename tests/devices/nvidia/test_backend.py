@@ -75,7 +75,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
     }
 
 
-def test_an_assignment_for_a_slice_names_its_gpu(rig) -> None:
+def test_a_worker_for_a_slice_is_given_its_gpu(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     [uuid] = rig.cut(2, Slice())
     backend.inventory()

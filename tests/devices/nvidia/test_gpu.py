@@ -68,7 +68,7 @@ def test_memory_in_use_while_idle_is_no_leak(rig) -> None:
     assert touch(rig, 0).vitals().leaked_bytes > 0
 
 
-def test_memory_that_the_driver_frees_in_time_is_no_leak(rig, gpu) -> None:
+def test_memory_that_the_driver_frees_late_is_no_leak(rig, gpu) -> None:
     gpu.set({"memory.used": 100 * 2**20})
     freed = Skipping(lambda: gpu.set({"memory.used": 0}))
     assert touch_for(rig, freed, idle_bytes=10 * 2**20).vitals() == Vitals()
@@ -92,7 +92,7 @@ def test_an_invalid_address_opens_no_gpu(rig) -> None:
 
 
 @pytest.mark.usefixtures("root", "gpu")
-def test_without_an_observation_of_processes_no_reset_runs(rig) -> None:
+def test_without_a_full_observation_no_reset_runs(rig) -> None:
     with pytest.raises(DeviceError, match="its holders are unknown"):
         NvidiaGpu(place(rig, 0), library=rig.library).reset()
     assert by_tool(rig) == []
@@ -221,7 +221,7 @@ def test_the_driver_is_closed_between_any_two_steps(rig, gpu, baseline) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slices_reset_is_its_gpus_and_all_slices_return(rig, cut) -> None:
+def test_resetting_a_slice_resets_its_gpu_and_recreates_all_slices(rig, cut) -> None:
     slice_of(rig, cut[0]).reset()
     assert by_tool(rig) == [f"--gpu-reset -i {rig.gpu(0).uuid}"]
     assert there(rig) == set(cut)
@@ -287,7 +287,7 @@ def test_a_slice_in_use_is_not_recreated(rig, cut) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_a_slice_that_cannot_be_destroyed_is_what_it_was(rig, cut) -> None:
+def test_a_slice_that_cannot_be_destroyed_stays_unchanged(rig, cut) -> None:
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_IN_USE)
     with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: nvmlGpuInstanceDestroy failed"):
         slice_of(rig, cut[0], slices="recreate").reset()

@@ -144,7 +144,7 @@ def test_a_leak_is_reported_although_a_list_is_unknown(rig, kind: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values())
-def test_an_old_driver_without_a_list_cannot_tell(rig, nvml_build, monkeypatch, call: str) -> None:
+def test_holders_are_unknown_if_the_driver_cannot_list_processes(rig, nvml_build, monkeypatch, call: str) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=(call,)))))
     pynvml._nvmlGetFunctionPointer_cache.clear()
     try:
@@ -203,7 +203,7 @@ def test_a_process_changing_during_an_observation_leaves_no_leak() -> None:
     assert holders.in_use(Usage(listed=False, least=0, most=900 * MIB), 0) is None
 
 
-def test_memory_is_read_before_and_after_the_lists(rig) -> None:
+def test_memory_use_is_read_before_and_after_the_process_lists(rig) -> None:
     rig.backend().has_holders(rig.gpu(0).uuid)
     asked = [call for _, call, _ in rig.machine.calls() if "Memory" in call or "Processes" in call]
     assert asked[0] == asked[-1] == "nvmlDeviceGetMemoryInfo_v2"

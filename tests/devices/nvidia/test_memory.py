@@ -82,7 +82,7 @@ def test_the_verify_reads_what_was_cleared_and_not_new_memory(one, cells):
     assert verified.mismatch == Mismatch(verified.mismatch.offset, 0, ord("x"), 1)
 
 
-def test_a_verify_alone_reads_all_there_is(one):
+def test_verify_without_clear_reads_all_memory(one):
     assert one.verify(nothing).mismatch.count == len(SECRET)
 
 
@@ -330,7 +330,7 @@ def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, k
     assert rig.machine.clients() == ()
 
 
-def test_for_a_slice_the_compute_mode_of_its_gpu_stays(rig, prohibited):
+def test_scrubbing_a_slice_keeps_the_compute_mode_of_its_gpu(rig, prohibited):
     """Other slices may be in use."""
     prohibited._holding._parent = rig.gpu(0).uuid
     with pytest.raises(
@@ -360,7 +360,7 @@ def test_a_driver_failing_during_allocation_is_a_device_fault(one, cuda, rig):
     assert type(caught.value) is DeviceError
 
 
-def test_the_device_is_unused_before_the_clear(one, cuda, rig, cells, monkeypatch):
+def test_nothing_runs_on_the_device_before_the_clear(one, cuda, rig, cells, monkeypatch):
     before = cells.read_bytes()[TAKEN:]
     cuda.change(rig.gpu(0).uuid, dies_at="write 1")  # and with it this process
     monkeypatch.setattr(Device, "program", lambda *_: pytest.fail("a program was launched"))
@@ -408,7 +408,7 @@ def test_a_busy_device_is_no_fault_of_its_own(cuda, rig):
         device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
 
 
-def test_passes_find_what_differs_span_by_span(card, cells):
+def test_each_pass_reports_every_span_that_differs(card, cells):
     held = memory.take(card)
     steps: list[int] = []
     assert sum(found.count for found in held.compare(ZERO, steps.append)) == len(SECRET)
@@ -431,7 +431,7 @@ def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
     assert len(card.sweep(Sweep.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
 
 
-def test_a_block_is_queued_before_the_last_is_written(card, monkeypatch):
+def test_a_block_is_queued_before_the_previous_one_is_written(card, monkeypatch):
     card.ready()
     seen: list[str] = []
     sweep, runtime = Device.sweep, sys.modules["cupy.cuda.runtime"]

@@ -188,7 +188,7 @@ async def test_during_a_reset_errors_count_and_health_is_unknown(rig, watch):
     assert not (await observer.health.vitals(sick)).partial
 
 
-async def test_a_device_in_reset_reports_no_news(rig, watch):
+async def test_a_device_that_is_being_reset_reports_no_errors(rig, watch):
     observer, sick = watch(), rig.gpu(1).uuid
     release = DriverRelease(observer.driver)
     async with release.during_reset(sick):
@@ -225,7 +225,7 @@ async def health(observer: Observer, here: Record) -> Vitals | None:
     return await observer.health.vitals(here.device.uuid, here.device.parent)
 
 
-async def test_a_replaced_slice_differs_from_one_of_a_lost_gpu(rig, cut, backend, new_observer, tmp_path) -> None:
+async def test_a_replaced_slice_is_no_slice_of_a_lost_gpu(rig, cut, backend, new_observer, tmp_path) -> None:
     """Also by a service that has never seen it: the ledger knows whose slice it was."""
     backend.inventory()
     gone = record(backend, cut[0])

@@ -103,7 +103,7 @@ def test_a_foreign_write_after_the_clear_is_no_memory_fault(bank) -> None:
     assert bank.gpu(bank.first).verify(nowhere).mismatch is None
 
 
-def test_grown_memory_is_truncated_to_the_device_size(bank) -> None:
+def test_a_memory_file_that_has_grown_is_cut(bank) -> None:
     size = size_of(bank)
     with bank.place(bank.first).memory.open("r+b") as memory:
         memory.seek(2**40)
@@ -181,7 +181,7 @@ def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:
     assert bank.place(bank.first).memory.read_bytes().startswith(b"secret")
 
 
-def test_settings_are_restored_and_drift_is_reported_once(bank) -> None:
+def test_changed_settings_are_restored_and_reported_once(bank) -> None:
     gpu = bank.gpu(bank.first)
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)

@@ -80,7 +80,7 @@ def test_units_that_compute_wrongly_are_named(bank) -> None:
     assert (tested.deviating, tested.mismatch, tested.tests) == ((2, 7), None, TESTS)
 
 
-def test_a_self_test_without_time_still_leaves_zeros(bank) -> None:
+def test_a_self_test_that_runs_out_of_time_leaves_zeros(bank) -> None:
     cells = bank.place(bank.first).memory
     cells.write_bytes(os.urandom(size_of(bank)))
     assert bank.gpu(bank.first).selftest(KEY, 0, nowhere) == measurements.Tested((), TESTS, size_of(bank), None, 0)

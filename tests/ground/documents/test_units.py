@@ -73,7 +73,7 @@ def test_a_duration_uses_its_largest_exact_unit(seconds, shown):
     assert units.format_duration(seconds) == shown
 
 
-def test_a_model_is_written_as_its_file_was():
+def test_a_loaded_model_is_written_back_in_the_same_form():
     written = {"memory": "64MiB", "pause": "5m"}
     assert json.loads(Sized.model_validate(written).model_dump_json()) == written
 

@@ -49,7 +49,7 @@ def test_a_taint_is_removed_only_if_it_is_ours():
         ([("others", "NoSchedule"), (api_objects.TAINT, "NoExecute"), (api_objects.TAINT, "NoSchedule")], 2),
     ],
 )
-def test_our_taint_has_our_key_and_our_effect(taints, place):
+def test_a_taint_is_ours_by_key_and_effect(taints, place):
     node = Node(spec=NodeSpec(taints=[Taint(key=key, effect=effect) for key, effect in taints]))
     assert apiserver._node(node).taint == place
 

@@ -327,7 +327,7 @@ def test_another_device_reason_or_ailment_is_another_event(outbox, other):
     assert outbox.waiting() == 2
 
 
-def test_a_sent_event_that_repeats_is_a_new_one(outbox):
+def test_an_event_that_repeats_after_it_was_sent_is_new(outbox):
     outbox.put(change(), 0)
     [first] = waiting(outbox)
     outbox.put(change(), 1)

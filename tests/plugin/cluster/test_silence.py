@@ -62,7 +62,7 @@ async def test_a_silent_service_causes_no_busy_loop(api, monkeypatch):
     await asyncio.wait({task})
 
 
-async def test_a_device_idle_for_too_long_is_reported(api, door, reporting, monkeypatch):
+async def test_a_device_not_offered_for_too_long_is_reported(api, door, reporting, monkeypatch):
     monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.05)
     door.say(gpu(0, healthy=False, clean=False))
     async with reporting():

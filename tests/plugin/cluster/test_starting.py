@@ -67,7 +67,7 @@ def test_reports_on_without_credentials_does_not_start(chosen, change):
             begin(insists)
 
 
-def test_a_broken_client_library_is_fatal_only_with_reports_on(chosen, short_tmp, monkeypatch):
+def test_a_broken_client_library_ends_only_a_plugin_with_reports(chosen, short_tmp, monkeypatch):
     (short_tmp / "broken_client.py").write_text("raise ValueError('no such cipher')")
     monkeypatch.syspath_prepend(str(short_tmp))
     monkeypatch.setattr(reporter, "_CLIENT", "broken_client")

@@ -36,7 +36,7 @@ def test_without_taints_an_unhealthy_device_is_left_out():
     assert names(gpu(0, healthy=False), gpu(1), taints=False) == ["gpu-0001"]
 
 
-def test_only_dirty_devices_make_the_scheduler_wait():
+def test_the_scheduler_waits_for_dirty_devices_and_no_others():
     """A device with a taint gets no claim at all."""
     sick, dirty, clean = gpu(0, healthy=False, clean=False), gpu(1, clean=False), gpu(2)
     shown = {it["name"]: it.get("bindingConditions") for it in listed(sick, dirty, clean, conditions=True)}

@@ -107,7 +107,7 @@ async def test_a_plugin_on_standby_is_ready(kubelet, plugin, shown):
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_a_kubelet_that_restarts_is_registered_with_again(kubelet, shown):
+async def test_the_plugin_registers_again_when_the_kubelet_restarts(kubelet, shown):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await kubelet.stop()
@@ -158,7 +158,7 @@ async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubel
     assert await it.ready() == (200, "ready\n")
 
 
-async def test_probes_see_the_start_and_hear_what_it_waits_for(scrub_server, shown, short_tmp):
+async def test_probes_learn_what_the_start_waits_for(scrub_server, shown, short_tmp):
     await scrub_server.close()
     it = await shown()
     await it.plugin.hear("waiting for the scrub service")

@@ -69,7 +69,7 @@ async def test_an_unwritable_directory_is_named(path):
             pass
 
 
-async def test_anothers_socket_in_our_place_survives_our_end(path):
+async def test_a_socket_of_another_program_is_kept_at_the_stop(path):
     with socket.socket(socket.AF_UNIX) as other:
         async with endpoint.serve(path, Plugin().add) as served:
             path.unlink()
@@ -78,7 +78,7 @@ async def test_anothers_socket_in_our_place_survives_our_end(path):
         assert path.is_socket()
 
 
-async def test_a_relabelled_socket_is_not_gone(path):
+async def test_a_socket_with_a_new_label_still_exists(path):
     async with endpoint.serve(path, Plugin().add) as served:
         path.chmod(0o660)
         assert not served.gone()
@@ -94,7 +94,7 @@ async def test_another_socket_at_our_path_does_not_prove_serving(path, short_tmp
     assert error.value.cause is Cause.NOT_SERVING
 
 
-async def test_the_proof_fails_when_the_servicer_does(path):
+async def test_the_check_of_our_endpoint_fails_with_its_service(path):
     plugin = Plugin()
     plugin.broken = True
     async with endpoint.serve(path, plugin.add) as served:
@@ -150,7 +150,7 @@ def opened(served, count):
     return served.streams.opened == count
 
 
-async def test_a_stream_within_a_message_ends_cleanly(path):
+async def test_a_stream_that_stops_inside_a_message_ends_cleanly(path):
     """Many at once, cut off at every moment: some of them while they send."""
     for delay in range(40):
         async with endpoint.dial(path) as channel:

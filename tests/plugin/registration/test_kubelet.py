@@ -188,7 +188,7 @@ async def test_a_kubelet_that_ends_each_stream_gets_growing_pauses(registration,
     assert warned == ["stream-ended"]
 
 
-async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, seen_events, monkeypatch):
+async def test_after_a_long_stream_there_is_no_pause(registration, door, seen_events, monkeypatch):
     monkeypatch.setattr(kubelet, "SETTLED", 0.0)
     await door.start()
     began = time.monotonic()

@@ -171,7 +171,7 @@ async def sees(watched, holds):
 
 
 @pytest.mark.usefixtures("long_waits")
-async def test_a_new_removed_or_moved_file_is_seen_at_once(short_tmp):
+async def test_a_file_created_removed_or_moved_is_seen_immediately(short_tmp):
     a, b = short_tmp / "a", short_tmp / "b"
     a.mkdir()
     b.mkdir()

@@ -18,7 +18,7 @@ logger = log.get("signs")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best values of a GPU."""
+    """The best link speed and width that were seen on a GPU."""
 
     links: frozenset[int] = frozenset()  # NVLinks that were up
     lanes: int = 0  # of the PCIe link
@@ -47,7 +47,7 @@ class BestSeenFile:
         self._known: dict[str, Best] = {}
 
     def of(self, gpu: str) -> Best:
-        """The best values of a GPU."""
+        """The best link speed and width that were seen on a GPU."""
         if gpu not in self._known:
             self._known[gpu] = self._kept(gpu)
         return self._known[gpu]

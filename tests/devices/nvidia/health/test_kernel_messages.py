@@ -106,5 +106,5 @@ PIECES = st.lists(
 
 
 @given(st.one_of(st.text(), PIECES.map("".join)))
-def test_any_text_in_the_log_is_read(text):
+def test_no_text_in_the_kernel_log_breaks_the_reader(text):
     assert read(text) is None or read(text)

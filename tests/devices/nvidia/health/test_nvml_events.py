@@ -31,7 +31,7 @@ def test_an_event_of_nvml_rings_and_is_in_the_vitals(rig, listen):
     assert codes(backend, rig.gpu(1).uuid) == []
 
 
-def test_a_wish_for_another_recovery_rings(rig, listen):
+def test_a_changed_recovery_action_wakes_the_service(rig, listen):
     backend = listen(kernel=False)
     rig.gpu(2).set({"field.230": 1})
     rig.gpu(2).event(RECOVERY)
@@ -105,7 +105,7 @@ def test_pauses_grow_to_thirty_seconds_and_start_over_after_success(rig, listen,
     assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
 
 
-def test_a_set_that_was_not_made_whole_is_no_set(rig, listen, monkeypatch):
+def test_an_event_set_that_was_partly_created_is_not_used(rig, listen, monkeypatch):
     monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
     listen(kernel=False)
     rig.machine.fail("nvmlDeviceGetCount_v2", pynvml.NVML_ERROR_UNKNOWN)
@@ -146,7 +146,7 @@ def test_a_gpu_that_refuses_events_is_retried_alone(rig, listen, monkeypatch):
     assert codes(backend, rig.gpu(1).uuid) == [79]
 
 
-def test_a_gpu_that_refuses_is_not_asked_with_every_wait(rig, listen):
+def test_a_gpu_that_refuses_events_is_asked_only_once(rig, listen):
     rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
     listen(kernel=False)
     await_more(rig, "nvmlEventSetWait_v2", 3)

@@ -226,7 +226,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize(("kind", "call", "state"), LEFT.values(), ids=LEFT)
-def test_a_link_that_is_no_longer_reported_is_missed(
+def test_a_link_that_is_no_longer_reported_counts_as_missing(
     rig, reader: SignReader, kind: AilmentKind, call: str | None, state: dict[str, object]
 ) -> None:
     rig.gpu(0).set(state)

@@ -53,7 +53,7 @@ def test_a_switch_error_read_now_is_new_despite_clock_differences(rig, kmsg, lis
 
 
 @pytest.mark.parametrize("windows", [0, 2])
-def test_an_old_switch_error_keeps_its_kernel_time(rig, kmsg, listen, window, windows):
+def test_an_old_switch_error_keeps_the_time_of_its_message(rig, kmsg, listen, window, windows):
     kmsg.say(FATAL, at=uptime() - windows * window)
     kmsg.say("the newest", at=uptime())
     assert bool(listen().vitals(rig.gpu(0).uuid).signs) is not bool(windows)

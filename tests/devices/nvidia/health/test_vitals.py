@@ -46,7 +46,7 @@ def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) ->
     assert vitals(rig, 1) == Vitals()
 
 
-def test_corrected_and_earlier_errors_do_not_count(rig) -> None:
+def test_corrected_errors_and_errors_before_the_baseline_do_not_count(rig) -> None:
     rig.gpu(0).set({"ecc.total.0.0": 9, "ecc.total.1.1": 9})
     assert vitals(rig) == Vitals()
 
@@ -57,7 +57,7 @@ REBOOTS = {
 }
 
 
-def test_our_numbers_of_recovery_actions_are_those_of_nvml() -> None:
+def test_recovery_action_codes_equal_those_of_nvml() -> None:
     ours = {action.name: action.value for action in RecoveryAction}
     known = {name: value for name, value in ACTIONS.items() if name in ours}
     assert known == {name: ours[name] for name in known}
@@ -133,7 +133,7 @@ def test_a_gpu_with_neither_and_without_ecc_is_well(rig) -> None:
     assert vitals(rig) == Vitals()
 
 
-def test_memory_that_cannot_be_read_is_no_health(rig) -> None:
+def test_a_device_whose_memory_cannot_be_read_is_not_healthy(rig) -> None:
     rig.gpu(0).fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(DeviceError, match="nvmlDeviceGetMemoryInfo"):
         vitals(rig)

@@ -33,7 +33,7 @@ def test_a_gpu_tells_degrees_and_watts(rig) -> None:
 
 
 @pytest.mark.parametrize("key", UNTOLD)
-def test_a_reading_that_a_gpu_lacks_is_none(rig, key: str) -> None:
+def test_a_value_that_a_gpu_does_not_report_is_none(rig, key: str) -> None:
     rig.gpu(0).set({key: None})
     assert first(rig) == UNTOLD[key]
 

@@ -19,7 +19,7 @@ def named(backend) -> dict[str, DeviceInfo]:
     return {info.uuid: info for info in backend.inventory()}
 
 
-def test_everything_that_is_known_of_a_gpu(rig) -> None:
+def test_the_inventory_reports_every_field_of_a_gpu(rig) -> None:
     first, fifth = (rig.gpu(number) for number in (0, 4))
     found = named(rig.backend())
     assert len(found) == 8
@@ -66,7 +66,7 @@ def test_everything_that_is_known_of_a_slice(rig) -> None:
     assert backend.files(uuid) == (*(str(rig.host.dev / cap) for cap in caps), *map(str, access))
 
 
-def test_the_number_of_a_device_node_is_not_the_index(rig) -> None:
+def test_the_minor_number_of_a_gpu_is_not_its_index(rig) -> None:
     rig.gpu(0).set(minor=7)
     backend = rig.backend()
     assert named(backend)[rig.gpu(0).uuid].nodes == ("/dev/nvidia7",)
@@ -183,7 +183,7 @@ def test_a_gpu_sliced_during_an_observation_stays_listed(rig) -> None:
     assert named(backend)[uuid] == before
 
 
-def test_a_slice_that_moved_is_described_where_it_is_now(rig) -> None:
+def test_a_slice_that_moved_is_listed_at_its_new_place(rig) -> None:
     backend = rig.backend()
     [uuid] = rig.cut(0, Slice(uuid="MIG-moved"))
     before = named(backend)[uuid], backend.files(uuid)
@@ -240,7 +240,7 @@ def test_a_repeated_fault_is_logged_again(rig) -> None:
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-def test_a_list_that_cannot_be_had_is_an_error(rig, call: str) -> None:
+def test_a_list_that_cannot_be_read_is_an_error(rig, call: str) -> None:
     backend = rig.backend()
     rig.machine.fail(call, pynvml.NVML_ERROR_UNKNOWN)
     with pytest.raises(DeviceError):

@@ -53,7 +53,7 @@ def test_a_gpu_without_links_has_no_island(rig) -> None:
     assert read(rig, 0) == ALONE
 
 
-def test_links_around_an_unsupported_link_are_seen(rig) -> None:
+def test_links_before_and_after_an_unsupported_link_are_found(rig) -> None:
     join(rig, (0, 1), (0, 2), (0, 3))
     rig.gpu(0).set({"nvlink.1": None})
     assert read(rig, 0).peers == {rig.gpu(1).pci, rig.gpu(3).pci}

@@ -24,7 +24,7 @@ def pauses(monkeypatch) -> list[float]:
     return made
 
 
-def test_a_device_is_awaited_with_growing_pauses_and_reopened_nvml(rig, gpu, monkeypatch) -> None:
+def test_after_a_reset_nvml_is_reopened_with_growing_pauses(rig, gpu, monkeypatch) -> None:
     made: list[float] = []
 
     def pause(seconds: float) -> None:

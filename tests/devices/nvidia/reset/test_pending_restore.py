@@ -104,7 +104,7 @@ def test_restoring_a_slices_settings_finishes_its_gpus_pending_restore(rig, cut_
     whole_again(rig, cut_off)
 
 
-def test_recreating_a_slice_finishes_its_gpus_pending_restore(rig, cut_off) -> None:
+def test_recreating_a_slice_completes_the_pending_restore_of_its_gpu(rig, cut_off) -> None:
     slice_of(rig, cut_off[2], slices="recreate").reset()
     whole_again(rig, cut_off)
 
@@ -374,7 +374,7 @@ def test_a_failed_write_leaves_no_file_behind(tmp_path, monkeypatch) -> None:
         None,
     ],
 )
-def test_a_changed_restore_file_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
+def test_a_changed_restore_file_is_reported_and_not_deleted(tmp_path, change: dict[str, object] | None) -> None:
     kept = PendingRestoreFiles(tmp_path, "GPU-1")
     kept.write(kept.file(), pending())
     text = kept.file().read_text()

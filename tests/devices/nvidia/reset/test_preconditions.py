@@ -123,12 +123,12 @@ def test_all_obstacles_are_reported_at_once_in_order(rig, gpu) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_process_that_arrives_before_the_reset_stops_it(rig) -> None:
+def test_a_new_process_before_the_reset_aborts_the_reset(rig) -> None:
     looks = iter([no_holders(), *[one_holder()] * 1000])
     assert 'it is open in "train" (pid 4711)' in refused(rig, holders=lambda: next(looks))
 
 
-def test_a_gpu_that_answers_only_reset_required_is_reset(rig, gpu) -> None:
+def test_a_gpu_that_only_asks_for_a_reset_is_reset(rig, gpu) -> None:
     gpu.set(reset_required=1)
     reset.reset(target(rig))
     assert by_tool(rig)

@@ -116,7 +116,7 @@ def persisted(rig) -> list[str]:
     return [call for _, call, _ in rig.machine.calls() if call in ("nvmlDeviceSetPersistenceMode", "nvidia-smi")]
 
 
-def test_the_daemon_lets_go_for_the_reset_and_comes_back(rig, gpu, kept_ready) -> None:
+def test_the_persistence_daemon_closes_the_gpu_during_the_reset(rig, gpu, kept_ready) -> None:
     reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode", "nvidia-smi", "nvmlDeviceSetPersistenceMode"]
     assert gpu["persistence_mode"] == "1"
@@ -135,7 +135,7 @@ def test_a_daemon_that_keeps_the_device_prevents_a_reset(rig, gpu, kept_ready) -
     assert gpu["persistence_mode"] == "1"
 
 
-def test_a_reset_that_fails_leaves_the_mode_as_it_was(rig, gpu, kept_ready) -> None:
+def test_a_failed_reset_does_not_change_the_persistence_mode(rig, gpu, kept_ready) -> None:
     rig.machine.set({"smi.reset": "in-use"})
     with pytest.raises(DeviceError, match="the driver knows a client"):
         reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))

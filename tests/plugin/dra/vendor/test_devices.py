@@ -224,7 +224,7 @@ async def test_a_device_that_cannot_be_proven_clean_is_refused(cluster, attribut
     assert cluster.vendor.asked == []
 
 
-async def test_a_device_without_a_slice_is_refused(cluster):
+async def test_a_device_in_no_resource_slice_is_refused(cluster):
     cluster.allocate("a", 7)
     assert "no ResourceSlice of gpu.nvidia.com on this node has the device gpu-7" in (await cluster.prepare("a")).error
     cluster.unreadable = True
@@ -232,7 +232,7 @@ async def test_a_device_without_a_slice_is_refused(cluster):
     assert cluster.vendor.asked == []
 
 
-async def test_a_claim_ends_without_the_api_server(cluster):
+async def test_a_claim_can_end_while_the_api_server_is_away(cluster):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
     cluster.unreadable = True
@@ -263,7 +263,7 @@ async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
     assert cluster.vendor.notified == [(True, ""), (False, "the versions differ")]
 
 
-async def test_other_drivers_register_as_they_are(cluster):
+async def test_registrations_of_other_drivers_stay_unchanged(cluster):
     other = VendorDriver(
         cluster.folder / "vendor", cluster.folder / "plugins", cluster.folder, "compute-domain.nvidia.com"
     )
@@ -305,7 +305,7 @@ async def test_a_claim_ends_after_restarts_of_gate_and_service(cluster, service)
     assert await cluster.states() == ["clean", "clean"]
 
 
-async def test_the_gates_of_an_update_give_the_same_answers(cluster):
+async def test_old_and_new_gate_answer_alike_during_an_update(cluster):
     """The kubelet calls one of two, and no rule says which."""
     cluster.allocate("a", 0)
     answer = await cluster.prepare("a")
