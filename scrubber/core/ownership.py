@@ -44,9 +44,8 @@ class Fact(Enum):
 
 TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
     Fact.FOUND: {
-        # PRESENT: a device that was granted until its release announces no starts.
-        Standing.NONE: frozenset({Standing.NAMELESS, Standing.UNANNOUNCED, Standing.PRESENT}),
-        Standing.NAMELESS: frozenset({Standing.UNANNOUNCED, Standing.PRESENT}),
+        Standing.NONE: frozenset({Standing.NAMELESS, Standing.UNANNOUNCED}),
+        Standing.NAMELESS: frozenset({Standing.UNANNOUNCED}),
     },
     Fact.SEEN: {
         Standing.AWAITED: frozenset({Standing.PRESENT}),
@@ -60,7 +59,7 @@ TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
         Standing.UNANNOUNCED: frozenset({Standing.PRESENT}),
     },
     Fact.ADMITTED: {
-        # From another named owner under policy ``observe`` only.
+        # From another named owner under policy ``observe`` only. A grant until the release admits every start.
         before: frozenset({Standing.AWAITED, Standing.PRESENT})
         for before in Standing
     },

@@ -93,6 +93,7 @@ MOVES = rows(
     ("another unannounced pod takes its place", UNANNOUNCED, replace(UNANNOUNCED, container=B), False),
     ("an unannounced pod takes the place of an owner", PRESENT, replace(UNANNOUNCED, container=B), False),
     ("another pod is admitted under policy observe", PRESENT, Owner(B, later(1)), True),
+    ("another pod that runs is admitted under policy observe", PRESENT, Owner(B, later(1), seen=True), True),
     ("another pod is confirmed in the place of an owner", PRESENT, Owner(B, later(1), seen=True, crowded=True), False),
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ import pytest
 
 from policies import model as policy_words
 from scrubber.core import model as words
+from scrubber.core import ownership
 from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ NEGATED = {
 }
 ENUMS = {
     kind.__name__: list(kind)
-    for module in (words, policy_words, errors)
+    for module in (words, policy_words, errors, ownership)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Enum) and list(kind)
 }
