@@ -86,7 +86,7 @@ _ASKED = {
 def of(ailment: Ailment) -> Remedy:
     """The remedy of this ailment. A sticky ailment always needs a person."""
     remedy = REMEDIES[ailment.kind]
-    if ailment.kind is AilmentKind.XID and ailment.xid is not None:
+    if ailment.xid is not None:
         remedy = _ASKED.get(required_action(ailment.xid), remedy)
     return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
 
@@ -103,14 +103,7 @@ def rank(ailment: Ailment) -> int:
     return 2 * list(Course).index(remedy.course) + remedy.doubtful
 
 
-def persists(ailment: Ailment, vitals: Vitals | None) -> bool:
-    """Whether the device still reports the ailment, so that a probation would fail. False when not known."""
-    if vitals is None:
-        return False
-    if ailment.kind in (AilmentKind.LOST, AilmentKind.REPLACED, AilmentKind.RELAID):
-        return vitals.lost
-    if ailment.kind is AilmentKind.UNRESPONSIVE:
-        return vitals.unresponsive
-    if ailment.kind is AilmentKind.SWITCH or of(ailment).course is Course.WAIT:
-        return any(sign.kind is ailment.kind for sign in vitals.signs)
-    return False
+def persists(ailment: Ailment, vitals: Vitals) -> bool:
+    """Whether a device that answers still reports the ailment, so that a probation would fail."""
+    without_reset = ailment.kind is AilmentKind.SWITCH or of(ailment).course is Course.WAIT
+    return without_reset and any(sign.kind is ailment.kind for sign in vitals.signs)

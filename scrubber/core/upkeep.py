@@ -299,19 +299,20 @@ def _tend_quarantined(
         return answers.RecordFirst(quarantine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another device is reset
-    absent = seen is None or seen.lost or seen.unresponsive or seen.partial
-    lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
-    if due is None or absent or lasts or not eviction.all_terminable(record, facts, policy):
+    if due is None or seen is None or seen.lost or seen.unresponsive or seen.partial:
         return answers.Proceed()
-    before = errors_to_note(record.baseline, facts.vitals)  # the probation judges only later errors
+    lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts, seen)
+    if lasts or not eviction.all_terminable(record, facts, policy):
+        return answers.Proceed()
+    before = errors_to_note(record.baseline, seen)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)
 
 
-def _lasts(ailment: Ailment, facts: Facts) -> bool:
+def _lasts(ailment: Ailment, facts: Facts, vitals: Vitals) -> bool:
     """Whether the ailment is still reported, or the stuck process still holds the device."""
     if ailment.kind is AilmentKind.STUCK_PROCESS:
         return facts.holders != ()
-    return remedy.persists(ailment, facts.vitals)
+    return remedy.persists(ailment, vitals)
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:

@@ -67,8 +67,11 @@ def test_a_probation_takes_the_slow_path_that_is_due():
 
 STILL = rows(
     ("it is not there", AilmentKind.LOST, Vitals(lost=True)),
+    ("another GPU is in its place", AilmentKind.REPLACED, Vitals(lost=True)),
+    ("its GPU has another layout", AilmentKind.RELAID, lives.RELAID),
     ("it does not answer", AilmentKind.UNRESPONSIVE, Vitals(unresponsive=True)),
     ("it is hot", AilmentKind.HEAT, Vitals(signs=(Sign(AilmentKind.HEAT, "it is slowed down"),))),
+    ("its switch has an error", AilmentKind.SWITCH, Vitals(signs=(Sign(AilmentKind.SWITCH, "so"),))),
     ("its slot is too narrow", AilmentKind.PCIE, Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))),
     ("its fabric is not ready", AilmentKind.FABRIC, Vitals(signs=(Sign(AilmentKind.FABRIC, "not ready"),))),
     (
@@ -89,6 +92,11 @@ def test_an_unrelated_sign_does_not_delay_a_probation():
     assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == StartProbation(
         ScrubPath.FAST
     )
+
+
+def test_links_that_are_down_do_not_delay_a_probation():
+    down = Vitals(signs=(Sign(AilmentKind.LINKS, "1 of 18 NVLinks is down"),))
+    assert tend(out(AilmentKind.LINKS), down) == StartProbation(ScrubPath.RESET)
 
 
 def there(uuid, place="0000:3b:00.0", record=lives.CLEAN, **more):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths
-from scrubber.core import answers, device_status, offering, presence, remedy, states, upkeep
+from scrubber.core import answers, device_status, offering, presence, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger, Vitals
@@ -107,12 +107,6 @@ def test_a_missing_slice_means_nothing_during_a_reset():
 def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():
     assert tend(gone(), LOST, later(20_000)) == Proceed()
     assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is AilmentKind.LOST
-
-
-def test_relaid_persists_until_the_device_returns():
-    reported = Ailment(AilmentKind.RELAID, "x")
-    assert remedy.persists(reported, RELAID)
-    assert not remedy.persists(reported, Vitals())
 
 
 RETURNS = rows(

@@ -1,12 +1,14 @@
 """A job proves what every one of its steps proved, and nothing more; the receipt says exactly that."""
 
 import dataclasses
+import itertools
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.health import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from scrubber.core import ailments, verdict
 from scrubber.core.measurements import Mismatch, Uncovered
@@ -21,6 +23,7 @@ from scrubber.core.model import (
     Outcome,
     Receipt,
     ScrubPath,
+    Sign,
     Step,
     Vitals,
     Xid,
@@ -250,6 +253,42 @@ def test_an_older_or_empty_event_log_forgets_no_error():
     old = Vitals(xids=(Xid(1, 13),))
     assert ailments.next_baseline(old, KNOWN) == Baseline(5, 0), "an error diagnosed once is never new again"
     assert ailments.next_baseline(None, KNOWN) == KNOWN
+
+
+@pytest.mark.parametrize("unread", [Vitals(lost=True), Vitals(unresponsive=True), Vitals(partial=True)])
+def test_counters_that_were_not_read_keep_the_baseline(unread):
+    assert ailments.next_baseline(unread, KNOWN) == KNOWN
+
+
+ALL_SIGNS = Policy(quarantine=QuarantinePolicy(signs=tuple(DeviceSign)))
+STRONGEST_FIRST = (
+    AilmentKind.SRAM,
+    AilmentKind.LINKS,
+    AilmentKind.SWITCH,
+    AilmentKind.REBOOT_REQUIRED,
+    AilmentKind.FABRIC,
+    AilmentKind.PCIE,
+    AilmentKind.HEAT,
+)
+
+
+@pytest.mark.parametrize(("worse", "milder"), list(itertools.combinations(STRONGEST_FIRST, 2)))
+def test_of_two_signs_the_worse_is_the_ailment(worse, milder):
+    found = ailments.diagnose(Vitals(signs=(Sign(milder, "x"), Sign(worse, "y"))), KNOWN, ALL_SIGNS)
+    assert found == Ailment(worse, "y")
+
+
+@pytest.mark.parametrize("kind", STRONGEST_FIRST)
+def test_the_policy_says_which_signs_are_an_ailment(kind):
+    serious = kind not in (AilmentKind.PCIE, AilmentKind.HEAT)
+    found = ailments.diagnose(Vitals(signs=(Sign(kind, "x"),)), KNOWN, ENFORCE)
+    assert found == (Ailment(kind, "x") if serious else None)
+
+
+@pytest.mark.parametrize("mild", [AilmentKind.PCIE, AilmentKind.HEAT])
+def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
+    doubtful = Ailment(AilmentKind.FABRIC, "x")
+    assert ailments.worst((Ailment(mild, "y"), doubtful)) == doubtful
 
 
 # -- consequences
