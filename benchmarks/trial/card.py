@@ -155,16 +155,18 @@ def taken(where: Where) -> tuple[MeasuredCard, GpuMemory]:
     return card, memory.take(card)
 
 
+NO_FILES = ("/nonexistent/file", "/nonexistent")  # of settings and locks: only memory is touched here
+
+
 def target(where: Where) -> WorkerTarget:
-    """The GPU for a worker that restores no setting and resets nothing, so its two directories are never made."""
+    """The GPU for a worker that works on its memory only, and keeps no file about it."""
     return WorkerTarget(
         where.uuid,
         where.root,
         where.pci_address,
         where.minor,
-        parent=None,
-        baseline=f"/nonexistent/settings/{where.uuid}.json",
-        resets="/nonexistent/resets",
+        None,
+        *NO_FILES,
         pid_namespace=where.pid_namespace,
     )
 

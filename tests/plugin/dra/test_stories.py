@@ -106,7 +106,7 @@ async def test_a_claim_gets_its_devices_despite_kills(node, live_driver):
     left = node.marks(first)
     node.stall()
     assert await node.kubelet.delete(first)
-    assert node.marks(first) == left > 0
+    assert 0 < node.marks(first) <= left  # a clear that has begun stops in the middle
     second = node.placed("second")
     running = asyncio.create_task(node.kubelet.run(second))
     await node.calling("NodePrepareResources")
