@@ -1,4 +1,4 @@
-"""The story of ``autoclave demo``: each line is checked on simulated GPUs.
+"""The story of ``make demo``: each line is checked on simulated GPUs.
 
 The chain is the real one: a kubelet (the stand-in, with the real one's faults), the device plugin or the DRA driver,
 and the scrub service as processes of their own, containers as real processes. What they can read is read from the
