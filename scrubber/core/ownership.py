@@ -21,12 +21,15 @@ from scrubber.core import names
 from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record
 from scrubber.ground import process_names
 
+CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
+STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
+
 
 class Standing(Enum):
     """What is known about the owner of a device."""
 
     NONE = "no owner"
-    NAMELESS = "an owner without a known container"
+    WITHOUT_CONTAINER = "an owner without a known container"
     UNANNOUNCED = "an unannounced pod"
     AWAITED = "an owner that was not seen yet"
     PRESENT = "an owner that was seen"
@@ -44,8 +47,8 @@ class Fact(Enum):
 
 TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
     Fact.FOUND: {
-        Standing.NONE: frozenset({Standing.NAMELESS, Standing.UNANNOUNCED}),
-        Standing.NAMELESS: frozenset({Standing.UNANNOUNCED}),
+        Standing.NONE: frozenset({Standing.WITHOUT_CONTAINER, Standing.UNANNOUNCED}),
+        Standing.WITHOUT_CONTAINER: frozenset({Standing.UNANNOUNCED}),
     },
     Fact.SEEN: {
         Standing.AWAITED: frozenset({Standing.PRESENT}),
@@ -71,7 +74,7 @@ def standing(owner: Owner | None) -> Standing:
     if owner is None:
         return Standing.NONE
     if owner.container is None:
-        return Standing.NAMELESS
+        return Standing.WITHOUT_CONTAINER
     if owner.unannounced:
         return Standing.UNANNOUNCED
     return Standing.PRESENT if owner.seen else Standing.AWAITED
@@ -113,10 +116,6 @@ def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
         case Fact.ADMITTED:
             again = replace(before, since=after.since, seen=False, unannounced=False)
             return after == again and after.since.uptime >= before.since.uptime
-
-
-CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
-STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
 
 
 def live_container(holders: tuple[Holder, ...]) -> str | None:
