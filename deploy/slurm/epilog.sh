@@ -11,17 +11,32 @@ else # the prolog acquired no GPU, or was killed before it recorded them
   demand_job
 fi
 
-# 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is no fault of the node.
-fail_unless_left_alone() { # CODE GPU...
-  [ "$1" -eq 0 ] || [ "$1" -eq 4 ] || fail_for "$@"
+worst=0
+failed=
+note() { # CODE GPU...
+  # 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is no fault of the node.
+  if [ "$1" -eq 0 ] || [ "$1" -eq 4 ]; then return; fi
+  [ "$1" -le "$worst" ] || worst=$1
+  shift
+  failed="$failed $*"
 }
 
-# shellcheck disable=SC2086 # one word for each GPU
-set -- $GPUS
-for gpu in "$@"; do # one by one: a GPU of another job must not keep the others
+released=
+for gpu in $GPUS; do # one by one: a GPU that cannot be given back must not keep the job's others
   ask release --owner "$JOB" "$gpu"
-  fail_unless_left_alone $? "$gpu"
+  code=$?
+  note "$code" "$gpu"
+  [ "$code" -ne 0 ] || released="$released $gpu"
 done
-rm -f "$STATE/$JOB"
-ask scrub "$@"
-fail_unless_left_alone $? "$@"
+
+# An operator may run the epilog again: it then takes the GPUs that the job still has.
+# shellcheck disable=SC2086 # one word for each GPU
+if [ -z "$failed" ]; then rm -f "$STATE/$JOB"; elif [ -e "$STATE/$JOB" ]; then printf '%s\n' $failed >"$STATE/$JOB"; fi
+
+# shellcheck disable=SC2086 # one word for each GPU
+if [ -n "$released" ]; then
+  ask scrub $released
+  note $? $released
+fi
+# shellcheck disable=SC2086 # one word for each GPU
+[ -z "$failed" ] || fail_for "$worst" $failed

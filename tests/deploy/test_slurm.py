@@ -26,7 +26,7 @@ defaults:
   budgets: {allocate: 1s, owner_wait: 0s}
 """
 SECRET = b"what the last job computed"
-GPUS = 12
+GPUS = 16
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
 FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"
@@ -218,6 +218,23 @@ def test_the_reason_names_only_the_gpus_in_the_way(service, slurmd, gpu, unused)
     assert slurmd.output()[-1] == f"reason=autoclave: job 53: {found}: not proven clean"
     assert service.settled(clean, "clean").receipt
     ended(slurmd.run("epilog.sh", 52, gpu), 0)
+
+
+def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
+    """An epilog tries every GPU of its job, keeps those it could not give back on record, and can be run again."""
+    others = [next(unused), next(unused)]
+    ended(slurmd.run("prolog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 0)
+    tenants.occupy(service.simulated_dir, uuid(service, gpu), SECRET, "c" * 64)
+    service.settled(gpu, "in_use")
+    ended(slurmd.run("epilog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 1)
+    assert slurmd.output()[-1] == f"reason=autoclave: job 55: GPU {gpu} is in_use: not proven clean"
+    assert all(service.settled(other, "clean").receipt for other in others)
+    assert (slurmd.state / "55").read_text() == f"{gpu}\n"
+    ended(slurmd.run("prolog.sh", 56, f"{others[0]},{others[1]}"), 0)
+    ended(slurmd.run("epilog.sh", 56), 0)
+    assert tenants.release(service.simulated_dir, uuid(service, gpu))
+    ended(slurmd.run("epilog.sh", 55), 0)
+    assert list(slurmd.state.iterdir()) == []
 
 
 def test_the_epilog_releases_what_a_killed_prolog_acquired(service, slurmd, gpu):
