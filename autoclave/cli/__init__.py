@@ -45,17 +45,30 @@ VERBS = {
 SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
 
 EPILOG = """\
-A GPU is named by its index, its UUID, or a unique prefix of its UUID.
+A GPU is named by its index, its UUID, or a unique prefix of its UUID; several by spaces or commas.
 
 Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 
 Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 4 left alone (nothing was
-done: the GPU belongs to a pod or a job, or does not need it), 130 interrupted. Of several GPUs, the worst decides:
-3, 2, 1, 4, 0.
+done: the GPU belongs to a pod or a job, or does not need it), 5 not done within --timeout, 130 interrupted. Of several
+GPUs, the worst decides: 3, 2, 1, 5, 4, 0.
 """
 
-DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-_FROM_BEST = (DONE, LEFT_ALONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED)
+DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, LATE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+_FROM_BEST = (DONE, LEFT_ALONE, LATE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED)
+
+ELSEWHERE = {
+    "cordon": "quarantine",
+    "describe": "explain",
+    "drain": "quarantine",
+    "events": "history",
+    "get": "status",
+    "list": "status",
+    "reset": "scrub --path reset",
+    "uncordon": "reinstate",
+    "unquarantine": "reinstate",
+}
+"""Words of other programs, and the command that does it here. They are answered, but they are no second names."""
 
 ENVIRONMENT = {"auto_envvar_prefix": "AUTOCLAVE"}
 """``--run-dir`` is AUTOCLAVE_RUN_DIR for every verb; without this, click would call it AUTOCLAVE_STATUS_RUN_DIR."""
@@ -90,11 +103,17 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a verb, or propose verbs with a similar spelling."""
+        """Find a verb, or propose the command for a word of other programs, or verbs with a similar spelling."""
+        if args[0] in ELSEWHERE:
+            raise click.UsageError(f"no such command '{args[0]}'; use `autoclave {ELSEWHERE[args[0]]}`", ctx)
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
             raise click.NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``autoclave help VERB`` is ``autoclave VERB --help``."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing one."""

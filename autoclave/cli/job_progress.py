@@ -1,4 +1,4 @@
-"""Follows scrub jobs to their end: progress bars on a terminal, one line per step elsewhere, then the results.
+"""Follows scrub jobs to their end: progress bars on a terminal, none elsewhere, then the results.
 
 Progress and reasons go to stderr, results to stdout. A device without a result is not clean.
 """
@@ -9,20 +9,28 @@ import importlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, LEFT_ALONE, NOT_CLEAN, document, human, service_call, table, worst
+from autoclave.cli import DONE, LATE, LEFT_ALONE, NOT_CLEAN, document, human, service_call, table, worst
 from scrubber.api import client
 from scrubber.core import views
-from scrubber.ground.errors import Reason
+from scrubber.ground.errors import NotReady, Reason
 
 Results = dict[str, views.ScrubProgress]
 Devices = Mapping[str, views.DeviceStatus]
 
 MISSING = views.ScrubResult(
     clean=False, state="unknown", why="the service sent no result", reason=Reason.INTERNAL.value
+)
+OVERDUE = views.ScrubResult(
+    clean=False,
+    state="scrubbing",
+    why="--timeout ended the waiting; the scrub goes on",
+    reason=Reason.TIMED_OUT.value,
+    running=True,
 )
 
 
@@ -35,14 +43,18 @@ def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) ->
         raise
 
 
-async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices) -> Results:
-    """The last message of each device. Shows the progress meanwhile."""
+async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *, quiet: bool = False) -> Results:
+    """The last message of each device, also if a time limit ends the stream. Shows the progress meanwhile."""
     results = {device: views.ScrubProgress(device, "", result=MISSING) for device in devices}
-    with _shown(devices) as show:
-        async for message in stream:
-            show(message)
-            if message.result is not None:
-                results[message.device] = message
+    try:
+        with _shown(devices, quiet=quiet) as show:
+            async for message in stream:
+                show(message)
+                results[message.device] = message if message.result else replace(message, result=MISSING)
+    except NotReady as error:
+        if error.reason is not Reason.TIMED_OUT:
+            raise
+        return {uuid: replace(it, result=OVERDUE) if it.result is MISSING else it for uuid, it in results.items()}
     return results
 
 
@@ -71,6 +83,8 @@ def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
 
 
 def _code(result: views.ScrubResult | None) -> int:
+    if result is OVERDUE:
+        return LATE
     if result is None or not (result.clean or result.running or result.left_alone):
         return NOT_CLEAN
     return LEFT_ALONE if result.left_alone else DONE
@@ -80,29 +94,15 @@ def _refusal(it: views.ScrubProgress, name: str) -> str:
     why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
     if it.result and it.result.left_alone:
         return human.printable(f"GPU {name} is {it.result.state} and left as it is: {why}")
+    if it.result is OVERDUE:
+        return human.printable(f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it")
     return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` shows the history")
 
 
 @contextmanager
-def _shown(devices: Devices) -> Iterator[Callable[[views.ScrubProgress], None]]:
-    if not sys.stderr.isatty():
-        yield _Lines(devices)
+def _shown(devices: Devices, *, quiet: bool) -> Iterator[Callable[[views.ScrubProgress], None]]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
         return
     with importlib.import_module("autoclave.cli.terminal").progress(devices) as show:
         yield show
-
-
-class _Lines:
-    """One line for each new step of a device."""
-
-    def __init__(self, devices: Devices) -> None:
-        self._devices = devices
-        self._steps: dict[str, str] = {}
-
-    def __call__(self, message: views.ScrubProgress) -> None:
-        step = message.step
-        if message.queue_place is not None and not step:
-            step = "waiting for a slot"  # said once: the place changes often
-        if step and self._steps.get(message.device) != step:
-            self._steps[message.device] = step
-            click.echo(f"GPU {self._devices[message.device].name}: {step} (job {message.job})", err=True)

@@ -105,6 +105,14 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
     ]
 
 
+def _each_gpu(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of GPUs, also of a list with commas such as ``0,2``."""
+    names = tuple(name for word in given for name in word.split(","))
+    if "" in names:
+        raise click.BadParameter(f"found {','.join(given)!r}, expected a name before and after each comma", ctx, param)
+    return names
+
+
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of shipped policies for the shell; files where no name fits."""
     del ctx, param
@@ -151,10 +159,13 @@ file = click.option(
     callback=_read_file, help="A YAML file with any of these flags as keys; the environment and flags override it.",
 )  # fmt: skip
 
+quiet = click.option("-q", "--quiet", is_flag=True, help="No progress on the terminal; elsewhere there is none.")
 run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
 gpu = click.argument("gpu", shell_complete=complete_gpus)
-gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)
-needed_gpus = click.argument("gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus)
+gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus, callback=_each_gpu)
+needed_gpus = click.argument(
+    "gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus, callback=_each_gpu
+)

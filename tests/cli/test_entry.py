@@ -117,6 +117,10 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
     [
         (["frob"], "autoclave: cannot run `autoclave`: no such command 'frob'; see `autoclave --help`\n"),
         (["statsu"], "no such command 'statsu'. Did you mean 'status'? see `autoclave --help`\n"),
+        (["unquarantine", "0"], "no such command 'unquarantine'; use `autoclave reinstate`; see"),
+        (["reset", "0"], "no such command 'reset'; use `autoclave scrub --path reset`; see"),
+        (["help", "frob"], "no such command 'frob'; see"),
+        (["scrub", "0,,1"], "found '0,,1', expected a name before and after each comma"),
         (["status", "--wach"], "`autoclave status`: no such option '--wach'. Did you mean '--watch'? see"),
         (["status", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml'"),
         (["scrub"], "name GPUs or pass --all"),
@@ -158,6 +162,12 @@ def test_a_bad_value_from_the_environment_names_its_variable(autoclave):
 
 def test_the_message_for_a_bad_flag_names_no_variable(autoclave):
     assert "AUTOCLAVE_LIMIT" not in autoclave("history", "--limit", "many").stderr
+
+
+@pytest.mark.parametrize("words", [[], ["scrub"], ["policy", "check"]])
+def test_help_and_a_verb_shows_the_help_of_the_verb(autoclave, words):
+    run = autoclave("help", *words)
+    assert (run.exit_code, run.stdout) == (0, autoclave(*words, "--help").stdout)
 
 
 @pytest.mark.parametrize("args", [[], ["ledger"], ["policy"], ["simulate"]])

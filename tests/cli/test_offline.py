@@ -110,6 +110,13 @@ def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
     assert f"{bad}:2:1: rulez: found an unknown key" in run.stderr
     assert f"{bad}:5:15: defaults.budgets.allocate: found the number 5" in run.stderr
     assert f"{tmp_path}/none.yaml:1:1: found no such file" in run.stderr
+    checked = autoclave("policy", "check", bad, "default", "-o", "json")
+    wrong, right = json.loads(checked.stdout)["items"]
+    assert (checked.exit_code, wrong["valid"], right["valid"], right["name"]) == (2, False, True, "default")
+    assert [(fault["line"], fault["path"]) for fault in wrong["faults"]] == [
+        (2, "rulez"),
+        (5, "defaults.budgets.allocate"),
+    ]
 
 
 def test_a_shipped_policy_is_shown_with_its_comments(autoclave):

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from scrubber.api import client
 from scrubber.core import views
 
 
@@ -22,14 +23,19 @@ from scrubber.core import views
 @options.run_dir
 def command(gpu: str, output: str, run_dir: Path) -> None:
     """Explain why a GPU is in its state, and what to do."""
-    explanation = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
+
+    async def ask(admin: client.AdminClient) -> tuple[views.Explanation, views.ServiceStatus]:
+        return await admin.explain(gpu), (await admin.status([gpu])).service
+
+    explanation, service = service_call.ask(run_dir, ask)
     if output == "text":
-        click.echo("\n".join(map(human.printable, story(explanation, time.time()))))
+        click.echo("\n".join(map(human.printable, story(explanation, service, time.time()))))
     else:
-        document.emit(document.single("Explanation", document.explanation(explanation)), output)
+        policy = {"policy": service.policy, "policy_source": service.policy_source}
+        document.emit(document.single("Explanation", document.explanation(explanation) | policy), output)
 
 
-def story(explanation: views.Explanation, now: float) -> Iterator[str]:
+def story(explanation: views.Explanation, service: views.ServiceStatus, now: float) -> Iterator[str]:
     """The lines: the GPU, its events, its state, its policy, and what to do."""
     device = explanation.device
     yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
@@ -39,7 +45,7 @@ def story(explanation: views.Explanation, now: float) -> Iterator[str]:
     yield ""
     yield f"now     {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
     yield from _state(device)
-    yield f"policy  {explanation.policy_why}"
+    yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
     for line in explanation.advice or ("nothing to do",):
         yield f"advice  {line}"
 
@@ -63,7 +69,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
-    yield f"        {'offered to the kubelet' if device.healthy else 'not offered to the kubelet'}: {device.why}"
+    yield f"        {'offered to pods and jobs' if device.healthy else 'not offered to pods or jobs'}: {device.why}"
 
 
 def _way_back(quarantine: views.QuarantineStatus) -> str:

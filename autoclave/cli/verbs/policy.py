@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, human, options, service_call
-from policies import load
+from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
+from policies import load, model
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError
 
@@ -21,25 +22,37 @@ def command() -> None:
 
 @command.command(context_settings=ENVIRONMENT)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_policies)
-def check(files: tuple[str, ...]) -> int:
+@options.output("text", "json", "yaml")
+def check(files: tuple[str, ...], output: str) -> int:
     """Check policy files and list every fault with its place.
 
     FILE is a file, the name of a shipped policy, or - for stdin.
 
     Exit code 2 when a service would refuse one of them.
     """
-    return max([_check(file) for file in files])
+    checked = {"stdin" if file == "-" else file: _check(file) for file in files}
+    if output != "text":
+        document.emit(document.listing("PolicyCheck", map(_item, checked, checked.values())), output)
+    for file, found in checked.items():
+        if isinstance(found, DocumentError):
+            click.echo("\n".join(human.printable(str(fault)) for fault in found.faults), err=True)
+        elif output == "text":
+            rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
+            click.echo(human.printable(f"{file}: policy {found.name} is valid, {rules}"))
+    return WRONG_USAGE if any(isinstance(found, DocumentError) for found in checked.values()) else DONE
 
 
-def _check(file: str) -> int:
+def _check(file: str) -> model.PolicySet | DocumentError:
     try:
-        found = load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
+        return load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
     except DocumentError as error:
-        click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
-        return 2
-    rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
-    click.echo(human.printable(f"{'stdin' if file == '-' else file}: policy {found.name} is valid, {rules}"))
-    return 0
+        return error
+
+
+def _item(file: str, found: model.PolicySet | DocumentError) -> dict[str, object]:
+    if isinstance(found, DocumentError):
+        return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, found.faults))}
+    return {"file": file, "valid": True, "name": found.name, "rules": len(found.rules), "faults": []}
 
 
 def _stdin() -> bytes:
@@ -61,11 +74,19 @@ def show(name: str) -> None:
 
 @command.command(context_settings=ENVIRONMENT)
 @options.gpu
+@options.output("text", "json", "yaml")
 @options.run_dir
-def which(gpu: str, run_dir: Path) -> None:
+def which(gpu: str, output: str, run_dir: Path) -> None:
     """Say which rule applies to a GPU in the running service, and why."""
     found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
-    click.echo(human.printable(f"GPU {found.device.name} ({found.device.device}): {found.policy_why}"))
+    device = found.device
+    if output == "text":
+        click.echo(human.printable(f"GPU {device.name} ({device.device}): {found.policy_why}"))
+        return
+    about = {"device": device.device, "index": device.index, "slice": device.slice}
+    document.emit(
+        document.single("PolicyMatch", {**about, "rule": device.policy_rule, "why": found.policy_why}), output
+    )
 
 
 @command.command("schema", context_settings=ENVIRONMENT)

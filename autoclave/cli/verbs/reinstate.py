@@ -15,9 +15,12 @@ from scrubber.api import client
 @click.option("--reason", default="", show_default=False, help="Why; stored in the ledger.")
 @click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
 @click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")
+@options.quiet
 @options.output("table", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], reason: str, without_scrub: bool, i_know: bool, output: str, run_dir: Path) -> int:
+def command(
+    gpus: tuple[str, ...], reason: str, without_scrub: bool, i_know: bool, quiet: bool, output: str, run_dir: Path
+) -> int:
     """End the quarantine of GPUs with a scrub and a self-test.
 
     The scrub takes the slow path, or the path reset if the fault asks for a reset.
@@ -36,7 +39,7 @@ def command(gpus: tuple[str, ...], reason: str, without_scrub: bool, i_know: boo
     async def reinstate(admin: client.AdminClient) -> int:
         devices = job_progress.named((await admin.status(gpus)).devices)
         stream = admin.reinstate(gpus, reason, service_call.asker(), without_evidence=without_scrub)
-        results = await job_progress.follow(stream, devices)
+        results = await job_progress.follow(stream, devices, quiet=quiet)
         return job_progress.report(results, devices, output)
 
     return job_progress.wait(run_dir, reinstate)

@@ -10,7 +10,6 @@ import click
 from autoclave.cli import ENVIRONMENT, job_progress, options
 from scrubber.api import client
 from scrubber.ground.documents import units
-from scrubber.ground.errors import NotReady, Reason
 
 
 class How(TypedDict):
@@ -19,6 +18,7 @@ class How(TypedDict):
     path: str | None
     no_wait: bool
     timeout: float | None
+    quiet: bool
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -34,13 +34,14 @@ class How(TypedDict):
 @click.option(
     "--timeout", type=options.Parsed("duration", units.parse_duration), help="Stop waiting after this time, as in 90s."
 )
+@options.quiet
 @options.output("table", "json", "yaml")
 @options.run_dir
 def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how: Unpack[How]) -> int:
     """Scrub GPUs now and prove them clean.
 
     A GPU that is in use is not touched. Ctrl-C and --timeout end the waiting, not the scrub. Exit code 1 when a GPU is
-    not clean.
+    not clean, 5 when --timeout ended the waiting.
     """
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all, not both")
@@ -49,18 +50,7 @@ def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **ho
         # Resolve the names first, so that a wrong name starts no scrub.
         devices = job_progress.named((await admin.status(gpus)).devices)
         stream = admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
-        try:
-            results = await job_progress.follow(stream, devices)
-        except NotReady as error:
-            raise _late(error, how["timeout"]) from error
+        results = await job_progress.follow(stream, devices, quiet=how["quiet"])
         return job_progress.report(results, devices, output)
 
     return job_progress.wait(run_dir, scrub)
-
-
-def _late(error: NotReady, timeout: float | None) -> NotReady:
-    """The error when --timeout ends the waiting."""
-    if error.reason is not Reason.TIMED_OUT or timeout is None:
-        return error
-    why = f"it took longer than {units.format_duration(timeout)}"
-    return NotReady(error.reason, f"stopped waiting: {why}; the scrub goes on, `autoclave status` shows it")

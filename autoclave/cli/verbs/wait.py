@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, status_view, table
+from autoclave.cli import DONE, ENVIRONMENT, LATE, document, human, options, service_call, status_view, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground import paths
@@ -53,7 +53,7 @@ GOALS = {
 def command(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: str, run_dir: Path) -> int:
     """Wait until GPUs are clean or healthy, all at the same time.
 
-    Starts no scrub. Survives a restart of the service. Exit code 0 when all GPUs are, 1 when the time is over: stderr
+    Starts no scrub. Survives a restart of the service. Exit code 0 when all GPUs are, 5 when the time is over: stderr
     then says for each GPU in which state it is, and why. Exit code 3 when the service does not answer at the beginning
     or at the end.
     """
@@ -69,7 +69,7 @@ def command(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, outpu
             _say(f"waited {units.format_duration(timeout)}: GPU {why}")
         elif output == "text":
             click.echo(human.printable(f"GPU {device.name} ({device.device}) is {goal}"))
-    return NOT_CLEAN if missing else DONE
+    return LATE if missing else DONE
 
 
 async def _wait(
