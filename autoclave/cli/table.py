@@ -180,7 +180,8 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     if receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
-        yield f"memory on the chip overwritten on {_units(receipt)} units"
+        beyond = f", {human.size(left)} of it out of reach" if (left := receipt.shared_unreached_bytes) else ""
+        yield f"memory on the chip overwritten on {_units(receipt)} units{beyond}"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
 

@@ -614,6 +614,7 @@ class Receipt(_message.Message):
     SEARCHED_BYTES_FIELD_NUMBER: _builtins.int
     LAST_OWNER_FIELD_NUMBER: _builtins.int
     UNSUPPORTED_FIELD_NUMBER: _builtins.int
+    SHARED_UNREACHED_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     finished: _builtins.float
@@ -635,6 +636,8 @@ class Receipt(_message.Message):
     """The bytes that were searched for residue. Absent: all that was covered."""
     last_owner: _builtins.str
     """Who the device was last acquired for before this scrub. Empty after a pod, and where none was named."""
+    shared_unreached_bytes: _builtins.int
+    """Shared memory of the multiprocessors that the driver lets no program write. Absent if the path has no such step."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
     @_builtins.property
@@ -684,19 +687,24 @@ class Receipt(_message.Message):
         searched_bytes: _builtins.int | None = ...,
         last_owner: _builtins.str = ...,
         unsupported: _abc.Iterable[_builtins.str] | None = ...,
+        shared_unreached_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "searched_bytes", b"searched_bytes", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_shared_unreached_bytes", b"_shared_unreached_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "searched_bytes", b"searched_bytes", "shared_unreached_bytes", b"shared_unreached_bytes", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "last_owner", b"last_owner", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_shared_unreached_bytes", b"_shared_unreached_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "last_owner", b"last_owner", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "shared_unreached_bytes", b"shared_unreached_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__searched_bytes: _TypeAlias = _typing.Literal["searched_bytes"]  # noqa: Y015
     _WhichOneofArgType__searched_bytes: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__shared_unreached_bytes: _TypeAlias = _typing.Literal["shared_unreached_bytes"]  # noqa: Y015
+    _WhichOneofArgType__shared_unreached_bytes: _TypeAlias = _typing.Literal["_shared_unreached_bytes", b"_shared_unreached_bytes"]  # noqa: Y015
     _WhichOneofReturnType__units: _TypeAlias = _typing.Literal["units"]  # noqa: Y015
     _WhichOneofArgType__units: _TypeAlias = _typing.Literal["_units", b"_units"]  # noqa: Y015
     _WhichOneofReturnType__units_reached: _TypeAlias = _typing.Literal["units_reached"]  # noqa: Y015
     _WhichOneofArgType__units_reached: _TypeAlias = _typing.Literal["_units_reached", b"_units_reached"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__searched_bytes) -> _WhichOneofReturnType__searched_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_unreached_bytes) -> _WhichOneofReturnType__shared_unreached_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__units) -> _WhichOneofReturnType__units | None: ...
     @_typing.overload

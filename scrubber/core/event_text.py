@@ -132,6 +132,8 @@ def _receipt(receipt: Receipt) -> str:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:
         notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {receipt.units} units")
+    if receipt.shared_unreached_bytes:
+        notes.append(f"{format_size(receipt.shared_unreached_bytes)} of it out of reach")
     if receipt.tests:
         notes.append(f"tested: {', '.join(receipt.tests)}")
     return "; ".join(notes)

@@ -48,6 +48,7 @@ class Measurements:
     patterns: tuple[str, ...] = ()  # what was written and read back, in order
     units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
     units_reached: int | None = None
+    shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
@@ -60,6 +61,7 @@ class Scratched:
     units: int  # multiprocessors that the device has
     reached: int  # ... and those that were overwritten
     faulty: int = 0  # ... and of these, those that did not hold what was written
+    unreached_bytes: int | None = None  # shared memory of all of them that the driver lets no program write
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,7 @@ class Findings:
     units: int | None = None  # multiprocessors that the device has, or that computed
     units_reached: int | None = None  # ... and those whose memory was overwritten
     units_faulty: int | None = None  # ... and those whose memory did not hold what was written
+    shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     deviating: tuple[int, ...] = ()  # units with other results than most
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support

@@ -375,6 +375,7 @@ def _passed(job: Job, done: Done, baseline: Baseline) -> Passed:
             patterns=clear.patterns,
             units=scratch.findings.units if scratch else None,
             units_reached=scratch.findings.units_reached if scratch else None,
+            shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
             tests=selftest.findings.tests if selftest else (),
             searched_bytes=clear.searched_bytes,
             unsupported=done[Step.SETTINGS].findings.unsupported,

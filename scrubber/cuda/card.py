@@ -103,6 +103,10 @@ class Card(Protocol):
     name: str  # for messages
     units: int  # multiprocessors
 
+    @property
+    def ungranted(self) -> int:
+        """Bytes of shared memory of each multiprocessor that SCRATCH cannot reach. Known after its first run."""
+
     def allocate(self, size: int) -> int | None:
         """The address of new device memory; None if there is no free block of this size."""
 

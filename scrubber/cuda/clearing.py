@@ -68,7 +68,7 @@ def scratch(card: Card, key: bytes) -> Scratched:
     runs = [card.everywhere(program, number) for program in (KernelProgram.SCRATCH, KernelProgram.REGISTERS)]
     reached = set.intersection(*({unit.number for unit in run} for run in runs))
     faulty = {unit.number for run in runs for unit in run if unit.wrong}
-    return Scratched(card.units, len(reached), len(faulty))
+    return Scratched(card.units, len(reached), len(faulty), card.units * card.ungranted)
 
 
 def _covered(found: Sequence[Found]) -> int:

@@ -11,13 +11,14 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 from uuid import UUID
 
-from scrubber.cuda import warmth
+from scrubber.cuda import faults, warmth
 from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Found, Free, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
@@ -31,20 +32,6 @@ LIMITS = {
     1: 4096,
     2: 4096,
 }  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
-OUT_OF_MEMORY = 2
-# Errors for which the device is certainly not the cause. Not included, because a broken device causes them too: 3 (CUDA
-# could not start), 100 (no device: the visible one may have fallen off the bus) and 999 (unknown).
-NOT_NOW = frozenset(
-    {
-        46,  # in use by another process
-        *(34, 35, 36, 803, 804),  # the driver's library: a stub, too old, of another release, or not for this device
-        *(200, 209, 218, 222),  # our kernels: broken files, or none that this driver or this device takes
-        *(221, 223),  # the driver's compiler: missing, or forbidden by the environment
-        *(301, 302, 303, 304),  # the host: a file or a library is missing, or a system call failed
-        802,  # the node is not ready for CUDA yet
-        *range(805, 810),  # a server that shares the device cannot be reached, is not ready or has no room
-    }
-)
 THREADS = 256
 BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}  # that fit on a multiprocessor
 ROUNDS = 64  # of the computation in one launch
@@ -55,17 +42,37 @@ _MOST_SPANS, _MOST_UNITS = 256, 1024
 _NOTHING = _FOUND.pack(0, NOWHERE, 0)
 _TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
-_MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
+_MULTIPROCESSORS, _CAPABILITY = 16, (75, 76)  # attributes of a device
+_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
 _HOST_MEMORY = {18: "is integrated into the host's", 100: "is a part of the host's: its pages are in the host's tables"}
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _UUID_BYTES = 16
-_REFUSED = frozenset({1, 215, 801})  # the value, the limit or the call
+_REFUSED = frozenset({faults.INVALID_VALUE, 215, 801})  # the value, the limit or the call
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 _KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
 _IN_REGISTERS = {
     it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The shared memory of the device, in bytes."""
+
+    unit: int  # of a multiprocessor
+    block: int  # the most that a block can have
+    system: int  # what the system reserves for each block
+
+    def sizes(self, program: KernelProgram, own: int) -> tuple[int, int]:
+        """The dynamic shared memory to ask for, and what to ask for if that is refused.
+
+        The most for a block, so that two blocks never fit on a multiprocessor. ``own``: what the driver says that the
+        kernel declares. It may or may not count what the system reserves, and SCRATCH declares nothing itself.
+        """
+        if program is KernelProgram.SCRATCH:
+            return self.block, self.block - max(own, self.system)
+        return self.block - own, self.block - own - self.system
 
 
 class _Kernel(Protocol):
@@ -114,7 +121,13 @@ class CupyCard:
         self._events: list[int] = []
         self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
-        self._shared = 0  # bytes, the most for a block
+        self._shared = _Shared(0, 0, 0)
+        self._granted: dict[KernelProgram, int] = {}  # the dynamic shared memory that the driver grants a block
+
+    @property
+    def ungranted(self) -> int:
+        """Bytes of shared memory of each multiprocessor that the driver grants no block of SCRATCH."""
+        return max(0, self._shared.unit - self._granted.get(KernelProgram.SCRATCH, 0))
 
     def begin(self, pci_address: str, parent: str | None = None) -> None:
         """Check that it is the right device, and make the context."""
@@ -151,7 +164,7 @@ class CupyCard:
         try:
             return int(self._runtime.malloc(size))
         except self._runtime.CUDARuntimeError as error:
-            if error.status == OUT_OF_MEMORY:
+            if error.status == faults.OUT_OF_MEMORY:
                 return None
             raise self._error("take memory of", error, error.status) from error
 
@@ -194,7 +207,8 @@ class CupyCard:
                 if error.status not in _REFUSED:  # without the limit the context takes more memory, which is counted
                     raise
         self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
-        self._shared = self._runtime.deviceGetAttribute(_SHARED_MEMORY, 0)
+        sizes = (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)
+        self._shared = _Shared(*(self._runtime.deviceGetAttribute(size, 0) for size in sizes))
         self._named: Callable[[str], _Kernel] = self._cupy.RawModule(path=str(self._image())).get_function
         self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
 
@@ -250,14 +264,12 @@ class CupyCard:
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         long, short = self._cupy.uint64, self._cupy.uint32
         kernel = self._kernel(program.value)
-        # The most for a block, so that two blocks never fit on a multiprocessor. SCRATCH has no shared memory of its
-        # own; memory that the system reserves is not part of this size.
-        shared = self._shared - (0 if program is KernelProgram.SCRATCH else kernel.shared_size_bytes)
-        kernel.max_dynamic_shared_size_bytes = shared
         first = long(number) if program in _IN_A_SCRUB else short(number)
         words = (first, short(ROUNDS)) if program is KernelProgram.EXACT else (first,)
         self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
-        kernel((self.units,), (THREADS,), (*words, long(self._units)), shared_mem=shared)
+        granted = self._granted.get(program)
+        sizes = self._shared.sizes(program, kernel.shared_size_bytes) if granted is None else (granted,)
+        self._launch(program, (*words, long(self._units)), sizes)
         raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
         reports = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
         if (ran := sum(rounds for _, rounds, _, _, _ in reports)) != self.units:
@@ -270,10 +282,23 @@ class CupyCard:
                 raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
         return [Unit(place, wrong, digest) for place, rounds, wrong, digest, _ in reports if rounds]
 
+    def _launch(self, program: KernelProgram, words: tuple[object, ...], sizes: Sequence[int]) -> None:
+        """Launch blocks with the first size that the driver grants. A refused launch has not run."""
+        kernel, (size, *smaller) = self._kernel(program.value), sizes
+        try:
+            kernel.max_dynamic_shared_size_bytes = size
+            kernel((self.units,), (THREADS,), words, shared_mem=size)
+        except self._cupy.cuda.driver.CUDADriverError as error:
+            if not smaller or error.status not in faults.TOO_MUCH:
+                raise
+            self._launch(program, words, smaller)
+        else:
+            self._granted[program] = size
+
     def _due(self, program: KernelProgram) -> int | None:
-        """The number of words that a block must read back, from the size of the device's memory; None: unknown."""
+        """The number of words that a block must read back, by the memory that it was granted; None: unknown."""
         if program is KernelProgram.SCRATCH:
-            return _TWICE * self._shared // _WORD
+            return _TWICE * self._granted[program] // _WORD
         return _TWICE * _KEPT * THREADS if program is KernelProgram.REGISTERS else None
 
     def _kernel(self, name: str) -> _Kernel:
@@ -311,9 +336,10 @@ class CupyCard:
             raise self._error(action, error, error.status) from error
 
     def _error(self, action: str, error: Exception, status: int) -> CudaError:
-        crowded = action == "open" and status == OUT_OF_MEMORY  # by others: the device may be sound
-        kind = CardBusyError if crowded or status in NOT_NOW else CudaError
-        return kind(f"cannot {action} {self.name}: CUDA says {error}")
+        crowded = action == "open" and status == faults.OUT_OF_MEMORY  # by others: the device may be sound
+        remedy = faults.CROWDED if crowded else faults.REMEDY.get(status)
+        text = f"cannot {action} {self.name}: CUDA says {error}"
+        return CudaError(text) if remedy is None else CardBusyError(f"{text}; {remedy}")
 
 
 def _quiet(_size: int) -> None:

@@ -11,6 +11,7 @@ import os
 from types import ModuleType
 
 _CUPY = "cupy"
+CHOICE = "autoclave[cuda12] for a driver from 525 on, or autoclave[cuda13] for one from 580 on, not both"
 # numpy's libraries start threads while they are loaded, and a process with threads cannot fork safely.
 _THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # CuPy creates a cache folder in the home directory while it is loaded; a service may have no home directory. We compile
@@ -28,7 +29,7 @@ def missing() -> str | None:
     spec = importlib.util.find_spec(_CUPY)
     if spec is not None and spec.origin is not None:  # without an origin it is a folder, not a package
         return None
-    return "CuPy is not installed: install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12"
+    return f"CuPy is not installed: install {CHOICE}"
 
 
 def warm() -> str:

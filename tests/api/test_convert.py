@@ -45,9 +45,11 @@ def test_a_view_survives_the_wire(kind, data):
 @given(data=st.data())
 def test_the_amounts_of_a_proof_survive_the_wire(data):
     """They have defaults, which ``from_type`` leaves alone."""
-    names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests", "searched_bytes", "unsupported")
+    amounts = (
+        "residue_at uncovered patterns units units_reached shared_unreached_bytes tests searched_bytes unsupported"
+    )
     hints = get_type_hints(views.ReceiptView)
-    receipt = data.draw(st.builds(views.ReceiptView, **{name: st.from_type(hints[name]) for name in names}))
+    receipt = data.draw(st.builds(views.ReceiptView, **{name: st.from_type(hints[name]) for name in amounts.split()}))
     message = convert.to_message(receipt, scrub_pb2.Receipt())
     assert convert.from_message(views.ReceiptView, scrub_pb2.Receipt.FromString(message.SerializeToString())) == receipt
 

@@ -25,6 +25,7 @@ RECEIPT = views.ReceiptView(
 DEEP = replace(
     RECEIPT, path="slow", residue_at=(4096, 8192), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
+    shared_unreached_bytes=132 * 1024,
 )  # fmt: skip
 CLEAN = views.DeviceStatus(
     device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,
@@ -278,7 +279,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
         "995B of 1000B (99.50%) random and zero written and read back",
         "not covered: 3B own context, 2B unexplained",
         "1MiB were not zero before, the first at 0x1000",
-        "memory on the chip overwritten on 132/132 units",
+        "memory on the chip overwritten on 132/132 units, 132KiB of it out of reach",
         "tested: address, arithmetic",
     ]
 

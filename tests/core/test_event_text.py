@@ -30,7 +30,7 @@ RECEIPT = Receipt(
 PROVEN = replace(
     RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"),
-    units=132, units_reached=132, tests=("address", "arithmetic"),
+    units=132, units_reached=132, shared_unreached_bytes=132 * 1024, tests=("address", "arithmetic"),
 )  # fmt: skip
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
 REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
@@ -49,7 +49,7 @@ LIFE = [
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; the device was reset; "
       "not covered: 3B own context, 2B unexplained; memory on the chip overwritten on 132 of 132 units; "
-      "tested: address, arithmetic")),
+      "132KiB of it out of reach; tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
      "handed out (grant grant-1, receipt r-1), until it is released"),

@@ -27,6 +27,7 @@ from tests.fakes.cuda.machine import CudaGpu, CudaMachine
 UUID, PCI = "GPU-of-this-test", "0000:01:00.0"
 KEY = b"k" * 16
 SIZE = 6 * PAGE
+UNREACHED = 4 * 1024  # bytes of shared memory of four units that the system reserves
 BY_CUPY = "CuPy"
 
 COMPARISONS: dict[str, Callable[[memory.GpuMemory], object]] = {
@@ -203,7 +204,7 @@ def test_a_block_takes_all_its_shared_memory(real, monkeypatch, program):
 def test_a_unit_without_a_block_is_not_reached(real):
     """Its blocks have run elsewhere."""
     real.gpu.faults.unreached = always(2)
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0, UNREACHED)
 
 
 ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
@@ -213,13 +214,13 @@ ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgr
 def test_a_unit_missed_by_one_program_is_not_reached(real, program):
     """Its registers, or its shared memory, are as they were."""
     real.gpu.faults.unreached = lambda name, _run: frozenset({2} if name == program.value else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0, UNREACHED)
 
 
 @ON_CHIP
 def test_a_unit_with_bad_registers_or_memory_is_faulty(real, program):
     real.gpu.faults.leaky = lambda name, _run: frozenset({1} if name == program.value else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1, UNREACHED)
 
 
 @ON_CHIP
@@ -229,7 +230,7 @@ def test_a_unit_has_twenty_launches_to_be_reached_in(real, program, missed, reac
     real.gpu.faults.unreached = lambda name, run: frozenset(
         {3} if name == program.value and run <= before + missed else ()
     )
-    assert clearing.scratch(real.card, KEY) == Scratched(4, reached, 0)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, reached, 0, UNREACHED)
 
 
 @ON_CHIP
@@ -238,7 +239,7 @@ def test_one_failed_launch_makes_a_unit_faulty(real, program):
     first = real.gpu.runs[program.value] + 1
     real.gpu.faults.unreached = lambda name, run: frozenset({3} if (name, run) == (program.value, first) else ())
     real.gpu.faults.leaky = lambda name, run: frozenset({0} if (name, run) == (program.value, first) else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1, UNREACHED)
 
 
 def test_a_unit_with_two_different_results_is_wrong(real):
@@ -311,7 +312,7 @@ def test_an_unused_kernel_does_not_prevent_a_scrub(machine, monkeypatch, program
     with in_this_process(machine):
         spilling(monkeypatch, program)
         card = ready()
-        assert clearing.scratch(card, KEY) == Scratched(4, 4, 0)
+        assert clearing.scratch(card, KEY) == Scratched(4, 4, 0, UNREACHED)
         with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
             card.everywhere(program, 1)
 
@@ -331,8 +332,14 @@ def test_no_kernel_is_loaded_that_no_scrub_runs(machine, monkeypatch):
     assert named == {"write", "check", "invert", "scratch", "registers", "exact"}
 
 
-def test_memory_that_the_driver_reserves_is_overwritten_too(machine, monkeypatch):
-    """Newer architectures keep 1024 bytes a block beside what a block can have; no driver of ours may take it off."""
+@pytest.mark.parametrize("named", [False, True], ids=["not named", "named"])
+@pytest.mark.parametrize(("counted", "lacks"), [("", 1024), ("attribute", 2048), ("launch", 2048)])
+def test_a_block_overwrites_what_the_driver_grants(machine, monkeypatch, named, counted, lacks):
+    """Newer architectures keep 1024 bytes a block for the system. A driver may count them as the kernel's own, or not.
+
+    ``lacks``: the shared memory of a multiprocessor that no block gets.
+    """
+    machine.change(UUID, names_reserved=named, counts_reserved=counted)
     launch, taken = Device.program, set[int]()
 
     def launched(opened: Device, name: str, number: int, *words: int) -> None:
@@ -341,9 +348,11 @@ def test_memory_that_the_driver_reserves_is_overwritten_too(machine, monkeypatch
 
     monkeypatch.setattr(Device, "program", launched)
     with in_this_process(machine):
-        monkeypatch.setitem(__import__("cupy").SAID, "scratch", 1024)
-        assert clearing.scratch(ready(), KEY) == Scratched(4, 4, 0)
-    assert taken == {227 * 1024}
+        card = ready()
+        assert clearing.scratch(card, KEY) == Scratched(4, 4, 0, 4 * lacks)
+        for program in KernelProgram:
+            assert len(card.everywhere(program, 1)) == 4
+    assert taken == {228 * 1024 - lacks}
 
 
 # --- whose fault it is ---
@@ -357,14 +366,38 @@ def test_several_visible_devices_are_refused(machine, shown):
         ready()
 
 
-@pytest.mark.parametrize("status", [2, 34, 35, 36, 46, 200, 209, 218, 221, 222, 223, 301, 304, 802, 803, 804, 805, 809])
-def test_a_fault_of_the_node_is_no_device_fault(machine, status):
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    {
+        **dict.fromkeys((2, 46), "process"),
+        **dict.fromkeys((34, 35, 36, 803, 804), "cuda12"),
+        **dict.fromkeys((1, 9, 98, 200, 209, 218, 222, 300, 400, 500, 701, 720, 800, 801), "update Autoclave"),
+        **dict.fromkeys((221, 223), "libnvidia-ptxjitcompiler"),
+        **dict.fromkeys((301, 302, 303, 304), "limits of the service"),
+        **dict.fromkeys((802,), "nvidia-fabricmanager"),
+        **dict.fromkeys((805, 806, 807, 808, 809), "MPS"),
+    }.items(),
+)
+def test_a_refusal_without_device_fault_has_a_remedy(machine, status, remedy):
     machine.change(UUID, refuses=status)
-    with in_this_process(machine), pytest.raises(CardBusyError, match=f"cannot open {UUID}: CUDA says"):
+    with in_this_process(machine), pytest.raises(CardBusyError, match=f"cannot open {UUID}: CUDA says .*; .*{remedy}"):
         ready()
 
 
-@pytest.mark.parametrize("status", [1, 3, 100, 101, 214, 220, 700, 719, 801, 810, 999])
+@pytest.mark.parametrize("status", [1, 701])
+def test_a_launch_refused_at_each_size_accuses_no_device(machine, monkeypatch, status):
+    with in_this_process(machine):
+        cupy = __import__("cupy")
+
+        def refuse(*_size: object) -> None:
+            raise cupy.cuda.driver.CUDADriverError(status, "CUDA_ERROR: refused")
+
+        monkeypatch.setattr(cupy.RawKernel, "_demand_room", refuse)
+        with pytest.raises(CardBusyError, match=r"CUDA_ERROR: refused; .*update Autoclave"):
+            ready()
+
+
+@pytest.mark.parametrize("status", [3, 100, 101, 214, 220, 700, 719, 810, 999])
 def test_an_ambiguous_fault_is_the_devices(machine, status):
     machine.change(UUID, refuses=status)
     with in_this_process(machine), pytest.raises(CudaError) as reason:

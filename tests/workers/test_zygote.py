@@ -282,7 +282,7 @@ async def test_a_library_that_starts_threads_is_not_forked(make: MakeNursery, cu
 
 def test_a_node_without_cupy_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
-    with pytest.raises(warmth.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda13\]"):
+    with pytest.raises(warmth.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda12\]"):
         warmth.warm()
 
 

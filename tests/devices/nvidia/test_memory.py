@@ -221,7 +221,7 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
 
 def test_the_chip_is_overwritten_and_the_memory_tested(one, cuda, rig):
     units = cuda.gpus[rig.gpu(0).uuid].units
-    assert one.scratch(KEY) == Scratched(units, units, 0)
+    assert one.scratch(KEY) == Scratched(units, units, 0, units * 1024)
     tested = one.selftest(KEY, 6.0, nothing)
     assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, units, ())
     assert tested.covered_bytes == COVERED
@@ -260,6 +260,7 @@ def test_a_repair_during_the_self_test_is_only_reported(one, counted):
         ({"refuses": 46}, NotNowError, "DevicesUnavailable"),
         ({"refuses": 2}, NotNowError, "CUDA says"),
         ({"refuses": 802}, NotNowError, "CUDA says"),
+        ({"fails_at": "write 1", "fails_with": 9}, NotNowError, "cannot write memory of GPU-.*; .*update Autoclave"),
         ({"refuses": 214}, DeviceError, "CUDA says"),
         (
             {"has": [18]},
@@ -378,7 +379,7 @@ def test_a_refused_heap_limit_does_not_fail_the_scrub(one, cuda, rig):
 
 def test_without_cupy_the_extra_to_install_is_named(one, monkeypatch):
     monkeypatch.setattr("sys.path", [path for path in sys.path if "fakes/cuda/site" not in path])
-    with pytest.raises(NotNowError, match=r"CuPy is not installed: install autoclave\[cuda13\]"):
+    with pytest.raises(NotNowError, match=r"CuPy is not installed: install autoclave\[cuda12\]"):
         one.clear(KEY, PASSES, nothing)
 
 

@@ -12,6 +12,8 @@ from tests.fakes.cuda.gpu import BrokenError, HostGpu
 class HostCard:
     """What ``scrubber.cuda.device.CupyCard`` is on a real one."""
 
+    ungranted = 0
+
     def __init__(self, gpu: HostGpu) -> None:
         self.name = "GPU-host"
         self.gpu = gpu

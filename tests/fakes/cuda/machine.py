@@ -36,7 +36,10 @@ class CudaGpu:
     stops_at: str | None = None  # a launch, as in "write 3", or "allocate 2": there it goes no further ...
     dies_at: str | None = None  # ... or ends
     dies_of: int = 11  # ... by this signal
-    fails_at: str | None = None  # a launch that the driver answers with an error
+    fails_at: str | None = None  # a launch that the driver answers with an error ...
+    fails_with: int = 719  # ... of this status
+    names_reserved: bool = False  # the driver says that the system's shared memory of a block is the kernel's own
+    counts_reserved: str = ""  # the driver adds it to what a block asks for: refused by "attribute" or by "launch"
     taken_at: tuple[str, int] | None = None  # a launch, and how much somebody else takes then
 
     @property

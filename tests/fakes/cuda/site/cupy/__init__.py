@@ -21,8 +21,6 @@ uint32, uint64 = np.uint32, np.uint64
 
 __all__ = ["RawModule", "cuda", "uint32", "uint64"]
 
-SHARED_OF_A_BLOCK, SHARED_OF_A_UNIT = 227 * 1024, 228 * 1024  # bytes, at most ...
-SHARED_OF_THE_SYSTEM = 1024  # ... of which each block takes so many more
 MEMORY = {"write", "check", "invert"}
 
 
@@ -42,11 +40,22 @@ class RawKernel:
     """A kernel, called as the real ones are, with arguments of exactly their types."""
 
     local_size_bytes = 0
-    max_dynamic_shared_size_bytes = 48 * 1024
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.shared_size_bytes = (STATIC | SAID).get(name, 0)
+        self._place = runtime.device().place
+        self.shared_size_bytes = STATIC.get(name, 0) + runtime.SHARED_OF_THE_SYSTEM * self._place.names_reserved
+        self._dynamic = 48 * 1024
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        return self._dynamic
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        if self._place.counts_reserved != "launch":
+            self._demand_room(size)
+        self._dynamic = size
 
     def __call__(
         self, grid: tuple[int], block: tuple[int], args: tuple[np.generic, ...], *, shared_mem: int = 0
@@ -59,7 +68,7 @@ class RawKernel:
         try:
             self._run(words, grid[0], shared_mem)
         except BrokenError as error:
-            raise cuda.driver.CUDADriverError(719, f"CUDA_ERROR_LAUNCH_FAILED: {error}") from error
+            raise cuda.driver.CUDADriverError(self._place.fails_with, f"CUDA_ERROR_LAUNCH_FAILED: {error}") from error
 
     def _run(self, words: list[Any], blocks: int, shared: int) -> None:
         device = runtime.device()
@@ -70,12 +79,17 @@ class RawKernel:
             self._demand_whole_units(shared)
             device.program(self.name, words[0], words[-1], blocks, shared)
 
-    def _demand_whole_units(self, shared: int) -> None:
-        """A block takes what there is for one, and no two of them find room on a multiprocessor."""
-        block = STATIC.get(self.name, 0) + shared
-        if block > SHARED_OF_A_BLOCK:
+    def _demand_room(self, shared: int) -> None:
+        """A block takes no more than there is for one."""
+        reserved = runtime.SHARED_OF_THE_SYSTEM if self._place.counts_reserved else 0
+        if STATIC.get(self.name, 0) + reserved + shared > runtime.SHARED_OF_A_BLOCK:
             raise cuda.driver.CUDADriverError(1, "CUDA_ERROR_INVALID_VALUE: invalid argument")
-        if 2 * (block + SHARED_OF_THE_SYSTEM) <= SHARED_OF_A_UNIT:
+
+    def _demand_whole_units(self, shared: int) -> None:
+        """No two blocks find room on a multiprocessor."""
+        self._demand_room(shared)
+        block = STATIC.get(self.name, 0) + shared
+        if 2 * (block + runtime.SHARED_OF_THE_SYSTEM) <= runtime.SHARED_OF_A_UNIT:
             raise AssertionError(f"two blocks of {self.name} fit on a multiprocessor: each takes {block} bytes")
 
     def _load(self, device: Device) -> None:
@@ -86,7 +100,6 @@ class RawKernel:
 
 
 STATIC = {"registers": 1024, "plant_registers": 1024, "listen_registers": 4, "exact": 8}  # bytes of shared memory
-SAID: dict[str, int] = {}  # what the driver says instead
 _AREA = [uint64, uint64, uint64, uint32, uint64, uint64]
 SIGNATURES: dict[str, list[Any]] = {
     "write": _AREA,

@@ -12,6 +12,8 @@ from tests.fakes.cuda.gpu import BrokenError
 from tests.fakes.cuda.machine import CudaMachine
 
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
+SHARED_OF_A_BLOCK, SHARED_OF_A_UNIT = 227 * 1024, 228 * 1024  # bytes, at most ...
+SHARED_OF_THE_SYSTEM = 1024  # ... of which each block takes so many more
 
 
 class CUDARuntimeError(RuntimeError):
@@ -50,7 +52,8 @@ def getDeviceProperties(_number: int) -> dict[str, object]:  # noqa: N802 - as i
 def deviceGetAttribute(attribute: int, _number: int) -> int:  # noqa: N802 - as it is called there
     major, minor = device().place.capability
     has = {18: 0, 100: 0} | dict.fromkeys(device().place.has, 1)
-    return {16: device().gpu.units, 75: major, 76: minor, 97: 227 * 1024, **has}[attribute]
+    shared = {81: SHARED_OF_A_UNIT, 97: SHARED_OF_A_BLOCK, 111: SHARED_OF_THE_SYSTEM}
+    return {16: device().gpu.units, 75: major, 76: minor, **shared, **has}[attribute]
 
 
 def deviceSetLimit(limit: int, value: int) -> None:  # noqa: N802 - as it is called there
