@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from policies.model import Policy
 from scrubber.core import verdict
-from scrubber.core.model import Findings, Outcome, ScrubPath, Step
+from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device, warmth
 from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
@@ -92,10 +92,10 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     """All steps of the path, those on memory in one worker, the others in another."""
     cost, path = Cost(), ScrubPath.FAST
 
-    def opened(uuid: str, pci_address: str, parent: str | None) -> card.Card:
+    def opened(uuid: str, pci_address: str, parent: str | None, manager: MemoryManager) -> card.Card:
         device.only(uuid)
         found = CountingCard(uuid, cost)
-        found.begin(pci_address, parent)
+        found.begin(pci_address, parent, manager)
         return found
 
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)

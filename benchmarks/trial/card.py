@@ -143,7 +143,7 @@ def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
 
 
 def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
-    card.begin(where.pci_address)
+    card.begin(where.pci_address, manager=target(where).host.memory_manager(where.pci_address))
     card.ready()
     card.runs = 0  # without the runs that loaded the programs
     return card
@@ -181,7 +181,7 @@ class MeasuredHolding(HeldMemory):
 
 def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the accounts that a worker keeps."""
-    open_card: OpenCard = lambda _uuid, _address, _parent: opened(where)  # noqa: E731 - a port with one method
+    open_card: OpenCard = lambda *_asked: opened(where)  # noqa: E731 - a port with one method
     return MeasuredHolding(target(where), library, open_card)
 
 

@@ -224,6 +224,14 @@ class Ailment:
     xid: int | None = None  # the reported code, for the kind XID
 
 
+class MemoryManager(Enum):
+    """Who manages the memory of a GPU, by the files of the driver."""
+
+    DRIVER = "driver"  # also the memory of a coherent GPU
+    LINUX = "linux"  # it is a NUMA node of the host: Linux gives its pages to any process
+    UNKNOWN = "unknown"  # the files do not say
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What a step found and measured. None means not measured."""

@@ -18,8 +18,20 @@ from types import ModuleType
 from typing import Protocol
 from uuid import UUID
 
+from scrubber.core.model import MemoryManager
 from scrubber.cuda import faults, warmth
-from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Found, Free, KernelProgram, Span, Step, Sweep, Unit
+from scrubber.cuda.card import (
+    NOWHERE,
+    CardBusyError,
+    CudaError,
+    Found,
+    Free,
+    KernelProgram,
+    Span,
+    Step,
+    Sweep,
+    Unit,
+)
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
@@ -32,6 +44,7 @@ LIMITS = {
     1: 4096,
     2: 4096,
 }  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
+DRIVER_MODE = "load a driver of 580 or newer with NVreg_CoherentGPUMemoryMode=driver, and reboot the node"
 THREADS = 256
 BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}  # that fit on a multiprocessor
 ROUNDS = 64  # of the computation in one launch
@@ -44,7 +57,7 @@ _TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _CAPABILITY = 16, (75, 76)  # attributes of a device
 _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
-_HOST_MEMORY = {18: "is integrated into the host's", 100: "is a part of the host's: its pages are in the host's tables"}
+_INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _UUID_BYTES = 16
 _REFUSED = frozenset({faults.INVALID_VALUE, 215, 801})  # the value, the limit or the call
@@ -86,7 +99,9 @@ class _Kernel(Protocol):
         """Launch it."""
 
 
-def opened(uuid: str, pci_address: str, parent: str | None = None) -> CupyCard:
+def opened(
+    uuid: str, pci_address: str, parent: str | None = None, manager: MemoryManager = MemoryManager.UNKNOWN
+) -> CupyCard:
     """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet.
 
     ``parent``: the UUID of the GPU of a slice.
@@ -97,7 +112,7 @@ def opened(uuid: str, pci_address: str, parent: str | None = None) -> CupyCard:
     except warmth.UnusableError as error:
         raise CardBusyError(f"cannot open {uuid}: {error}") from error
     card = CupyCard(cupy, uuid)
-    card.begin(pci_address, parent)
+    card.begin(pci_address, parent, manager)
     return card
 
 
@@ -129,7 +144,9 @@ class CupyCard:
         """Bytes of shared memory of each multiprocessor that the driver grants no block of SCRATCH."""
         return max(0, self._shared.unit - self._granted.get(KernelProgram.SCRATCH, 0))
 
-    def begin(self, pci_address: str, parent: str | None = None) -> None:
+    def begin(
+        self, pci_address: str, parent: str | None = None, manager: MemoryManager = MemoryManager.UNKNOWN
+    ) -> None:
         """Check that it is the right device, and make the context."""
         with self._translated("open"):
             count = self._runtime.getDeviceCount()
@@ -146,10 +163,9 @@ class CupyCard:
         if _uuid_of(self.name) is not None and not any(it.startswith(seen) for it in wanted):
             raise CardBusyError(f"cannot open {self.name}: CUDA shows the device {seen.hex()}, which is another one")
         with self._translated("open"):
-            for attribute, why in _HOST_MEMORY.items():
-                if self._runtime.deviceGetAttribute(attribute, 0):
-                    advice = "a scrub would take all memory of the node, so such devices are not supported"
-                    raise CardBusyError(f"cannot open {self.name}: its memory {why}; {advice}")
+            integrated, tables = (self._runtime.deviceGetAttribute(it, 0) for it in (_INTEGRATED, _HOST_TABLES))
+            if fault := _memory_of_host(manager, integrated=bool(integrated), tables=bool(tables)):
+                raise CardBusyError(f"cannot open {self.name}: {fault}")
             self._make_context()
 
     def ready(self) -> None:
@@ -350,6 +366,19 @@ def _uuid_of(name: str) -> bytes | None:
     """The bytes of a UUID such as ``GPU-...`` or ``MIG-...``; None for a name of another form."""
     with suppress(ValueError):
         return UUID(name.partition("-")[2]).bytes
+    return None
+
+
+def _memory_of_host(manager: MemoryManager, *, integrated: bool, tables: bool) -> str | None:
+    """Why Linux may use the memory of the device; None if it cannot."""
+    harm = "a scrub would take all memory of the node"
+    if integrated:
+        return f"its memory is integrated into the host's; {harm}, so such devices are not supported"
+    if manager is MemoryManager.LINUX:
+        return f"its memory is a NUMA node of the host; {harm}; {DRIVER_MODE}"
+    if tables and manager is not MemoryManager.DRIVER:
+        files = "/proc/driver/nvidia/params and /proc/driver/nvidia/gpus"
+        return f"it shares its memory with the host, and {files} do not say that the driver manages it; {DRIVER_MODE}"
     return None
 
 

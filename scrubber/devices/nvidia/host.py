@@ -5,10 +5,12 @@ This state can be read while the driver is released for a reset.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.core.model import MemoryManager
 from scrubber.devices.base import DeviceError
 
 NAME = "nvidia"  # the name of the backend
@@ -74,6 +76,25 @@ class Host:
             return f"{self.sys_module.stat().st_ino:x}"
         except OSError as error:
             raise _not_loaded(error) from error
+
+    def memory_manager(self, pci_address: str) -> MemoryManager:
+        """Who manages the memory of a GPU. It matters for GPUs that share it coherently with the host (GH200, GB200).
+
+        The driver's open modules say so (nv-procfs.c, nv-reg.h): only a GPU whose memory the driver gives to Linux has
+        the file ``numa_status``, and the option EnableUserNUMAManagement is 0 if the driver keeps the memory of all.
+        That follows from CoherentGPUMemoryMode=driver, and from R615 on it is the default. Older drivers than R580 do
+        not list CoherentGPUMemoryMode, and do not have this mode.
+        """
+        try:
+            listed = os.listdir(self.proc_driver / "gpus" / pci_address)  # noqa: PTH208 - names, not paths
+            params = (self.proc_driver / "params").read_text()
+        except (OSError, UnicodeDecodeError):
+            return MemoryManager.UNKNOWN
+        if "numa_status" in listed:
+            return MemoryManager.LINUX
+        options = dict(line.split(": ", 1) for line in params.splitlines() if ": " in line)
+        kept = options.get("EnableUserNUMAManagement") == "0" and "CoherentGPUMemoryMode" in options
+        return MemoryManager.DRIVER if kept else MemoryManager.UNKNOWN
 
     def boot_id(self) -> str:
         """The ID of this boot of the node. Raises OSError."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scrubber.core.measurements import Uncovered
+from scrubber.core.model import MemoryManager
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Free
 from scrubber.cuda.coverage import Account, MemoryCounts
@@ -30,7 +31,8 @@ T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.1, 2.0, 1.0  # ... and has no event that says so
 CLOCK = Clock(time.monotonic, time.sleep)
-OpenCard = Callable[[str, str, str | None], Card]  # from a UUID, the expected PCI address, and the GPU of a slice
+# From a UUID, the expected PCI address, the GPU of a slice, and who manages the memory.
+OpenCard = Callable[[str, str, str | None, MemoryManager], Card]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class HeldMemory:
         """``counts``: those of the service, read after the last tenant; None: read them."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
+        self._host = place.host
         self._dev = {Path("/dev"), place.host.dev}
         self._parent = place.parent
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
@@ -114,8 +117,9 @@ class HeldMemory:
 
     def _card(self) -> Card:
         """Open the device. Without a node that only CUDA needs, CUDA answers as if the device were broken."""
+        asked = self._uuid, self._pci_address, self._parent, self._host.memory_manager(self._pci_address)
         try:
-            return self._open_card(self._uuid, self._pci_address, self._parent)
+            return self._open_card(*asked)
         except CudaError as error:
             uvm = [it / "nvidia-uvm" for it in self._dev if (it / "nvidiactl").exists()]
             if lacking := [str(it) for it in uvm if not it.exists()]:
@@ -124,7 +128,7 @@ class HeldMemory:
             self.restored = self._allow_cuda()
             if not self.restored:
                 raise
-        return self._open_card(self._uuid, self._pci_address, self._parent)
+        return self._open_card(*asked)
 
     def _allow_cuda(self) -> tuple[str, ...]:
         """Change a compute mode that keeps CUDA out; returns the change. NVML is slow: called only if CUDA failed."""

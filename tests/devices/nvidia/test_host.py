@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core.model import MemoryManager
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 
@@ -66,3 +67,31 @@ def test_a_version_in_no_writing_is_an_error(host: Host) -> None:
     (host.proc_driver / "version").write_bytes(b"\xff\xfe")
     with pytest.raises(DeviceError, match="cannot find the NVIDIA driver"):
         host.driver()
+
+
+OFF, DRIVER = "EnableUserNUMAManagement: 0\n", 'CoherentGPUMemoryMode: "driver"\n'
+UNSET = 'CoherentGPUMemoryMode: ""\n'
+
+
+@pytest.mark.parametrize(
+    ("params", "files", "manager"),
+    [
+        pytest.param(OFF + DRIVER, ["information"], MemoryManager.DRIVER, id="the driver, on request"),
+        pytest.param(OFF + UNSET, ["information"], MemoryManager.DRIVER, id="the driver, by its default"),
+        pytest.param("EnableUserNUMAManagement: 1\n" + UNSET, ["numa_status"], MemoryManager.LINUX, id="Linux"),
+        pytest.param(OFF + DRIVER, ["numa_status"], MemoryManager.LINUX, id="Linux, against the options"),
+        pytest.param("EnableUserNUMAManagement: 1\n" + UNSET, ["information"], MemoryManager.UNKNOWN, id="not said"),
+        pytest.param(OFF, ["information"], MemoryManager.UNKNOWN, id="a driver without this mode"),
+        pytest.param(DRIVER, ["information"], MemoryManager.UNKNOWN, id="an option is hidden"),
+        pytest.param(OFF + DRIVER, [], MemoryManager.UNKNOWN, id="the GPU is hidden"),
+        pytest.param(None, ["information"], MemoryManager.UNKNOWN, id="the options are hidden"),
+    ],
+)
+def test_the_drivers_files_say_who_manages_memory(host: Host, params, files, manager) -> None:
+    if params is not None:
+        (host.proc_driver / "params").write_text(params)
+    for name in files:
+        file = host.proc_driver / "gpus/0009:01:00.0" / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert host.memory_manager("0009:01:00.0") is manager

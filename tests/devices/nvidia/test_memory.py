@@ -267,7 +267,7 @@ def test_a_repair_during_the_self_test_is_only_reported(one, counted):
             NotNowError,
             "its memory is integrated into the host's; a scrub would take all memory of the node",
         ),
-        ({"has": [100]}, NotNowError, "its memory is a part of the host's"),
+        ({"has": [100]}, NotNowError, "shares its memory with the host, and .* do not say that the driver manages it"),
         ({"pci_address": "0000:ff:00.0"}, DeviceError, "CUDA shows the device at 0000:FF:00.0, which is another one"),
         (
             {"shown_uuid": "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"},
@@ -285,6 +285,27 @@ def test_an_error_of_cuda_is_reported_and_changes_nothing(one, cuda, rig, cells,
     assert type(caught.value) is error
     assert SECRET in cells.read_bytes()
     assert cells.read_bytes()[TAKEN:] == before
+
+
+BY_DRIVER = 'EnableUserNUMAManagement: 0\nCoherentGPUMemoryMode: "driver"\n'
+
+
+def test_coherent_memory_that_the_driver_manages_is_cleared(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, has=[100])
+    rig.root.manage_memory(rig.gpu(0), BY_DRIVER, numa=False)
+    assert one.clear(KEY, PASSES, nothing).covered_bytes == COVERED
+
+
+@pytest.mark.parametrize("has", [[], [100]])
+def test_memory_that_is_a_numa_node_is_left_alone(one, cuda, rig, cells, has):
+    """Whatever CUDA says about page tables."""
+    cuda.change(rig.gpu(0).uuid, has=has)
+    rig.root.manage_memory(rig.gpu(0), "", numa=True)
+    with pytest.raises(
+        NotNowError, match=r"a NUMA node of the host; .*; load .* with NVreg_CoherentGPUMemoryMode=driver"
+    ):
+        one.clear(KEY, PASSES, nothing)
+    assert SECRET in cells.read_bytes()
 
 
 @pytest.mark.parametrize("status", [100, 999])

@@ -12,7 +12,9 @@ SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 _PARAMS = """\
 EnableMSI: 1
+EnableUserNUMAManagement: 1
 InitializeSystemMemoryAllocations: 1
+CoherentGPUMemoryMode: ""
 RegistryDwords: ""
 RegistryDwordsPerDevice: ""
 """
@@ -43,6 +45,12 @@ class Root:
     def pci(self, gpu: Gpu) -> Path:
         """Where the kernel tells of it."""
         return self.path / "sys/bus/pci/devices" / gpu.pci
+
+    def manage_memory(self, gpu: Gpu, params: str, *, numa: bool) -> None:
+        """What a driver shows that was loaded with these parameters. ``numa``: the GPU's memory is a NUMA node."""
+        _write(self.path / "proc/driver/nvidia/params", f"{_PARAMS}{params}")
+        if numa:
+            _write(self.path / f"proc/driver/nvidia/gpus/{gpu.pci}/numa_status", "Node:      1\nStatus:    online\n")
 
     def capability(self, gpu: Gpu, gi: int, ci: int | None = None) -> Path:
         """The file under /proc that tells which node opens an instance."""
