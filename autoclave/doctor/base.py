@@ -148,6 +148,7 @@ class Python:
 
     path: str
     lacks: str = ""
+    cupy: str = ""  # the extra that installed CuPy; empty if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class Posture:
         Mapping[str, frozenset[str]] | CheckFault
     )  # the healthy devices of each resource, as the kubelet knows them
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
     amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 

@@ -131,7 +131,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         libraries=posture.libraries(root),
         options=posture.options(root),
         shared_with_guests=posture.shared_with_guests(root),
-        cupy=base.Python(base.printable(sys.executable), warmth.missing() or ""),
+        cupy=base.Python(base.printable(sys.executable), warmth.missing() or "", warmth.installed()),
         mps=process_facts.mps(PROC),
         persistenced=posture.persistenced(root),
         toolkit=container_toolkit.toolkit(root),
@@ -144,6 +144,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         rivals=_plugins(kubelet_dir, RIVALS),
         registered=kubelet_devices.devices(kubelet_dir),
         kernel_log=posture.kernel_log(root),
+        numa_gpus=posture.numa_gpus(root),
         amdgpu=posture.amdgpu(root),
         openers=_openers(answer, run_dir, root),
     )

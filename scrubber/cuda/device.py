@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Protocol
 from uuid import UUID
 
+from scrubber.core import drivers
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import faults, warmth
 from scrubber.cuda.card import (
@@ -44,7 +45,6 @@ LIMITS = {
     1: 4096,
     2: 4096,
 }  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
-DRIVER_MODE = "load a driver of 580 or newer with NVreg_CoherentGPUMemoryMode=driver, and reboot the node"
 THREADS = 256
 BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}  # that fit on a multiprocessor
 ROUNDS = 64  # of the computation in one launch
@@ -375,10 +375,10 @@ def _memory_of_host(manager: MemoryManager, *, integrated: bool, tables: bool) -
     if integrated:
         return f"its memory is integrated into the host's; {harm}, so such devices are not supported"
     if manager is MemoryManager.LINUX:
-        return f"its memory is a NUMA node of the host; {harm}; {DRIVER_MODE}"
+        return f"its memory is a NUMA node of the host; {harm}; {drivers.MANAGE_MEMORY}"
     if tables and manager is not MemoryManager.DRIVER:
-        files = "/proc/driver/nvidia/params and /proc/driver/nvidia/gpus"
-        return f"it shares its memory with the host, and {files} do not say that the driver manages it; {DRIVER_MODE}"
+        unsaid = "/proc/driver/nvidia/params and gpus do not say that the driver manages it"
+        return f"it shares its memory with the host, and {unsaid}; {drivers.MANAGE_MEMORY}"
     return None
 
 

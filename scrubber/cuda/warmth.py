@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from pathlib import Path
 from types import ModuleType
 
+from scrubber.core import drivers
+
 _CUPY = "cupy"
-CHOICE = "autoclave[cuda12] for a driver from 525 on, or autoclave[cuda13] for one from 580 on, not both"
 # numpy's libraries start threads while they are loaded, and a process with threads cannot fork safely.
 _THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # CuPy creates a cache folder in the home directory while it is loaded; a service may have no home directory. We compile
@@ -29,12 +31,25 @@ def missing() -> str | None:
     spec = importlib.util.find_spec(_CUPY)
     if spec is not None and spec.origin is not None:  # without an origin it is a folder, not a package
         return None
-    return f"CuPy is not installed: install {CHOICE}"
+    return f"CuPy is not installed: {drivers.INSTALL}"
 
 
 def warm() -> str:
-    """Load CuPy; returns its version."""
-    return str(load().__version__)
+    """Load CuPy; returns its version, with our extra that installed it."""
+    return _with_extra(str(load().__version__))
+
+
+def installed() -> str:
+    """Our extra that installed CuPy, as ``warm`` names it, without loading CuPy; empty if no extra did, or both."""
+    return _with_extra("").strip()
+
+
+def _with_extra(version: str) -> str:
+    """By the folders of packages beside CuPy. To ask for the metadata of packages takes longer than to load them."""
+    spec = importlib.util.find_spec(_CUPY)
+    folders = Path(spec.origin).parents[:2] if spec is not None and spec.origin is not None else ()
+    found = [extra for extra in drivers.SINCE for it in folders if any(it.glob(f"cupy_{extra}x-*.dist-info"))]
+    return f"{version} ({found[0]})" if len(found) == 1 else version
 
 
 def load() -> ModuleType:

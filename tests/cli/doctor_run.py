@@ -17,7 +17,8 @@ SERVICE = {"service", "scrubber-socket", "ledger", "ledger-set-aside", "policy",
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {
-    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset", "ecc",
+    "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
+    "reset", "ecc",
     "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 SEEN = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name

@@ -77,9 +77,58 @@ def test_without_a_service_the_cupy_finding_names_the_checked_python(here, level
     assert (found[0], "installed for /opt/python, which runs this check;" in found[1]) == (level, True)
 
 
+ONLY_12, BOTH = "install autoclave[cuda12] where", "install autoclave[cuda12] or autoclave[cuda13], not both, where"
+
+
+@pytest.mark.parametrize(
+    ("driver", "cupy", "words", "remedy"),
+    [
+        ("580.65.06", "14.2.0 (cuda13)", "it works with the driver 580.65.06, as would cuda12", None),
+        ("615.10", "14.2.0 (cuda12)", "it works with the driver 615.10, as would cuda13", None),
+        ("525.60.13", "14.2.0 (cuda12)", "it works with the driver 525.60.13", None),
+        ("575.57.08", "14.2.0 (cuda13)", "but does not work with the driver 575.57.08", ONLY_12),
+        (
+            "470.256.02",
+            "14.2.0 (cuda12)",
+            "but does not work with the driver 470.256.02",
+            "update the driver to 525",
+        ),
+        ("470.256.02", "", "CuPy is not installed", "update the driver to 525"),
+        ("575.57.08", "", "CuPy is not installed", ONLY_12),
+        ("580.65.06", "", "CuPy is not installed", BOTH),
+        (DENIED, "", "CuPy is not installed", BOTH),
+        ("no number", "14.2.0 (cuda13)", "CuPy 14.2.0 (cuda13) is", None),
+        (DENIED, "14.2.0 (cuda13)", "CuPy 14.2.0 (cuda13) is", None),
+        ("575.57.08", "14.2.0", "CuPy 14.2.0 is", None),
+    ],
+)
+@pytest.mark.parametrize("answers", [True, False], ids=["the service answers", "no service answers"])
+def test_cupy_must_work_with_the_driver_in_use(answers, driver, cupy, words, remedy):
+    lacks = "" if cupy else "CuPy is not installed"
+    answer = replace(STATUS, service=replace(STATUS.service, cupy=cupy, lacks=lacks)) if answers else HIDDEN
+    facts = replace(stands(driver=driver, cupy=base.Python("/opt/python", lacks, cupy)), answer=answer)
+    (found,) = (it for it in roster.judge(facts) if it.name == "cupy")
+    assert (found.level, words in found.text) == (Level.OK if remedy is None else Level.BROKEN, True), found
+    assert remedy is None or remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("nodes", "level", "words"),
+    [
+        (("0009:01:00.0", "0019:01:00.0"), Level.BROKEN, "the memory of GPU 0009:01:00.0, 0019:01:00.0 is a NUMA node"),
+        ((), Level.OK, "the memory of no GPU is a NUMA node"),
+        (DENIED, Level.BROKEN, "cannot tell whether the memory of a GPU is a NUMA node"),
+    ],
+)
+def test_gpu_memory_that_linux_manages_is_broken(nodes, level, words):
+    (found,) = (it for it in roster.judge(stands(numa_gpus=nodes)) if it.name == "coherent-memory")
+    assert (found.level, words in found.text) == (level, True)
+    assert nodes in {(), DENIED} or "NVreg_CoherentGPUMemoryMode=driver" in found.remedy
+
+
 def test_a_missing_driver_silences_further_driver_checks():
-    names = {it.name for it in roster.judge(stands(driver=ABSENT))}
-    assert not names & {"scrub-on-free", "vgpu-host", "persistence"}
+    names = {it.name for it in roster.judge(stands(driver=ABSENT, numa_gpus=("0009:01:00.0",)))}
+    assert not names & {"scrub-on-free", "vgpu-host", "persistence", "coherent-memory"}
 
 
 def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():

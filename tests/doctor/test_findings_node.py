@@ -165,7 +165,18 @@ def test_without_the_kubelets_directory_its_contents_are_not_judged():
 
 @pytest.mark.parametrize(
     "name",
-    ["driver", "shared_with_guests", "mps", "persistenced", "cgroups", "service", "room", "options", "kernel_log"],
+    [
+        "driver",
+        "shared_with_guests",
+        "mps",
+        "persistenced",
+        "cgroups",
+        "service",
+        "room",
+        "options",
+        "kernel_log",
+        "numa_gpus",
+    ],
 )
 def test_if_access_is_denied_the_remedy_is_another_user(name):
     spoilt = stands(**{name: DENIED})

@@ -91,6 +91,13 @@ def test_without_a_list_of_devices_guests_are_unknown(tmp_path):
     assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
 
 
+def test_a_gpu_whose_memory_is_a_node_is_found(tmp_path):
+    assert posture.numa_gpus(tmp_path) == ()
+    folder = "proc/driver/nvidia/gpus"
+    write(tmp_path, {f"{folder}/0009:01:00.0/numa_status": "Node: 1\n", f"{folder}/0019:01:00.0/information": ""})
+    assert posture.numa_gpus(tmp_path) == ("0009:01:00.0",)
+
+
 def test_persistenced_is_there_when_its_socket_is(short_tmp):
     place = short_tmp / "run/nvidia-persistenced"
     assert posture.persistenced(short_tmp) is False

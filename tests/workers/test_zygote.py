@@ -263,11 +263,11 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy
 
 
 async def test_the_nursery_remembers_what_the_last_zygote_reported(make: MakeNursery, cupy) -> None:
-    cupy()
+    (cupy().parent / "cupy_cuda12x-98.7.dist-info").mkdir()
     nursery = make(warm_cuda=True)
     assert nursery.cupy == wire.Ready()
     zygote = await zygote_of(nursery)
-    assert nursery.cupy == wire.Ready("98.7")
+    assert nursery.cupy == wire.Ready("98.7 (cuda12)")
     os.kill(zygote, signal.SIGKILL)
     cupy("raise ImportError('gone')")
     await zygote_of(nursery)

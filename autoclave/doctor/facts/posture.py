@@ -88,6 +88,17 @@ def _virtual_functions(device: Path) -> int | CheckFault:
     return int(count) if count.strip().isdecimal() else CheckFault(f"{device / 'sriov_numvfs'} holds no number")
 
 
+def numa_gpus(root: Path) -> tuple[str, ...] | CheckFault:
+    """The PCI addresses of GPUs whose memory the driver has given to Linux: only they have this file."""
+    folder = root / "proc/driver/nvidia/gpus"
+    addresses = safe_read.names(folder)
+    if isinstance(addresses, CheckFault):
+        return () if addresses.absent else addresses
+    found = {address: safe_read.there(folder / address / "numa_status") for address in addresses}
+    faults = [it for it in found.values() if isinstance(it, CheckFault)]
+    return faults[0] if faults else tuple(address for address, there in found.items() if there)
+
+
 def persistenced(root: Path) -> bool | CheckFault:
     """Whether the socket of nvidia-persistenced exists."""
     try:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from autoclave.doctor import base
-from scrubber.core import cluster_programs, views
+from scrubber.core import cluster_programs, drivers, views
 from scrubber.ground import process_names
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
@@ -106,37 +106,65 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
 
 
-_INSTALL = (
-    "where the service runs, install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12, but not both; "
-    "then restart it"
-)
-
-
 def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """CuPy must be loaded, and work with the driver. Without an answer of the service, the doctor's Python counts."""
     if not facts.guards_nvidia:
         return
     if facts.status is None:
-        yield _cupy_here(facts.posture.cupy)
-        return
-    service = facts.status.service
-    if service.cupy:
-        yield base.ok("cupy", f"CuPy {service.cupy} is loaded for the service: memory can be overwritten and read back")
-        return
-    why = service.lacks or "CuPy is not loaded yet"
-    text = f"the scrub service cannot overwrite memory, so it hands out no GPU: {why}"
-    yield base.broken(
-        "cupy",
-        text,
-        _INSTALL if service.lacks else "check again in a minute; if CuPy is still missing, read the log of the service",
-    )
+        here = facts.posture.cupy
+        doubt = f"for {here.path}, which runs this check; the scrub service does not say which Python it uses"
+        lacks, cupy, loaded = here.lacks, here.cupy, f"installed {doubt}"
+        why = f"CuPy is not installed {doubt}"
+    else:
+        service = facts.status.service
+        lacks, cupy, loaded = service.lacks, service.cupy, "loaded for the service"
+        why = f"the scrub service cannot overwrite memory, so it hands out no GPU: {lacks or 'CuPy is not loaded yet'}"
+    driver = facts.posture.driver if isinstance(facts.posture.driver, str) else ""
+    works = drivers.extras(driver)
+    if lacks:
+        yield base.broken("cupy", why, _install(works, driver))
+    elif facts.status is not None and not cupy:
+        remedy = "check again in a minute; if CuPy is still missing, read the log of the service"
+        yield base.broken("cupy", why, remedy)
+    elif (extra := _extra(cupy)) and extra not in works:
+        text = f"CuPy {cupy} is {loaded}, but does not work with the driver {driver}: no memory can be overwritten"
+        yield base.broken("cupy", text, _install(works, driver))
+    else:
+        yield base.ok("cupy", f"{f'CuPy {cupy}'.strip()} is {loaded}{_fit(extra, works, driver)}")
 
 
-def _cupy_here(python: base.Python) -> base.Finding:
-    """Without an answer of the service, only the Python of the doctor can be checked."""
-    doubt = f"for {python.path}, which runs this check; the scrub service does not say which Python it uses"
-    if python.lacks:
-        return base.broken("cupy", f"CuPy is not installed {doubt}", _INSTALL)
-    return base.ok("cupy", f"CuPy is installed {doubt}")
+def _extra(cupy: str) -> str:
+    """Our extra that installed CuPy; empty if it is not known."""
+    return next((extra for extra in drivers.SINCE if extra in cupy), "")
+
+
+def _fit(extra: str, works: tuple[str, ...], driver: str) -> str:
+    """Which CuPy the driver allows, as the end of a sentence; empty if it is not known."""
+    if not (extra and driver[:1].isdecimal()):
+        return ""
+    others = [f", as would {it}" for it in works if it != extra]
+    return f"; it works with the driver {driver}{''.join(others)}"
+
+
+def _install(works: tuple[str, ...], driver: str) -> str:
+    if not works:
+        return f"update the driver to {min(drivers.SINCE.values())} or newer: no CuPy works with {driver}"
+    choice = " or ".join(f"autoclave[{extra}]" for extra in works) + (", not both," if len(works) > 1 else "")
+    return f"install {choice} where the service runs, or its image (`image.cuda` of the chart); then restart it"
+
+
+def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if not _driver_loaded(facts):
+        return
+    nodes = facts.posture.numa_gpus
+    if isinstance(nodes, base.CheckFault):
+        text = "cannot tell whether the memory of a GPU is a NUMA node of this host"
+        yield base.unseen("coherent-memory", text, nodes, HOST_ROOT)
+    elif nodes:
+        text = f"the memory of GPU {', '.join(nodes)} is a NUMA node of this host, which no scrub may take"
+        yield base.broken("coherent-memory", text, drivers.MANAGE_MEMORY)
+    else:
+        yield base.ok("coherent-memory", "the memory of no GPU is a NUMA node of this host")
 
 
 def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -325,4 +353,4 @@ def _driver_loaded(facts: base.NodeFacts) -> bool:
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 
 
-CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)
+CHECKS = (_driver, _cupy, _scrub_on_free, _coherent, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)
