@@ -94,7 +94,7 @@ preview: $(READY) ## pictures of the dashboards, with the data of make observe; 
 deploy: $(READY) ## write anew what is made of the chart, and what the chart is made of
 	@$(BIN)/python -m deploy.generate
 
-image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda cuda13")
+image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda none" for simulated GPUs)
 	@$(BIN)/python -m deploy.image $(ARGS)
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)

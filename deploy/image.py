@@ -23,6 +23,7 @@ from scrubber import __version__
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REPOSITORY = "ghcr.io/autoclave-gpu/autoclave"  # the name in the manifests
+CUDA = "cuda12"  # the default of the Dockerfile and of the chart: its CuPy works with the most drivers
 BUILDERS = ("docker", "podman", "buildah")
 # The oldest release of Debian whose Python has the minor version of the Dockerfile's base.
 SUITE = "trixie"
@@ -204,8 +205,13 @@ def _run(command: Sequence[str | Path], fault: str, env: Mapping[str, str] | Non
 def main() -> None:
     """Build, and print the image's name."""
     parser = argparse.ArgumentParser(prog="python -m deploy.image", description=__doc__)
-    parser.add_argument("--cuda", choices=("none", "cuda12", "cuda13"), default="none", help="for GPUs of this CUDA")
-    parser.add_argument("--tag", help=f"the image's name; default: {name_of('none')}, for CUDA with its name")
+    parser.add_argument(
+        "--cuda",
+        choices=("none", "cuda12", "cuda13"),
+        default=CUDA,
+        help="the CuPy inside: cuda12 [default] for drivers from 525 on, cuda13 from 580 on; none: simulated GPUs only",
+    )
+    parser.add_argument("--tag", help=f"the image's name; default: {name_of(CUDA)}")
     parser.add_argument("--base", help="build on this image; default: that of the Dockerfile, or one made here")
     parser.add_argument("--builder", choices=BUILDERS, help="use this program; default: the first that works")
     parser.add_argument(

@@ -126,7 +126,9 @@ def installed(
     """Autoclave as the chart installs it with the module's ``VALUES``, in place of our own processes."""
     archive = ROOT / pytestconfig.getoption("--image")
     if not archive.exists():
-        pytest.skip(f"no image in {archive}: make image ARGS='--archive {pytestconfig.getoption('--image')}'")
+        pytest.skip(
+            f"no image in {archive}: make image ARGS='--cuda none --archive {pytestconfig.getoption('--image')}'"
+        )
     autoclave.down()
     node.load(archive)
     installed = Installed(LOGS / request.module.__name__.rpartition(".")[2], request.module.VALUES)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from deploy import image, leave_out
+from scrubber.core import drivers
 
 ROOT = Path(__file__).parents[2]
 PLANTED = "planted-in-the-configuration-of-pip"
@@ -84,7 +85,8 @@ def test_the_local_base_has_the_python_that_is_shipped():
 def test_the_image_has_the_name_that_the_manifests_use():
     values = yaml.safe_load((ROOT / "deploy/helm/autoclave/values.yaml").read_text())["image"]
     assert values["repository"] == image.REPOSITORY
-    assert image.name_of(values["cuda"]).endswith(f"-{values['cuda']}")
+    assert image.name_of(image.CUDA).endswith("-cuda12")
+    assert values["cuda"] == image.CUDA == next(iter(drivers.SINCE))
 
 
 def test_configuration_of_packages_goes_in_as_secrets(tmp_path):

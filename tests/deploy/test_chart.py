@@ -316,7 +316,7 @@ def test_another_device_plugin_prevents_the_start_of_ours():
 
 
 def test_a_digest_takes_precedence_in_every_image():
-    for case, build in (("default", "-cuda13"), ("simulated", "")):
+    for case, build in (("default", "-cuda12"), ("simulated", "")):
         ours = f"ghcr.io/autoclave-gpu/autoclave:{scrubber.__version__}{build}"
         assert {one["image"] for _, _, one in manifests.containers(case)} == {ours}
     assert {one["image"] for _, _, one in manifests.containers("places")} == {

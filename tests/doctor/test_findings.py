@@ -34,8 +34,8 @@ def test_a_healthy_node_gets_one_ok_finding_of_each_check(facts):
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
-        "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
-        "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
+        "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit",
+        "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others())} == nvidias
