@@ -164,12 +164,6 @@ def test_a_program_with_missing_blocks_is_no_answer(real, monkeypatch, program):
             real.card.everywhere(program, 1)
 
 
-def test_without_a_program_run_memory_is_not_overwritten(real, monkeypatch):
-    monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
-    with pytest.raises(CudaError, match="0 of 4 blocks"):
-        clearing.scratch(real.card, KEY)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
 def test_a_partly_overwritten_unit_gives_no_result(real, program, fault):
@@ -186,19 +180,6 @@ def test_a_unit_needs_all_shared_memory_of_a_block(real, monkeypatch, size):
     monkeypatch.setattr(opened, "program", lambda *words: run(*words[:-1], size))
     with pytest.raises(CudaError, match=f"cannot run scratch on {UUID}: {size // 2} of {227 * 512} words"):
         clearing.scratch(real.card, KEY)
-
-
-@pytest.mark.parametrize("program", KernelProgram)
-def test_a_block_takes_all_its_shared_memory(real, monkeypatch, program):
-    launched: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        real.cupy.RawKernel,
-        "__call__",
-        lambda it, *_words, shared_mem: launched.append((it.name, it.shared_size_bytes + shared_mem)),
-    )
-    with pytest.raises(CudaError, match="0 of 4 blocks"):
-        real.card.everywhere(program, 1)
-    assert launched == [(program.value, 227 * 1024)]
 
 
 def test_a_unit_without_a_block_is_not_reached(real):

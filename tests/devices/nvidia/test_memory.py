@@ -258,8 +258,6 @@ def test_a_repair_during_the_self_test_is_only_reported(one, counted):
     ("changes", "error", "why"),
     [
         ({"refuses": 46}, NotNowError, "DevicesUnavailable"),
-        ({"refuses": 2}, NotNowError, "CUDA says"),
-        ({"refuses": 802}, NotNowError, "CUDA says"),
         ({"fails_at": "write 1", "fails_with": 9}, NotNowError, "cannot write memory of GPU-.*; .*update Autoclave"),
         ({"refuses": 214}, DeviceError, "CUDA says"),
         (
@@ -424,12 +422,6 @@ def test_a_device_that_cuda_does_not_know_is_not_opened():
         device.opened("GPU-unknown", "0000:00:00.0")
 
 
-def test_a_busy_device_is_no_fault_of_its_own(cuda, rig):
-    cuda.change(rig.gpu(0).uuid, refuses=46)
-    with pytest.raises(CardBusyError):
-        device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
-
-
 def test_each_pass_reports_every_span_that_differs(card, cells):
     held = memory.take(card)
     steps: list[int] = []
@@ -443,14 +435,6 @@ def test_each_pass_reports_every_span_that_differs(card, cells):
     wrong = held.check(Pattern(PatternKind.CONSTANT, 0x5555555555555555, 0x5555555555555554), steps.append)
     assert wrong == Mismatch(8, 0x54, 0x55, held.size // 16)
     assert cells.read_bytes().count(b"\x55") >= held.size
-
-
-def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
-    monkeypatch.setattr(device, "_MOST_SPANS", 2)
-    monkeypatch.setattr(memory, "RUNGS", (PAGE,))
-    held = memory.take(card)
-    assert len(held.spans) > 4
-    assert len(card.sweep(Sweep.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
 
 
 def test_a_block_is_queued_before_the_previous_one_is_written(card, monkeypatch):
