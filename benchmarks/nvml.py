@@ -2,13 +2,12 @@
 
 python -m benchmarks.nvml [--output DIR] [--host-root DIR]
 
-Writes ``<model>-nvml.md`` and ``.json``, without serial numbers and with UUIDs cut short: they can be published.
+Writes ``<model>-nvml.md``, without serial numbers and with UUIDs cut short: it can be published.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -23,14 +22,12 @@ from typing import Any
 
 import pynvml
 
-from benchmarks import nvml_open_files
-from benchmarks.nvml_questions import TIMES, answered, questions, reads_only
-from scrubber.core.model import DeviceInfo
+from benchmarks.nvml_questions import TIMES, answered, cut, questions, reads_only
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library, Session
+from scrubber.devices.nvidia.nvml import Handle, Library, Session
 from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
 from scrubber.node.cgroups import Containers
@@ -38,13 +35,7 @@ from scrubber.node.cgroups import Containers
 ROUNDS, OPENINGS = 20, 3
 NOWHERE = Path("/dev/null/settings")  # nothing is kept
 PROC = Path("/proc")
-_NAMES = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+", re.ASCII)
 _SLUG = re.compile(r"[^a-z0-9]+")
-
-
-def cut(text: str) -> str:
-    """UUIDs to their first eight characters."""
-    return _NAMES.sub(r"\1", text)
 
 
 def memory(nvml: Session) -> list[dict[str, object]]:
@@ -64,9 +55,9 @@ def backend(host: Host, library: Library) -> Nvidia:
     return Nvidia(host, Containers(Path("/proc")), NOWHERE, library)
 
 
-def looks(eyes: Nvidia, devices: Sequence[DeviceInfo]) -> list[dict[str, object]]:
-    """What the service's looks at the first device take, in milliseconds: the first, and the median of the others."""
-    uuid = devices[0].uuid
+def looks(eyes: Nvidia, gpu: str) -> list[dict[str, object]]:
+    """What the service's looks at a GPU, or its first slice, take, in milliseconds: the first, and the median."""
+    uuid = next(info.uuid for info in eyes.inventory() if gpu in (info.uuid, info.parent))
     calls: dict[str, Callable[[], object]] = {
         "driver": eyes.driver,
         "inventory": eyes.inventory,
@@ -117,13 +108,13 @@ def openings(library: Library) -> list[float]:
     return took
 
 
-def machine(nvml: Session, host: Host) -> dict[str, object]:
+def machine(nvml: Session, host: Host, gpu: Handle) -> dict[str, object]:
     """What it was taken on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpus = [line.split(":")[1].strip() for line in lines if "model name" in line]
     return {
         "gpus": nvml.ask(pynvml.nvmlDeviceGetCount),
-        "model": nvml.ask(pynvml.nvmlDeviceGetName, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)),
+        "model": nvml.ask(pynvml.nvmlDeviceGetName, gpu),
         "driver": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
         "nvml": nvml.ask(pynvml.nvmlSystemGetNVMLVersion),
         "driver as the kernel tells it": _told(host.driver),
@@ -142,24 +133,27 @@ def _told(ask: Callable[[], object]) -> object:
         return f"not told: {error}"
 
 
-def measure(host: Host, library: Library) -> dict[str, Any]:
-    """All of it; what the service's own eyes cannot see here is said, and the library is asked all the same."""
+def measure(host: Host, library: Library, uuid: str | None = None) -> dict[str, Any]:
+    """All of it; what the service's own eyes cannot see here is said, and the library is asked all the same.
+
+    ``uuid``: the GPU that is asked about; None: the first one.
+    """
     with library.session() as nvml:
         if not nvml.ask(pynvml.nvmlDeviceGetCount):
             raise DeviceError("the driver lists no GPU")
-        found: dict[str, Any] = {"machine": machine(nvml, host), "memory": memory(nvml)}
-        found["questions"] = [asdict(answered(nvml, question)) for question in questions(nvml)]
-        first = nvml.ask(pynvml.nvmlDeviceGetUUID, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0))
-        found["settings"] = _told(lambda: asdict(settings.capture(nvml, first)))
+        gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0) if uuid is None else nvml.handle(uuid)
+        uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
+        found: dict[str, Any] = {"machine": machine(nvml, host, gpu), "memory": memory(nvml)}
+        found["questions"] = [asdict(answered(nvml, question)) for question in questions(nvml, gpu)]
+        found["settings"] = _told(lambda: asdict(settings.capture(nvml, uuid)))
     eyes = backend(host, library)
     devices = _told(eyes.inventory)
     found |= {"inventory": devices, "looks": [], "idle_round": {}}
     if isinstance(devices, tuple) and devices:
         found |= {"inventory": [asdict(info) for info in devices]}
-        found |= {"looks": _told(lambda: looks(eyes, devices)), "idle_round": _told(lambda: idle_round(eyes))}
+        found |= {"looks": _told(lambda: looks(eyes, uuid)), "idle_round": _told(lambda: idle_round(eyes))}
     found["opening_seconds"] = openings(library)
     library.close()
-    found["open_files"] = nvml_open_files.measure(host)  # now this process has no file of the driver open itself
     return found
 
 
@@ -179,11 +173,6 @@ def pairs(values: object) -> str:
     return table([{"what": name, "told": value} for name, value in values.items()])
 
 
-def open_files(found: object) -> str:
-    """Markdown, of the tables about the count of the kernel module."""
-    return "\n\n".join(map(table, found.values())) if isinstance(found, dict) else f"{found}."
-
-
 def page(taken: str, command: str, found: dict[str, Any]) -> str:
     """For people."""
     inventory = found["inventory"]
@@ -196,7 +185,7 @@ Taken {taken} with `{command}`. Only reads; UUIDs are cut short.
 
 ## Questions
 
-Each was asked {TIMES} times of the first GPU, through the service's own library; the median counts. Told: there is an
+Each was asked {TIMES} times of one GPU, through the service's own library; the median counts. Told: there is an
 answer. Untold: this GPU or driver knows no such thing. None: there is nothing of that number or name. Error: all else.
 
 {table(found["questions"])}
@@ -211,7 +200,7 @@ In bytes. A GPU is idle where nobody is listed; {IDLE_AT_MOST} bytes in use are 
 
 {devices}
 
-## Settings of the first GPU
+## Settings of this GPU
 
 {pairs(found["settings"])}
 
@@ -223,25 +212,14 @@ In milliseconds; the first look, and the median of {TIMES - 1} more.
 
 One round over all devices, as the monitor makes them: {found["idle_round"]}. Opening NVML after it was closed:
 {found["opening_seconds"]} s.
-
-## Open files in the reference count of the kernel module
-
-The service does not use this count yet. The figure per open file must be a constant, and a dup and a fork must add
-nothing; if the count is not the same again with all closed, somebody else has opened or closed a file meanwhile. Then
-the modules that depend on the driver's, and the programs that have its nodes open.
-
-{open_files(found["open_files"])}
 """
 
 
 def write(directory: Path, command: str, found: dict[str, Any]) -> Path:
-    """The page for people and the same for machines; where the page is."""
+    """The page; where it is."""
     directory.mkdir(parents=True, exist_ok=True)
     taken = time.strftime("%Y-%m-%d", time.gmtime())
-    name = f"{_SLUG.sub('-', str(found['machine']['model']).lower()).strip('-')}-nvml"
-    document = {"taken": taken, "command": command, **found}
-    (directory / f"{name}.json").write_text(cut(json.dumps(document, indent=2, default=str)) + "\n")
-    file = directory / f"{name}.md"
+    file = directory / f"{_SLUG.sub('-', str(found['machine']['model']).lower()).strip('-')}-nvml.md"
     file.write_text(cut(page(taken, command, found)))
     return file
 

@@ -23,6 +23,14 @@ _READS = re.compile(
 )
 
 
+_NAMES = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+", re.ASCII)
+
+
+def cut(text: str) -> str:
+    """UUIDs to their first eight characters."""
+    return _NAMES.sub(r"\1", text)
+
+
 class NotARead(RuntimeError):
     """A function of the library that may change something was called where only reads are allowed."""
 
@@ -164,9 +172,8 @@ def of_slice(nvml: Session, gpu: Handle, slice_: Handle) -> tuple[Question, ...]
     )
 
 
-def questions(nvml: Session) -> tuple[Question, ...]:
-    """For the first GPU, and the first slice of it where it has any."""
-    gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
+def questions(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
+    """For a GPU, and the first slice of it where it has any."""
     slice_ = None
     for number in range(nvml.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +15,20 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """Ask every question of the service; Unproven if one of them ends in an error."""
     host, library = Host(Path(where.root), pid_namespace=where.pid_namespace), Library()
+    yield _references(host)
     with reads_only():
-        found = nvml.measure(host, library)
+        found = nvml.measure(host, library, where.uuid)
     page = nvml.write(Path(where.output), "python -m benchmarks.trial", found)
     questions = found["questions"]
-    figures = [
-        *(
-            one(f"questions that were {word}", _count(questions, word), "", f"all answers: {page.name}")
-            for word in ("told", "untold", "none", "error")
-        ),
-        Measured("opening NVML", tuple(1000 * it for it in found["opening_seconds"]), "ms"),
-        *_idle_round(found["idle_round"]),
-        *_open_files(found["open_files"]),
-    ]
+    for word in ("told", "untold", "none", "error"):
+        yield one(f"questions that were {word}", _count(questions, word), "", f"all answers: {page.name}")
+    yield Measured("opening NVML", tuple(1000 * it for it in found["opening_seconds"]), "ms")
+    yield from _idle_round(found["idle_round"])
     if errors := [f"{it['question']} {it['about']}: {it['why']}" for it in questions if it["answer"] == "error"]:
-        raise Unproven(f"these questions end in an error: {'; '.join(errors)}", tuple(figures))
-    return figures
+        raise Unproven(f"these questions end in an error: {'; '.join(errors)}")
 
 
 def _count(questions: list[dict[str, Any]], answer: str) -> int:
@@ -48,16 +45,15 @@ def _idle_round(found: object) -> list[Measured]:
     ]
 
 
-def _open_files(found: object) -> list[Measured]:
-    """What one open file adds to the reference count of the kernel module."""
-    what = "the kernel module's reference count: added by each open file"
-    if not isinstance(found, dict):
-        return [one(what, None, "", str(found))]
-    rows = [row for row in found["rows"] if row["per open file"] is not None]
-    others = (
-        f"modules that depend on it: {len(found['modules'])}, programs that have a node open: {len(found['programs'])}"
-    )
-    return [
-        *(one(f"{what} ({row['node']}, {row['with']})", row["per open file"], "") for row in rows),
-        one("the kernel module's reference count: modules that depend on it", len(found["modules"]), "modules", others),
-    ]
+def _references(host: Host) -> Measured:
+    """What one more open file adds to the reference count of the kernel module: a second witness of who is there."""
+    what, count = "the kernel module's reference count: added by an open file", host.sys_module / "refcnt"
+    try:
+        before = int(count.read_text())
+        file = os.open(host.dev / "nvidiactl", os.O_RDONLY | os.O_CLOEXEC)
+        during = int(count.read_text())
+        os.close(file)
+        after = int(count.read_text())
+    except OSError as error:
+        return one(what, None, "", f"{error.filename}: {error.strerror}")
+    return one(what, during - before, "", f"{before} before, {after} afterwards")

@@ -5,10 +5,12 @@ Only processes that may call CUDA open it; see ``parts``.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
@@ -30,10 +32,18 @@ class Where:
     minor: int  # of its node below /dev
     rounds: int
     limit: int | None  # the most bytes to allocate; None: all that are free
-    seconds: float  # of the self-test
     root: str  # where the root of the host is mounted
     pid_namespace: int
     output: str = "docs/measurements"  # the directory of the pages
+    evidence: str = "docs/measurements/evidence"  # the folder for what the service said
+    beside: tuple[str, ...] = ()  # programs that may have the GPU open
+    seconds: float = 10.0  # of the self-test
+    ends: float = math.inf  # on the clock of the processes: begin no round that would end later
+
+    def share(self, part: float) -> float:
+        """When a part of the time that is left will be over."""
+        now = time.monotonic()
+        return now + part * (self.ends - now)
 
 
 class MeasuredCard(CupyCard):
@@ -117,6 +127,9 @@ class MeasuredCard(CupyCard):
         return float(self._runtime.eventElapsedTime(first, last)) / 1000
 
 
+C = TypeVar("C", bound=MeasuredCard)
+
+
 def unheard(_size: int) -> None:
     """Progress that is not reported."""
 
@@ -125,24 +138,21 @@ def unwatched(_done: int, _total: int) -> None:
     """Progress with a total that is not reported."""
 
 
-def opened(where: Where, kind: type[MeasuredCard] = MeasuredCard) -> MeasuredCard:
+class Listening(MeasuredCard):
+    """Without the programs that a worker runs at once: these would overwrite the planted words."""
+
+    loaded: Sequence[KernelProgram] = ()
+
+
+def opened(where: Where) -> MeasuredCard:
     """The device, opened as a worker opens it."""
-    return _begun(kind(_cupy(where), where.uuid, where.limit), where)
+    return opened_as(MeasuredCard, where)
 
 
-def listening(where: Where) -> MeasuredCard:
-    """The same, without the programs that a worker runs at once: these would overwrite the planted words."""
-    card = MeasuredCard(_cupy(where), where.uuid, where.limit)
-    card.loaded = ()
-    return _begun(card, where)
-
-
-def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
+def opened_as(kind: type[C], where: Where) -> C:
+    """The same, with a card of this kind."""
     device.only(where.uuid)
-    return warmth.load()
-
-
-def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
+    card = kind(warmth.load(), where.uuid, where.limit)
     card.begin(where.pci_address, manager=target(where).host.memory_manager(where.pci_address))
     card.ready()
     card.runs = 0  # without the runs that loaded the programs
@@ -183,14 +193,6 @@ def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the accounts that a worker keeps."""
     open_card: OpenCard = lambda *_asked: opened(where)  # noqa: E731 - a port with one method
     return MeasuredHolding(target(where), library, open_card)
-
-
-def part_of(whole: GpuMemory, size: int) -> GpuMemory:
-    """The first bytes of the memory."""
-    spans = tuple(
-        replace(span, size=min(span.size, size - span.start)) for span in whole.spans if span.start < size
-    )  # fmt: skip
-    return GpuMemory(whole.card, spans)
 
 
 def fresh(label: str) -> Pattern:

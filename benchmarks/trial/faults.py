@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 from benchmarks.nvml_questions import reads_only
-from benchmarks.trial.card import MeasuredCard, Where, fresh, held, opened, taken, unheard, unwatched, zeroed
+from benchmarks.trial.card import MeasuredCard, Where, fresh, held, opened, opened_as, taken, unheard, unwatched, zeroed
 from benchmarks.trial.figures import Measured, Unproven, one
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.cuda import clearing, coverage, memory
@@ -29,14 +30,16 @@ ROOM = 4 * INTRUDER  # bytes of memory that a GPU needs for the part with the in
 Result = tuple[list[Measured], str]  # figures, and what went unnoticed or wrong
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """All faults in turn; Unproven if one of them goes unnoticed."""
-    results = [fault(where) for fault in (_killed_before, _given_back, _intruder, _lying_write, _lying_check)]
+    faults = []
+    for fault in (_killed_before, _given_back, _intruder, _lying_write, _lying_check):
+        figures, why = fault(where)
+        yield from figures
+        faults += [why] if why else []
     in_a_fork(lambda: zeroed(taken(where)[1]))
-    found = tuple(figure for figures, _ in results for figure in figures)
-    if faults := [why for _, why in results if why]:
-        raise Unproven("; ".join(faults), found)
-    return list(found)
+    if faults:
+        raise Unproven("; ".join(faults))
 
 
 def _killed_before(where: Where) -> Result:
@@ -73,8 +76,7 @@ def _given_back(where: Where) -> Result:
 def _intruder(where: Where) -> Result:
     """Another process takes memory between clear and verify. The scrub must notice this and prove nothing."""
     about = "another process takes memory between clear and verify"
-    with reads_only(), Library().session() as nvml:
-        total = boards.memory(nvml, nvml.handle(where.uuid)).total
+    total = _usage(where).total
     if total < ROOM:
         return [one(about, None, "", f"the memory is smaller than {ROOM} bytes")], ""
     half = replace(where, limit=min(where.limit or total, total // 2))
@@ -118,7 +120,7 @@ def _lying_check(where: Where) -> Result:
 def _lie(where: Where, kind: type[MeasuredCard], about: str) -> Result:
     def scrub() -> str:
         try:
-            found = clearing.clear(memory.take(opened(where, kind)), secrets.token_bytes(16), PASSES, unwatched)
+            found = clearing.clear(memory.take(opened_as(kind, where)), secrets.token_bytes(16), PASSES, unwatched)
         except CudaError as error:
             return str(error)
         return "" if found.mismatch is None else f"the memory differs at {found.mismatch.offset:#x}"
@@ -176,8 +178,12 @@ def _take(where: Where, line: Connection) -> None:
 
 
 def _used(where: Where) -> int:
+    return int(_usage(where).used)
+
+
+def _usage(where: Where) -> Any:  # noqa: ANN401 - a structure of pynvml
     library = Library()
     with reads_only(), library.session() as nvml:
-        used = int(boards.memory(nvml, nvml.handle(where.uuid)).used)
+        usage = boards.memory(nvml, nvml.handle(where.uuid))
     library.close()  # nothing of the driver's may be open when this process forks
-    return used
+    return usage

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 REMARK = "remark"  # the unit of a remark, which has no figure
@@ -28,16 +30,23 @@ class Measured:
         return (self.what, *map(_plain, told), self.unit, str(len(self.samples)), self.note)
 
 
+@dataclass(frozen=True)
+class Part:
+    """The figures of a part, with the reason if the part does not pass or cannot run here."""
+
+    name: str
+    seconds: float
+    figures: tuple[Measured, ...] = ()
+    why: str = ""  # why it failed
+    not_done: str = ""
+
+
 class NotDone(Exception):
     """A part cannot be measured here, which is no failure. The message says why."""
 
 
 class Unproven(Exception):
-    """A part was measured and does not pass. The message says why; the figures are kept."""
-
-    def __init__(self, why: str, figures: tuple[Measured, ...]) -> None:
-        super().__init__(why)
-        self.figures = figures
+    """A part was measured and does not pass. The message says why."""
 
 
 def one(what: str, value: float | None, unit: str, note: str = "") -> Measured:
@@ -48,6 +57,17 @@ def one(what: str, value: float | None, unit: str, note: str = "") -> Measured:
 def remark(what: str, text: str) -> Measured:
     """A remark in words."""
     return Measured(what, (), REMARK, text)
+
+
+def rounds(most: int, ends: float, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """Numbers of rounds: one, then as many up to ``most`` as will have ended in time if each takes as the longest."""
+    longest = 0.0
+    for number in range(most):
+        began = clock()
+        if number and began + longest > ends:
+            return
+        yield number
+        longest = max(longest, clock() - began)
 
 
 def _plain(value: float) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+import pynvml
 
 from scrubber.workers.zygote import end_with_parent
 
@@ -20,6 +23,8 @@ class Fork:
     """One forked process. The process that forks may have loaded CuPy, but must not have called CUDA."""
 
     def __init__(self, life: Life) -> None:
+        if pynvml._nvmlLib_refcount:  # noqa: SLF001 - NVML itself cannot be asked
+            raise RuntimeError("cannot measure: a process that has NVML open must not be forked")
         self.began = time.perf_counter()  # the same clock in all processes
         self._line, theirs = _FORKING.Pipe()
         self._process = _FORKING.Process(target=_live, args=(life, theirs), daemon=True)
@@ -70,6 +75,7 @@ def in_a_fork(deed: Callable[[], Any]) -> Any:  # noqa: ANN401 - depends on the 
 
 def _live(life: Life, line: Connection) -> None:
     end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the process that forks has a handler of its own
     try:
         life(line)
     except Exception as error:  # noqa: BLE001 - sent to the process that waits for a figure

@@ -5,6 +5,7 @@ It asks only the driver's library and /proc, so that it also works where the fil
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from scrubber.node.processes import Processes
 PROC = Path("/proc")
 _AGAIN = 0.05  # seconds between two observations
 
+_GO_ON = "end it, or, if it is a daemon that only watches, go on with --beside PATH"
+
 Look = tuple[tuple[Holder, ...] | None, bool]  # the holders, and whether every process was searched
 
 
@@ -38,6 +41,7 @@ class Idle:
 
     host: Host
     library: Library
+    beside: tuple[str, ...] = ()  # programs that may have the GPU open, beside those that the usual policy names
 
     def board(self, name: str) -> Board:
         """The GPU with this UUID or index."""
@@ -64,7 +68,7 @@ class Idle:
         if holders is None:
             raise InUse("its holders are unknown")
         if holders:
-            raise InUse(f"it is open in {', '.join(f'{it.command} ({it.pid})' for it in holders)}")
+            raise InUse(f"it is open in {', '.join(map(_named, holders))}; {_GO_ON}")
         if usage.listed is None:
             raise InUse("the driver does not list its processes")
         if users.in_use(usage, users.IDLE_AT_MOST) is not False:
@@ -73,6 +77,12 @@ class Idle:
     def sees_everybody(self, board: Board) -> bool:
         """Whether every process of this namespace can be searched."""
         return self._look(board)[1]
+
+    def bystanders(self, board: Board) -> list[str]:
+        """The programs that have the GPU open and may."""
+        seen: list[Holder] = []
+        self._look(board, seen)
+        return sorted({*map(_named, seen)})
 
     def wait_for_nobody(self, board: Board, seconds: float) -> None:
         """Wait until no process uses the GPU; InUse after the time limit."""
@@ -87,13 +97,35 @@ class Idle:
             else:
                 return
 
-    def _look(self, board: Board) -> Look:
-        """The holders. Where root may not read some processes, as in a sandbox, only the others are searched."""
+    def _look(self, board: Board, passed: list[Holder] | None = None) -> Look:
+        """The holders. Where root may not read some processes, as in a sandbox, only the others are searched.
+
+        ``passed``: gets the bystanders.
+        """
         bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.bystanders)), PROC, self.host.root)
+
+        def knows(holder: Holder) -> bool:
+            known = bystanders.knows(holder) or _path(holder) in self.beside
+            if known and passed is not None:
+                passed.append(holder)
+            return known
+
         files = {"device": (str(self.host.dev / board.node),)}
         for whole_node in (True, False):
             look = Processes(PROC, lambda _pid: None, whole_node=whole_node, namespace=self.host.pid_namespace)
-            holders = look.holders(files, is_bystander=bystanders.knows)["device"]
+            holders = look.holders(files, is_bystander=knows)["device"]
             if holders is not None:
                 return holders, whole_node
         return None, False
+
+
+def _named(holder: Holder) -> str:
+    return f"{_path(holder)} ({holder.pid})"
+
+
+def _path(holder: Holder) -> str:
+    """The program of a process; its name where the path cannot be read."""
+    try:
+        return os.readlink(PROC / str(holder.pid) / "exe")  # noqa: PTH115 - the text
+    except OSError:
+        return holder.command

@@ -9,11 +9,13 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import processes
 from benchmarks.trial.card import Where, target
-from benchmarks.trial.figures import Measured, one
+from benchmarks.trial.figures import Measured, NotDone, rounds
+from benchmarks.trial.imports import pidfd_refused
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
@@ -30,11 +32,15 @@ STEPS = (Step.HEALTH, Step.CLEAR, Step.VERIFY, Step.SCRATCH)
 PASSES = ("random", "zero")
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """Workers of new zygotes, then several workers of one zygote."""
     if where.limit is not None:
-        return [one("the steps of one worker", None, "", "a worker takes all memory: not done where there is a limit")]
-    return asyncio.run(_workers(_assignment(where), where.rounds))
+        raise NotDone("a worker takes all memory, which --limit forbids")
+    if (refused := pidfd_refused()) is not None:
+        raise NotDone(f"{refused}, so no zygote can hold a worker: what a worker takes is not known here")
+    order = _assignment(where)
+    yield from _figures("cold zygote", asyncio.run(_cold(order, where.rounds // COLD_SHARE, where.share(1 / 3))))
+    yield from _figures("warm zygote", asyncio.run(_zygote(order, 1 + where.rounds, where.ends))[1:])
 
 
 def _assignment(where: Where) -> Assignment:
@@ -48,19 +54,17 @@ def _assignment(where: Where) -> Assignment:
     )
 
 
-async def _workers(assignment: Assignment, rounds: int) -> list[Measured]:
-    cold = [(await _zygote(assignment, 1))[0] for _ in range(max(1, rounds // COLD_SHARE))]
-    warm = (await _zygote(assignment, 1 + rounds))[1:]
-    return _figures("cold zygote", cold) + _figures("warm zygote", warm)
+async def _cold(assignment: Assignment, most: int, ends: float) -> list[dict[str, float]]:
+    return [(await _zygote(assignment, 1, ends))[0] for _ in rounds(max(1, most), ends)]
 
 
-async def _zygote(assignment: Assignment, workers: int) -> list[dict[str, float]]:
+async def _zygote(assignment: Assignment, most: int, ends: float) -> list[dict[str, float]]:
     """Several workers of one new zygote; the time of the first one includes the start of the zygote."""
     nursery = Nursery(warm_cuda=True)
     began = time.perf_counter()
     try:
         await nursery.start()
-        found = [await _worker(nursery, assignment) for _ in range(workers)]
+        found = [await _worker(nursery, assignment) for _ in rounds(most, ends)]
     finally:
         await nursery.close()
     for taking in ("spawn", "whole"):

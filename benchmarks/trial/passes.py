@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
-from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
-from benchmarks.trial.figures import Measured, one
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, taken, unheard, zeroed
+from benchmarks.trial.figures import Measured, one, rounds
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library
 
-SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all memory
 BASELINE = "cudaMemset"
 COPY = "cudaMemcpy, device to device"
 _ON_DEVICE = 3
@@ -56,7 +55,7 @@ def measure(where: Where) -> list[Measured]:
     """All passes in turn, in several rounds, so that the temperature of the device is the same for all."""
     card, whole = taken(where)
     watch = Watch()
-    for _ in range(where.rounds):
+    for _ in rounds(where.rounds, where.share(3 / 4)):
         _round(card, whole, watch)
     now = _state(where)
     zeroed(whole)
@@ -141,36 +140,3 @@ def _ratio(name: str, watch: Watch) -> Measured:
     pairs = zip(watch.device[BASELINE], watch.device[name], strict=True)
     note = "by the device, round by round"
     return Measured(f"{name}: speed as a part of that of {BASELINE}", tuple(base / it for base, it in pairs), "", note)
-
-
-def sizes(where: Where) -> list[Measured]:
-    """Write and read back growing parts of the memory."""
-    card, whole = taken(where)
-    found = []
-    for size in (*(size for size in SIZES if size < whole.size), whole.size):
-        watch = Watch()
-        for _ in range(where.rounds):
-            _write_and_check(card, part_of(whole, size), watch)
-        found += _grown(size, watch)
-    zeroed(whole)
-    return found
-
-
-def _write_and_check(card: MeasuredCard, some: GpuMemory, watch: Watch) -> None:
-    key = fresh("a size")
-    began = time.perf_counter()
-    watch.swept(card, "write", lambda: some.write(key, unheard))
-    watch.swept(card, "check", lambda: some.check(key, unheard))
-    watch.wall["both"].append(time.perf_counter() - began)
-
-
-def _grown(size: int, watch: Watch) -> list[Measured]:
-    device = [write + check for write, check in zip(watch.device["write"], watch.device["check"], strict=True)]
-    wall = watch.wall["both"]
-    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
-    about = f"write and check {size / unit:g} {name}"
-    return [
-        Measured(f"{about}, by the wall", tuple(1000 * each for each in wall), "ms"),
-        Measured(f"{about}, by the device", tuple(1000 * each for each in device), "ms"),
-        Measured(f"{about}, by the wall: for each GB", tuple(1e12 * each / size for each in wall), "ms"),
-    ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ import pynvml
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
 from benchmarks.trial.figures import Measured, Unproven, one
-from benchmarks.trial.forks import Fork, say
+from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
@@ -26,28 +27,25 @@ Scrubbed = tuple[list[Measured], str | None]  # figures, and why they prove noth
 T = TypeVar("T")
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """Each list of passes in a process of its own, as in a scrub."""
-    before = _books(where, "before")
-    scrubs = [_in_a_fork(where, names) for names in PASSES]
-    found = [*before, *(it for figures, _ in scrubs for it in figures), *_books(where, "afterwards")]
-    if faults := [fault for _, fault in scrubs if fault]:
-        raise Unproven(f"cannot prove what its memory holds: {'; '.join(faults)}", tuple(found))
-    return found
-
-
-def _in_a_fork(where: Where, names: Sequence[str]) -> Scrubbed:
-    def scrub(line: Connection) -> None:
-        with reads_only():
-            say(line, _scrub(where, names))
-
-    fork = Fork(scrub)
-    found: Scrubbed = fork.hear()
-    fork.end()
-    return found
+    yield from _books(where, "before")
+    faults = []
+    for names in PASSES:
+        figures, fault = in_a_fork(partial(_scrub, where, names))
+        yield from figures
+        faults += [fault] if fault else []
+    yield from _books(where, "afterwards")
+    if faults:
+        raise Unproven(f"cannot prove what its memory holds: {'; '.join(faults)}")
 
 
 def _scrub(where: Where, names: Sequence[str]) -> Scrubbed:
+    with reads_only():
+        return _scrubbed(where, names)
+
+
+def _scrubbed(where: Where, names: Sequence[str]) -> Scrubbed:
     library, about = Library(), "+".join(names)
     holding = held(where, library)
     whole, took = _timed(holding.memory)
@@ -97,12 +95,10 @@ def _books(where: Where, when: str, library: Library | None = None) -> list[Meas
     return rows
 
 
-def residue(where: Where) -> list[Measured]:
+def residue(where: Where) -> Iterator[Measured]:
     """What the driver leaves to the next process, after a process that ended and after one that was killed."""
-    found = []
     for how, by_force in (("ended", False), ("was killed", True)):
-        found += _left_behind(where, f"after a process that {how}, at once", by_force=by_force)
-    return found
+        yield from _left_behind(where, f"after a process that {how}, at once", by_force=by_force)
 
 
 def _left_behind(where: Where, about: str, *, by_force: bool) -> list[Measured]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import pynvml
 
 from benchmarks import nvml as beside
-from benchmarks.nvml import cut
-from benchmarks.trial.figures import one
-from benchmarks.trial.parts import PARTS, Part
+from benchmarks.nvml_questions import cut
+from benchmarks.trial.figures import Part, one
+from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import DeviceError
@@ -28,8 +27,7 @@ def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
     """The facts of the machine, also which ones the driver does not report."""
     with library.session() as nvml:
         gpu = nvml.handle(uuid)
-        return beside.machine(nvml, host) | {
-            "model": nvml.ask(pynvml.nvmlDeviceGetName, gpu),
+        return beside.machine(nvml, host, gpu) | {
             "compute capability": _told(nvml, pynvml.nvmlDeviceGetCudaComputeCapability, gpu),
             "CUDA of the driver": _told(nvml, pynvml.nvmlSystemGetCudaDriverVersion_v2),
             "ECC, now and after a reset": _told(nvml, pynvml.nvmlDeviceGetEccMode, gpu),
@@ -37,17 +35,10 @@ def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
             "MIG, now and after a reset": _told(nvml, pynvml.nvmlDeviceGetMigMode, gpu),
             "memory clock at most, MHz": _told(nvml, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
             "memory bus, bits": _told(nvml, pynvml.nvmlDeviceGetMemoryBusWidth, gpu),
-            "CuPy": cupy(),
             "kernels": _kernels(nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)),
             "taken": time.strftime("%Y-%m-%d", time.gmtime()),
             "processor": platform.machine(),
         }
-
-
-def cupy() -> str:
-    """The installed CuPy, by its package; it is not loaded."""
-    found = [it for it in metadata.distributions() if str(it.metadata["Name"]).lower().startswith("cupy")]
-    return ", ".join(f"{it.metadata['Name']} {it.version}" for it in found) or NOT_TOLD
 
 
 def _kernels(capability: tuple[int, int] | None) -> str:

@@ -1,4 +1,4 @@
-"""The whole service on the GPU: from the start to the first receipt, scrubs on request, and what ``explain`` says.
+"""The whole service on the GPU: from the start to the first receipt, then scrubs on request.
 
 It resets nothing and changes no setting: the policy names the settings that the GPU has.
 """
@@ -7,54 +7,69 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from importlib import util
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pynvml
+
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import Where
-from benchmarks.trial.figures import Measured, NotDone, one, remark
+from benchmarks.trial.figures import Measured, NotDone, one, remark, rounds
+from benchmarks.trial.imports import pidfd_refused
+from benchmarks.trial.programs import last_line
+from policies.model import Policy
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.settings import settings
 
-NEEDS = ("asyncinotify", "click", "grpc", "grpc_health", "grpc_status", "rich", "ruamel.yaml", "tenacity")
 SCRUBS = 5  # on request, after the first look
-CLEAN_WITHIN = 120.0  # seconds for the first look
+CLEAN_WITHIN = 120.0  # seconds for the first look, at most
+SAVED_WITHIN = 4.0  # seconds for each of the files that are kept of the service
 STARTS_WITHIN = STOPS_WITHIN = 20.0
 PAUSE = 0.02  # seconds between two checks for the socket
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """Start the service, let it scrub, and read the receipts."""
-    if missing := [name for name in NEEDS if util.find_spec(name) is None]:
-        raise NotDone(f"{', '.join(missing)} is not installed")
     if where.limit is not None:
         raise NotDone("the service takes all memory, which --limit forbids")
-    with TemporaryDirectory(prefix="ac-", dir="/tmp") as directory, _service(Path(directory), where) as ask:
+    if (refused := pidfd_refused()) is not None:
+        raise NotDone(f"{refused}, so the service can hold no worker: no scrub by the service is proved here")
+    others = _others_held(where)
+    with others, TemporaryDirectory(prefix="ac-", dir="/tmp") as place, _service(Path(place), where) as ask:
         began = time.perf_counter()
-        first = _scrubbed(ask, where.uuid)
+        first = _scrubbed(ask, where)
         until_clean = time.perf_counter() - began
-        walls = [_timed(lambda: _scrubbed(ask, where.uuid)) for _ in range(SCRUBS)]
+        yield one("from the service's first answer to the first receipt", 1000 * until_clean, "ms", first)
+        walls = [_timed(lambda: _scrubbed(ask, where)) for _ in rounds(min(SCRUBS, where.rounds), where.ends)]
+        yield Measured("autoclave scrub, from the command to its end", tuple(1000 * it for it in walls), "ms")
         receipts = _receipts(ask, where.uuid)
-        explained = ask("explain", where.uuid)
-    found = [
-        one("from the service's first answer to the first receipt", 1000 * until_clean, "ms", first),
-        Measured("autoclave scrub, from the command to its end", tuple(1000 * it for it in walls), "ms"),
-        *_steps(receipts),
-        *_of_receipt(receipts[-1]),
-    ]
-    return found + [remark("explain", line) for line in explained.splitlines() if line.strip()]
+        yield from _steps(receipts[-len(walls) :])
+        yield from _of_receipt(receipts[-1])
 
 
-def _scrubbed(ask: Callable[..., str], uuid: str) -> str:
-    return _last_line(ask("scrub", uuid, "--timeout", f"{CLEAN_WITHIN:g}s"))
+def _scrubbed(ask: Callable[..., str], where: Where) -> str:
+    left = max(1.0, min(CLEAN_WITHIN, where.ends - time.monotonic()))
+    return last_line(ask("scrub", where.uuid, "--timeout", f"{left:.0f}s"))
+
+
+def _others_held(where: Where) -> ExitStack:
+    """The nodes of all other GPUs, open: the service scrubs no GPU that a process has open."""
+    held, library = ExitStack(), Library()
+    with reads_only(), library.session() as nvml:
+        handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, it) for it in range(nvml.ask(pynvml.nvmlDeviceGetCount))]
+        minors = {nvml.ask(pynvml.nvmlDeviceGetMinorNumber, gpu) for gpu in handles}
+    library.close()
+    for minor in minors - {where.minor}:
+        held.enter_context((Path(where.root) / f"dev/nvidia{minor}").open("rb", buffering=0))
+    return held
 
 
 def _receipts(ask: Callable[..., str], uuid: str) -> list[Mapping[str, Any]]:
@@ -63,9 +78,8 @@ def _receipts(ask: Callable[..., str], uuid: str) -> list[Mapping[str, Any]]:
     return [row["body"]["receipt"] for row in rows if row["kind"] == "scrub-passed"]
 
 
-def _steps(receipts: list[Mapping[str, Any]]) -> list[Measured]:
+def _steps(asked: list[Mapping[str, Any]]) -> list[Measured]:
     """The figures of each step that all scrubs on request have."""
-    asked = receipts[-SCRUBS:]
     names = [name for name, _ in asked[-1]["steps"]]
     took = {name: tuple(1000 * dict(it["steps"]).get(name, 0.0) for it in asked) for name in names}
     return [Measured(f"step {name}", samples, "ms", f"{asked[-1]['path']} path") for name, samples in took.items()]
@@ -102,13 +116,18 @@ def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
         "--log-format": "json",
     }
     words = [str(word) for flag in flags.items() for word in flag]
-    log = directory / "log"
+    evidence = Path(where.evidence)
+    evidence.mkdir(parents=True, exist_ok=True)
+    log = evidence / "service.log"
     with log.open("w") as errors:
         service = subprocess.Popen([*_AUTOCLAVE, "scrubber", *words], stderr=errors)
     try:
         _wait_for(service, run / "admin.sock", log)
         yield lambda *verb: _asked(run, log, *verb)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a part that is late has been told so, and saves what it has
+        _save(evidence / "status.json", run, "status", "-o", "json")
+        _save(evidence / "ledger.jsonl", run, "ledger", "export", "--state-dir", str(directory / "state"))
         service.terminate()
         try:
             service.wait(STOPS_WITHIN)
@@ -117,11 +136,21 @@ def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
             raise
 
 
+def _save(file: Path, run: Path, *verb: str) -> None:
+    """Keep what a verb prints, however the part ends."""
+    environment = {**os.environ, "AUTOCLAVE_RUN_DIR": str(run)}
+    with file.open("wb") as output:
+        try:
+            subprocess.run([*_AUTOCLAVE, *verb], env=environment, stdout=output, timeout=SAVED_WITHIN, check=True)
+        except subprocess.SubprocessError as error:
+            sys.stderr.write(f"{file.name} is not whole: {error}\n")
+
+
 def _wait_for(service: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
     ends = time.monotonic() + STARTS_WITHIN
     while not socket.exists():
         if service.poll() is not None or time.monotonic() > ends:
-            raise RuntimeError(f"the service does not start: {_last_line(log.read_text())}")
+            raise RuntimeError(f"the service does not start: {last_line(log.read_text())}")
         time.sleep(PAUSE)
 
 
@@ -132,13 +161,10 @@ def _asked(run: Path, log: Path, *verb: str) -> str:
     environment = {**os.environ, "AUTOCLAVE_RUN_DIR": str(run)}
     done = subprocess.run([*_AUTOCLAVE, *verb], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = _last_line(done.stderr or log.read_text())
+        sys.stderr.write(done.stderr)
+        last = last_line(done.stderr or log.read_text())
         raise RuntimeError(f"autoclave {' '.join(verb)} ends with status {done.returncode}: {last}")
     return done.stdout
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 def _policy(where: Where) -> dict[str, Any]:
@@ -153,4 +179,6 @@ def _policy(where: Where) -> dict[str, Any]:
     if now["application_clocks"] is not None:
         kept["application_clocks"] = dict(zip(("memory", "graphics"), now["application_clocks"], strict=True))
     defaults: dict[str, Any] = {"paths": {"first_look": "fast", "new_tenant": "fast", "escalate": False}}
+    if where.beside:
+        defaults["evict"] = {"bystanders": [*Policy().evict.bystanders, *where.beside]}
     return {"name": "trial", "defaults": defaults | {"settings": kept}}

@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, unheard, zeroed
-from benchmarks.trial.figures import Measured
+from benchmarks.trial.figures import Measured, one, rounds
 from benchmarks.trial.forks import Fork, say
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Span
@@ -31,13 +31,14 @@ BEGUN = "until our first line"
 Moments = dict[str, float]
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """New processes, then forks of this process, which has loaded CuPy and has not called CUDA."""
-    cold = [_cold(where) for _ in range(max(2, where.rounds // COLD_SHARE))]
-    warm = [_warm(where) for _ in range(where.rounds)]
-    found = _figures("a new process, the first time", cold[:1]) + _figures("a new process", cold[1:])
-    found += _figures("a fork of a process that has loaded CuPy", warm)
-    return found + _next_ones(where)
+    yield from _figures("a new process, the first time", [_cold(where)])
+    third, most = where.share(1 / 3), max(1, where.rounds // COLD_SHARE)
+    yield from _figures("a new process", [_cold(where) for _ in rounds(most, third)])
+    warm = [_warm(where) for _ in rounds(where.rounds, where.share(2 / 3))]
+    yield from _figures("a fork of a process that has loaded CuPy", warm)
+    yield from _next_ones(where)
 
 
 def life(where: Where, mark: Callable[[str], None]) -> None:
@@ -108,18 +109,14 @@ def _figures(who: str, lives: list[Moments]) -> list[Measured]:
     return [*steps, Measured(f"{who}: from its start to the end of the last pass", whole, "ms")]
 
 
-def _next_ones(where: Where) -> list[Measured]:
+def _next_ones(where: Where) -> Iterator[Measured]:
     """How long the next process waits: the driver may still clear the memory that was given back."""
-    found = []
     for name, pause in (("immediately", 0.0), (f"after {LATER:g} s", LATER)):
         took, size, first = _handed_over(where, pause)
         about = f"memory that another process had written and given back, {name}"
-        found += [
-            Measured(f"{about}: all of it allocated", (1000 * took,), "ms", "by a process that was ready and waited"),
-            Measured(f"{about}: allocated", (float(size),), "bytes"),
-            Measured(f"{about}: the first write", (1000 * first,), "ms"),
-        ]
-    return found
+        yield one(f"{about}: all of it allocated", 1000 * took, "ms", "by a process that was ready and waited")
+        yield one(f"{about}: allocated", size, "bytes")
+        yield one(f"{about}: the first write", 1000 * first, "ms")
 
 
 def _handed_over(where: Where, pause: float) -> tuple[float, int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,11 +32,13 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def measure(where: Where) -> list[Measured]:
+def measure(where: Where) -> Iterator[Measured]:
     """Each alternative in a process of its own."""
-    found = [it for name in SOURCES for it in in_a_fork(partial(_compiled, where, name))]
-    found += [it for size in SIZES for it in _allocated(where, size)]
-    return [*found, *in_a_fork(partial(_census, where))]
+    for name in SOURCES:
+        yield from in_a_fork(partial(_compiled, where, name))
+    for size in SIZES:
+        yield from _allocated(where, size)
+    yield from in_a_fork(partial(_census, where))
 
 
 def _compiled(where: Where, name: str) -> list[Measured]:

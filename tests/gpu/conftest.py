@@ -1,6 +1,7 @@
 """A real NVIDIA GPU, left as it is: ``pytest -m gpu tests/gpu``. ``test_scrub.py`` overwrites its memory with zeros.
 
-Where the host's files are seen elsewhere than under /, say so in GPU_HOST_ROOT. What was seen is told at the end.
+Where the host's files are seen elsewhere than under /, say so in GPU_HOST_ROOT; GPU_UUID names another GPU than the
+first one, GPU_BESIDE daemons that may have it open. What was seen is told at the end.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from benchmarks.nvml import backend, cut
-from benchmarks.nvml_questions import reads_only
+from benchmarks.nvml import backend
+from benchmarks.nvml_questions import cut, reads_only
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library, Session
+from scrubber.devices.nvidia.nvml import Handle, Library, Session
 from scrubber.node import proc
 from tests.fakes.nvml.fixtures import nvml_build, stage
 
 __all__ = ["nvml_build", "stage"]  # fixtures, of the rehearsal
 
 PROC = Path("/proc")
+GPU = os.environ.get("GPU_UUID", "0")
 SEEN = pytest.StashKey[list[str]]()
 Tell = Callable[[str], None]
 
@@ -72,13 +74,19 @@ def nvidia(host: Host, library: Library) -> Nvidia:
 
 @pytest.fixture
 def device(nvidia: Nvidia) -> DeviceInfo:
-    """The first one."""
-    return nvidia.inventory()[0]
+    """That GPU, or its first slice."""
+    return next(info for info in nvidia.inventory() if GPU in (str(info.index), info.uuid, info.parent))
+
+
+@pytest.fixture
+def gpu(nvml: Session, device: DeviceInfo) -> Handle:
+    """That GPU, for questions."""
+    return nvml.handle(device.parent or device.uuid)
 
 
 @pytest.fixture
 def idle(nvidia: Nvidia, device: DeviceInfo) -> DeviceInfo:
-    """The first one, while no process is listed on it."""
+    """It, while no process is listed on it."""
     if listed := nvidia.listed_holders(device.uuid):
         pytest.skip(f"somebody is at work on it: {len(listed)} processes are listed")
     return device

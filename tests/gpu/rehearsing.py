@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from scrubber.node.processes import Processes
+from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
 KEEP = {"PYTEST_PLUGINS": "tests.gpu.stand_in_variables"}
@@ -40,3 +44,12 @@ def rehearse(stage, file: str, *arguments: str, **more: str) -> subprocess.Compl
 def failed(run: subprocess.CompletedProcess[str]) -> set[str]:
     """The names of tests that did."""
     return {line.split("::")[1].split()[0] for line in run.stdout.splitlines() if line.startswith("FAILED")}
+
+
+def free(stage) -> None:
+    """Wait until no process has the first GPU open."""
+    look = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
+    ends = time.monotonic() + WITHIN
+    while look.holders({"gpu": (str(stage.root.node(stage.machine.gpu(0))),)})["gpu"] != ():
+        assert time.monotonic() < ends
+        time.sleep(0.02)

@@ -123,21 +123,18 @@ def test_an_idle_gpu_is_known_to_have_no_holder(nvidia, idle) -> None:
     assert nvidia.has_holders(idle.uuid) is False
 
 
-def test_a_gpu_is_well(nvidia) -> None:
-    assert {info.uuid: nvidia.vitals(info.uuid) for info in nvidia.inventory()} == {
-        info.uuid: Vitals() for info in nvidia.inventory()
-    }
+def test_a_gpu_is_well(nvidia, device) -> None:
+    assert nvidia.vitals(device.uuid) == Vitals()
 
 
-def test_no_question_of_the_service_ends_in_an_error(nvml, tell) -> None:
-    answers = [answered(nvml, question, 3) for question in questions(nvml)]
+def test_no_question_of_the_service_ends_in_an_error(nvml, gpu, tell) -> None:
+    answers = [answered(nvml, question, 3) for question in questions(nvml, gpu)]
     for one in answers:
         tell(f"{one.question} {one.about}: {one.answer} {one.why}")
     assert [one for one in answers if one.answer == "error"] == []
 
 
-def test_links_past_the_last_are_refused(nvml, tell) -> None:
-    gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
+def test_links_past_the_last_are_refused(gpu, tell) -> None:
     codes = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -149,8 +146,8 @@ def test_links_past_the_last_are_refused(nvml, tell) -> None:
     assert set(codes) <= {pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT}
 
 
-def test_settings_are_read_alike_twice_and_can_be_kept(nvml, tell) -> None:
-    uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0))
+def test_settings_are_read_alike_twice_and_can_be_kept(nvml, gpu, tell) -> None:
+    uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
     first = settings.capture(nvml, uuid)
     tell(f"settings: {first}")
     assert settings.capture(nvml, uuid) == first

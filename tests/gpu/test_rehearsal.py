@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -13,16 +16,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.trial.figures import one
-from benchmarks.trial.parts import PARTS, Part
-from benchmarks.trial.records import Records
+from benchmarks.trial import checks, job, needs, running, service
+from benchmarks.trial.card import Where
+from benchmarks.trial.figures import NotDone, one, rounds
+from benchmarks.trial.parts import GRACE, LAST, PARTS, Kind, time_for
+from benchmarks.trial.records import Records, Writer
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.cuda.gpu import PAGE
-from tests.gpu.rehearsing import ROOT, environment, failed, rehearse
+from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 
 SIZE = 24 * PAGE
-SOME = ("nvml", "dram", "faults", "service", "zeros")
+SOME = ("imports", "launches", "nvml", "service", "faults", "dram", "zeros")
 TOO_SMALL = {  # what the tests say of a memory of this size
     "test_every_device_is_described_by_what_is_there",
     "test_all_but_a_hundredth_of_the_memory_can_be_taken",
@@ -68,25 +73,125 @@ def needed(name: str, found: set[str]) -> None:
 
 
 def test_the_list_of_packages_is_what_the_trial_needs() -> None:
-    lines = (ROOT / "benchmarks/trial/packages.txt").read_text().splitlines()
+    lock = [line.partition(" ")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
     found: set[str] = set()
     for name in ("autoclave", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"):
         needed(name, found)
-    assert [line for line in lines if not line.startswith("#")] == sorted(found - {"autoclave"})
+    assert list(needs.pinned()) == sorted(found - {"autoclave"})
+    assert {f"{name}=={release}" for name, release in needs.pinned().items()} <= {*lock}
 
 
 def test_a_trial_that_was_ended_goes_on_where_it_was(tmp_path) -> None:
     records = Records(tmp_path / "gpu.jsonl")
     records.begin({"model": "GPU"})
-    records.add(Part("nvml", 1.0, (one("questions", 3, ""),)))
-    records.add(Part("tests", 1.0, why="one test failed"))
-    records.add(Part("dram", 1.0, not_done="ncu is not here"))
-    assert [name for name in PARTS if name not in records.missing()] == ["nvml", "dram"]
-    records.add(Part("tests", 2.0, (one("tests that passed", 22, ""),)))
-    assert records.missing()[0] == "clear"
-    assert [(part.name, [it.what for it in part.figures]) for part in records.parts()] == [
-        ("nvml", ["questions"]), ("tests", ["tests that passed"]), ("dram", []),
-    ]  # fmt: skip
+    with records.path.open("ab", buffering=0) as file:
+
+        def done(name: str, what: str = "", why: str = "", not_done: str = "", *, ended: bool = True) -> None:
+            records.begin_part(name)
+            if what:
+                Writer(file.fileno(), name).add(one(what, 1, ""))
+            if ended:
+                Writer(file.fileno(), name).end(1.0, why, not_done)
+
+        done("imports")
+        done("launches", "registers", ended=False)  # the trial was killed here
+        done("nvml", "questions")
+        done("tests", "of the first try", "one test failed")
+        done("dram", not_done="ncu is not here")
+        assert [name for name in PARTS if name not in records.missing()] == ["imports", "nvml", "dram"]
+        assert records.part("launches").figures == (one("registers", 1, ""),)
+        done("tests", "tests that passed")
+    assert records.missing()[:2] == ("launches", "clear")
+    assert [it.what for it in records.part("tests").figures] == ["tests that passed"]
+
+
+def test_no_part_begins_that_cannot_be_half_done() -> None:
+    """On a clock of its own: each part takes all the time that it gets, and all end within the 480 s."""
+    left, begun = 480.0, []
+    for name in PARTS:
+        if name != LAST and (seconds := time_for(name, left)) is not None:
+            assert seconds >= PARTS[name].seconds / 2
+            begun.append(name)
+            left -= seconds
+    assert begun[: begun.index("one worker")] == list(PARTS)[: list(PARTS).index("one worker")]
+    assert begun != [name for name in PARTS if name != LAST]
+    assert left >= GRACE + PARTS[LAST].seconds
+
+
+def test_rounds_shrink_to_the_time_that_they_take() -> None:
+    now = [0.0]
+
+    def of_seconds(took: float, ends: float) -> int:
+        done, now[0] = 0, 0.0
+        for _ in rounds(20, ends, lambda: now[0]):
+            now[0] += took
+            done += 1
+        return done
+
+    assert [of_seconds(0.1, 10), of_seconds(3, 10), of_seconds(30, 10)] == [20, 3, 1]
+
+
+def where(**more) -> Where:
+    return replace(Where("GPU-none", "0000:00:00.0", 0, 1, None, "/", 0), **more)
+
+
+def test_a_bare_machine_gets_one_sentence_on_what_to_carry() -> None:
+    run = subprocess.run(
+        [sys.executable, "-S", "-m", "benchmarks.trial"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert re.fullmatch(
+        r"cannot begin: these packages are not installed: .*, pytest, .*; carry .*docs/nvidia.md.*\n", run.stderr
+    )
+
+
+def test_a_plugin_of_the_machine_does_not_disturb_the_tests(tmp_path, monkeypatch) -> None:
+    plugin = tmp_path / "foreign-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Name: foreign\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[pytest11]\nforeign = no_such_module\n")
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.gpu\nasync def test_it(): pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(checks, "FILES", (str(tmp_path / "test_it.py"),))
+    assert [it.samples for it in checks.measure(where())] == [(1,), (0,), (0,)]
+
+
+def refuse(_pid: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_without_pidfds_parts_end_and_the_service_is_not_proved(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    records = Records(tmp_path / "gpu.jsonl")
+    records.begin({})
+    monkeypatch.setitem(PARTS, "none", Kind("no_such_module", 1.0))
+    assert running.run("none", where(), 60.0, records).why == "it ended with status 1: KeyError: 'none'"
+    with pytest.raises(NotDone, match=r"Function not implemented, so .* no scrub by the service is proved here"):
+        next(iter(service.measure(where())))
+    with pytest.raises(NotDone, match="Function not implemented, so no zygote can hold a worker"):
+        next(iter(job.measure(where())))
+
+
+@pytest.mark.parametrize(("part", "moment"), [("launches", "scratch 1"), ("passes", "check 1")])
+def test_a_killed_trial_frees_the_gpu_and_keeps_its_results(stage, tmp_path, part: str, moment: str) -> None:
+    gpu = stage.machine.gpu(0)
+    cuda = equip(tmp_path / "cuda", [gpu], stage.root, SIZE)
+    cuda.change(gpu.uuid, stops_at=moment)
+    arguments = ["--output", tmp_path, "--host-root", stage.root.path, "--only", part]
+    trial = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(stage, cuda.environment(os.environ.get("PYTHONPATH", ""))),
+        stderr=subprocess.DEVNULL,
+    )
+    cuda.stopped(gpu.uuid)
+    trial.kill()
+    trial.wait()
+    free(stage)
+    found = Records(tmp_path / "nvidia-h200.jsonl").part(part)
+    assert found.why == "it was ended together with the trial"
+    names = ["invert", "invert: no shared memory"] if part == "launches" else []  # all of one wait for its end
+    assert [it.what for it in found.figures][-2:] == names
 
 
 PROFILER = """\
@@ -114,13 +219,16 @@ def install(stage, name: str, text: str) -> None:
 @needs_namespace
 @pytest.mark.parametrize("only", [SOME, pytest.param(tuple(PARTS), marks=pytest.mark.night)], ids=["some parts", "all"])
 def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
+    """On the second GPU: the first one is not as believed, and left alone by every part."""
     install(stage, "ncu", PROFILER)
     install(stage, "compute-sanitizer", SANITIZER)
-    cuda = equip(tmp_path / "cuda", [stage.machine.gpu(0)], stage.root, SIZE)
-    memory = Path(cuda.gpus[stage.machine.gpu(0).uuid].memory)
-    with memory.open("r+b") as file:
-        file.write(b"x" * SIZE)
-    arguments = ["--output", tmp_path, "--host-root", stage.root.path, "--rounds", 1, "--seconds", 1]
+    gpus, output = [stage.machine.gpu(number) for number in (0, 1)], tmp_path / "out"
+    cuda = equip(tmp_path / "cuda", gpus, stage.root, SIZE)
+    others, memory = (Path(cuda.gpus[gpu.uuid].memory) for gpu in gpus)
+    for file in (others, memory):
+        file.write_bytes(b"x" * SIZE)
+    gpus[0].set({"fail.nvmlDeviceGetPersistenceMode": 999})
+    arguments = ["--gpu", 1, "--output", output, "--host-root", stage.root.path, "--rounds", 1]
     arguments += [word for name in only for word in ("--only", name)]
     run = subprocess.run(
         ["unshare", *FLAGS, sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
@@ -130,15 +238,26 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
         text=True,
         check=False,
     )
-    records = Records(tmp_path / "nvidia-h200.jsonl")
+    records = Records(output / "nvidia-h200.jsonl")
     parts = {part.name: part for part in records.parts()}
-    assert list(parts) == [*only]
+    assert list(parts) == [*only], run.stderr
     faults = {part.name: part.why or part.not_done for part in parts.values() if part.why or part.not_done}
     assert list(faults) == [name for name in only if name == "tests"], faults
     assert set(re.findall(r"::(\w+)", faults.get("tests", ""))) == (TOO_SMALL if "tests" in only else set())
     assert run.returncode == len(faults)
     samples = {name: {it.what: list(it.samples) for it in part.figures} for name, part in parts.items()}
+    notes = {it.what: it.note for it in parts["launches"].figures}
+    assert notes["scratch: 232448 bytes"] == "passed"
     assert samples["faults"]["a write that leaves out the last bytes: noticed"] == [1]
     assert samples["service"]["receipt: not covered: the context of the scrub itself"] == [2 * PAGE]
+    assert others.read_bytes() == b"x" * SIZE
     assert not any(memory.read_bytes()[2 * PAGE :])  # the context was in the first pages
-    assert stage.machine.gpu(0).uuid not in records.path.read_text() + records.page.read_text()
+    published = [records.path, records.page, output / "nvidia-h200-nvml.md"]
+    assert gpus[1].uuid not in "".join(file.read_text() for file in published)
+    evidence = {file.name: file.read_text() for file in records.evidence.iterdir()}
+    assert {*evidence} == {"stderr.txt", "service.log", "status.json", "ledger.jsonl"}
+    assert sorted(output.iterdir()) == sorted([*published, records.evidence])
+    assert [name for name in only if f"\n===== {name}, " not in evidence["stderr.txt"]] == []
+    states = {row["device"]: row["state"] for row in json.loads(evidence["status.json"])["items"]}
+    assert states[gpus[1].uuid] == "clean"
+    assert "scrub-passed" in evidence["ledger.jsonl"]

@@ -39,16 +39,16 @@ RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for the sy
 
 @pytest.fixture
 def idle(host, library) -> Idle:
-    return Idle(host, library)
+    return Idle(host, library, tuple(filter(None, os.environ.get("GPU_BESIDE", "").split(os.pathsep))))
 
 
 @pytest.fixture
 def board(idle, library) -> Iterator[Board]:
-    """The first GPU, without a holder before and after."""
+    """That GPU, without a holder before and after."""
     if (lacks := warmth.missing()) is not None:
         pytest.skip(lacks)
     try:
-        found = idle.board("0")
+        found = idle.board(os.environ.get("GPU_UUID", "0"))
         idle.expect_nobody(found)
     except InUse as error:
         pytest.skip(f"somebody is at work on it: {error}")

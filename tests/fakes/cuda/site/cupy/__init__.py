@@ -6,7 +6,9 @@ real one, nothing is asked of a device before the first call.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,15 @@ MEMORY = {"write", "check", "invert"}
 
 
 class RawModule:
-    """Kernels by their names; the file must be there, and is not read."""
+    """Kernels by their names; a file must be there, and is not read. What is compiled must be saved, as with CuPy."""
 
-    def __init__(self, *, path: str) -> None:
-        self.path = path
+    def __init__(self, *, path: str = "", code: str = "", **_how: object) -> None:
+        self.path, self.code = path, code
+        if code and os.environ.get("CUPY_CACHE_IN_MEMORY") != "1":
+            TemporaryFile(dir=os.environ["CUPY_CACHE_DIR"]).close()
 
     def get_function(self, name: str) -> RawKernel:
-        if not Path(self.path).is_file():
+        if not self.code and not Path(self.path).is_file():
             raise cuda.driver.CUDADriverError(301, "CUDA_ERROR_FILE_NOT_FOUND: file not found")
         return RawKernel(name)
 

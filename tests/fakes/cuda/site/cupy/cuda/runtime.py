@@ -35,6 +35,13 @@ def device() -> Device:
     return Device(found)
 
 
+def runtimeGetVersion() -> int:  # noqa: N802 - as it is called there
+    return 13000
+
+
+driverGetVersion = runtimeGetVersion  # noqa: N816 - as it is called there
+
+
 def getDeviceCount() -> int:  # noqa: N802 - as it is called there
     return device().place.shown
 
