@@ -28,7 +28,10 @@ def load(file: Path, ctx: click.Context) -> dict[str, object]:
                 place = node.key if option is None else node.place
                 yield DocumentFault(str(file), place.line, place.column, name, *problem)
 
-    return {name: node.plain() for name, node in config_file.read(file, check).items()}
+    values = {name: node.plain() for name, node in config_file.read(file, check).items()}
+    # A flag that may be repeated takes a list only.
+    alone = {name for name, value in values.items() if options[name].multiple and not isinstance(value, list)}
+    return {name: [value] if name in alone else value for name, value in values.items()}
 
 
 def _unfit(name: str, option: click.Option | None, value: object, ctx: click.Context) -> tuple[str, str] | None:
