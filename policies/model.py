@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Collection
 from functools import cache
+from itertools import product
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -20,7 +22,9 @@ from policies.path import ScrubPath
 from scrubber.ground.documents.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
-BYSTANDER = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?(/[^/:\s]+)+")
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+PATH = re.compile(r"(/[^/:\s]+)+")
+BYSTANDER = re.compile(f"({NAMESPACE.pattern}:)?{PATH.pattern}")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
 
@@ -104,17 +108,32 @@ def check_gpu(entry: object) -> object:
     raise ValueError("expected an index such as 0, or a UUID or the beginning of one, such as GPU-8f2c")
 
 
-def check_bystander(text: str) -> str:
-    """A program, named as the kernel shows it: a plain absolute path."""
-    if not BYSTANDER.fullmatch(text) or {".", ".."} & set(text.split("/")):
-        raise ValueError("expected [NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter")
-    return text
+def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
+    """A check for text of this form. A path is named as the kernel shows it, so without "." and ".."."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text) or {".", ".."} & set(text.split("/")):
+            raise ValueError(f"expected {expected}")
+        return text
+
+    return check
 
 
-Bystander = Annotated[
-    str, AfterValidator(check_bystander), WithJsonSchema({"type": "string", "pattern": f"^{BYSTANDER.pattern}$"})
-]
-Name = Annotated[str, AfterValidator(check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
+check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
+_check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
+_check_bystander = _plain(
+    BYSTANDER, "[NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter"
+)
+
+
+def _word(pattern: re.Pattern[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern.pattern}$"})
+
+
+Bystander = Annotated[str, AfterValidator(_check_bystander), _word(BYSTANDER)]
+ProgramPath = Annotated[str, AfterValidator(_check_path), _word(PATH)]
+Namespace = Annotated[str, AfterValidator(check_namespace), _word(NAMESPACE)]
+Name = Annotated[str, AfterValidator(check_name), _word(NAME)]
 Glob = Annotated[str, Field(min_length=1)]
 Gpu = Annotated[
     int | str,
@@ -195,22 +214,32 @@ class Timeouts(Model):
 _DAEMONS = tuple(
     f"/usr/bin/{name}" for name in ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
 )
-_DRA = ("/usr/bin/gpu-kubelet-plugin", "/usr/bin/compute-domain-kubelet-plugin")
-_OPERATOR = (
+_TOOLKIT = tuple(f"nvidia-{name}" for name in ("container-cli", "container-runtime", "ctk"))
+_TOOLS = (
+    *(f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-modprobe", *_TOOLKIT, "nvidia-container-cli.real")),
+    *(f"/usr/local/nvidia/toolkit/{name}.real" for name in _TOOLKIT),  # where the operator installs the toolkit
+)
+_IN_PODS = (
+    *_DAEMONS,
     "/usr/bin/dcgm-exporter",
     "/usr/bin/nvidia-device-plugin",
     "/usr/bin/gpu-feature-discovery",
     "/usr/bin/nvidia-mig-manager",
     "/usr/bin/nvidia-validator",
-    *_DRA,
+    "/usr/bin/gpu-kubelet-plugin",
+    "/usr/bin/compute-domain-kubelet-plugin",
+    "/usr/bin/nvidia-gpu-device-plugin",  # GKE's, as the next one
+    "/usr/local/nvidia/bin/nvidia-persistenced",
 )
-_GKE = ("/usr/bin/nvidia-gpu-device-plugin", "/usr/local/nvidia/bin/nvidia-persistenced")
-
-
-def _usual_bystanders() -> tuple[str, ...]:
-    """The programs of NVIDIA's packages on the host, of its operator, of its DRA driver, and of GKE."""
-    pods = {"gpu-operator": (*_DAEMONS, *_OPERATOR), "nvidia-dra-driver-gpu": _DRA, "kube-system": _GKE}
-    return (*_DAEMONS, *(f"{namespace}:{path}" for namespace, paths in pods.items() for path in paths))
+_NAMESPACES = (
+    "gpu-operator",
+    "gpu-operator-resources",
+    "nvidia-gpu-operator",
+    "dra-driver-nvidia-gpu",
+    "nvidia-dra-driver-gpu",
+    "nvidia",
+    "kube-system",
+)
 
 
 class Evict(Model):
@@ -228,8 +257,19 @@ class Evict(Model):
     give_up: Annotated[Duration, Field(ge=0)] = 600.0
     """How long a scrub may fail because a process does not end; then the device is quarantined until it has ended."""
 
-    bystanders: tuple[Bystander, ...] = _usual_bystanders()
+    bystanders: tuple[Bystander, ...] = (*_DAEMONS, *_TOOLS)
     """Programs, as [NAMESPACE:]PATH, that do not count as holders; no device is reset while one has it open."""
+
+    operator_programs: tuple[ProgramPath, ...] = _IN_PODS
+    """Programs of NVIDIA that are bystanders in the pods of every operator namespace."""
+
+    operator_namespaces: tuple[Namespace, ...] = _NAMESPACES
+    """Namespaces of NVIDIA's operator and drivers, in which tenants cannot create pods."""
+
+    def all_bystanders(self, namespaces: Collection[str] = ()) -> tuple[str, ...]:
+        """Every bystander as [NAMESPACE:]PATH. ``namespaces``: operator namespaces beside those of the policy."""
+        pods = product(dict.fromkeys((*self.operator_namespaces, *namespaces)), self.operator_programs)
+        return (*self.bystanders, *map(":".join, pods))
 
 
 class Clear(Model):

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import scrubber
-from policies.model import Policy
+from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder, Step
@@ -113,6 +113,7 @@ class _WorkerStarter:
     nursery: Nursery
     whole_node: bool
     pod_logs: str
+    operator_namespaces: tuple[str, ...]
     namespace: int | None
 
     async def start(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> Worker:
@@ -123,7 +124,7 @@ class _WorkerStarter:
             self.whole_node,
             service=os.getpid(),
             reach=self.backend.reach(device, handling),
-            bystanders=policy.evict.bystanders,
+            bystanders=policy.evict.all_bystanders(self.operator_namespaces),
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
             memory=await self.observer.health.memory(device) if ON_MEMORY.issuperset(steps) else None,
@@ -174,12 +175,21 @@ def build(
     on_pass = counters.process_pass
     processes = Processes(PROC, backend.container_of, whole_node=whole_node, namespace=namespace, on_pass=on_pass)
 
+    elsewhere: dict[Bystander, float] = {}
+
+    def seen_elsewhere(program: Bystander) -> None:
+        elsewhere[program] = clock.now().uptime
+
     @cache
     def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
-        return Bystanders(tuple(map(Bystander.parse, bystanders)), PROC, config.pod_logs).knows
+        return Bystanders(tuple(map(Bystander.parse, bystanders)), PROC, config.pod_logs, seen_elsewhere).knows
+
+    @cache
+    def ignored_by(evict: Evict) -> Callable[[Holder], bool]:
+        return is_bystander(evict.all_bystanders(config.operator_namespace))
 
     def ignored(device: str) -> Callable[[Holder], bool]:
-        return is_bystander(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
+        return ignored_by(active_policy.device_policy(ledger.records[device].device).policy.evict)
 
     ends = ProcessEnds()
     driver = DriverCalls(backend, clock.boot_id())
@@ -187,7 +197,9 @@ def build(
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     nursery = Nursery(warm_cuda=whole_node)
 
-    starter = _WorkerStarter(backend, observer, nursery, whole_node, str(config.pod_logs), namespace)
+    starter = _WorkerStarter(
+        backend, observer, nursery, whole_node, str(config.pod_logs), config.operator_namespace, namespace
+    )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     context = ServiceContext(
         ledger,
@@ -211,7 +223,7 @@ def build(
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
-    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants)
+    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     collector = ServiceCollector(

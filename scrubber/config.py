@@ -73,6 +73,9 @@ class ScrubberConfig:
     log_format: str = "auto"
     """The format of log lines; auto is console on a terminal and json elsewhere."""
 
+    operator_namespace: tuple[str, ...] = ()
+    """Namespaces of NVIDIA's operator and drivers, beside those of the policy."""
+
     @property
     def simulation(self) -> Path:
         """The directory of the simulated GPUs."""

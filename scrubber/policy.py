@@ -41,6 +41,11 @@ class ActivePolicy:
         return self._loaded[0].name
 
     @property
+    def defaults(self) -> Policy:
+        """The policy of every device that no rule matches."""
+        return self._loaded[0].defaults
+
+    @property
     def digest(self) -> str:
         """A hash of the whole policy: nodes with equal digests have equal policies."""
         return hashlib.sha256(self._loaded[0].model_dump_json().encode()).hexdigest()[:16]

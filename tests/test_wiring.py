@@ -127,8 +127,9 @@ def service(short_tmp: Path) -> Iterator[Service]:
     """One clean GPU; a pod of the namespace ``tools`` may have it open, with a program that tests can run."""
     logs = short_tmp / "elsewhere"
     (logs / f"tools_exporter-x_{POD}").mkdir(parents=True)
-    words = f", evict: {{bystanders: ['tools:{Path(sys.executable).resolve()}']}}"
-    it = Service(short_tmp, 1, "--policy", policy(short_tmp, words), "--pod-logs-dir", logs)
+    words = f", evict: {{operator_programs: ['{Path(sys.executable).resolve()}']}}"
+    flags = ("--pod-logs-dir", logs, "--operator-namespace", "tools")
+    it = Service(short_tmp, 1, "--policy", policy(short_tmp, words), *flags)
     it.settled(0, "clean")
     yield it
     if it.process.poll() is None:

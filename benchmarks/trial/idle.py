@@ -102,7 +102,7 @@ class Idle:
 
         ``passed``: gets the bystanders.
         """
-        bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.bystanders)), PROC, self.host.root)
+        bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.all_bystanders())), PROC, self.host.root)
 
         def knows(holder: Holder) -> bool:
             known = bystanders.knows(holder) or _path(holder) in self.beside

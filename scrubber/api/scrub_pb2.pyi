@@ -404,6 +404,34 @@ class StatusResponse(_message.Message):
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
+class UnlistedProgram(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    program: _builtins.str
+    """The path of the executable."""
+    namespace: _builtins.str
+    """The namespace of its pod."""
+    remedy: _builtins.str
+    """What a person should do."""
+    def __init__(
+        self,
+        *,
+        program: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "program", b"program", "remedy", b"remedy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlistedProgram: _TypeAlias = UnlistedProgram  # noqa: Y015
+
+@_typing.final
 class ServiceStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,6 +450,7 @@ class ServiceStatus(_message.Message):
     CUPY_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
     POLICY_SOURCE_FIELD_NUMBER: _builtins.int
+    UNLISTED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -449,6 +478,10 @@ class ServiceStatus(_message.Message):
     def concessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The promises that the policy in force gives up, a sentence each."""
 
+    @_builtins.property
+    def unlisted(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnlistedProgram]:
+        """Programs of NVIDIA that had a device open within the last hour, in pods of namespaces that the policy does not name."""
+
     def __init__(
         self,
         *,
@@ -467,10 +500,11 @@ class ServiceStatus(_message.Message):
         cupy: _builtins.str = ...,
         lacks: _builtins.str = ...,
         policy_source: _builtins.str = ...,
+        unlisted: _abc.Iterable[Global___UnlistedProgram] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,11 +1,11 @@
-"""Programs that keep the GPUs of a node open, and how a person stops each of them for a while.
+"""Programs that keep the GPUs of a node open: how a person stops them for a while, or tells the policy of them.
 
 For advice only: a process chooses its own name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scrubber.core.model import Holder
 
@@ -26,6 +26,12 @@ def how_to_stop(holders: Iterable[Holder]) -> str:
     """The commands that stop these processes, as a sentence. Start the programs again afterwards."""
     known = [command for it in holders if (command := _command(it)) is not None]
     return f"stop that first ({'; '.join(dict.fromkeys(known))})" if known else "stop that first"
+
+
+def admit(namespaces: Collection[str], namespace: str) -> str:
+    """What adds a namespace to those of the policy in which NVIDIA's programs are bystanders."""
+    line = f"defaults: {{evict: {{operator_namespaces: [{', '.join((*namespaces, namespace))}]}}}}"
+    return f"if no tenant can create pods in the namespace {namespace}, write into the policy: `{line}`"
 
 
 def _command(holder: Holder) -> str | None:

@@ -105,6 +105,15 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class UnlistedProgram:
+    """A program of NVIDIA that had a device open in a namespace that the policy does not name."""
+
+    program: str
+    namespace: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
     """The service itself."""
 
@@ -123,6 +132,7 @@ class ServiceStatus:
     cupy: str = ""
     lacks: str = ""
     policy_source: str = ""
+    unlisted: tuple[UnlistedProgram, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

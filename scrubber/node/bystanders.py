@@ -1,9 +1,9 @@
 """Bystanders: programs that may have a device open, such as the driver's own daemons and monitoring agents.
 
 A bystander is identified by its executable and by where it runs, never by its process name, which a process chooses
-itself. On the host, root must have started it, from a file that only root can write. In a pod, the namespace of the pod
-identifies it: a pod chooses its program, but not its namespace. So do not name a namespace in which tenants can create
-pods.
+itself. On the host, root must have started it, from a file that only root can write: a user can load code of its own
+into a program that it starts. In a pod, the namespace of the pod identifies it: a pod chooses its program, but not its
+namespace. So do not name a namespace in which tenants can create pods.
 
 A reset does not accept bystanders: it requires that no process has the device open.
 """
@@ -45,23 +45,37 @@ class Bystander:
 class Bystanders:
     """Recognises the bystanders that the policy names."""
 
-    def __init__(self, known: Sequence[Bystander], proc: Path, logs: Path) -> None:
-        """``logs``: the directory of the kubelet's pod logs, as a path in our mounts."""
-        self._known = known
+    def __init__(
+        self,
+        known: Sequence[Bystander],
+        proc: Path,
+        logs: Path,
+        elsewhere: Callable[[Bystander], None] = lambda _program: None,
+    ) -> None:
+        """``logs``: the directory of the kubelet's pod logs, as a path in our mounts.
+
+        ``elsewhere`` is called for a program in a pod that would be a bystander in another place.
+        """
+        self._known = frozenset(known)
+        self._programs = frozenset(it.exe for it in known)
         self._proc = proc
         self._logs = logs
+        self._elsewhere = elsewhere
 
     def knows(self, holder: Holder) -> bool:
         """Whether this process is a bystander. A process that cannot be read is not."""
         process = f"{self._proc}/{holder.pid}"
         try:
             exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- the raw text, with " (deleted)"
-            namespaces = [known.namespace for known in self._known if known.exe == exe]
-            found = any(self._is_at(namespace, holder, process) for namespace in namespaces)
+            found = self._named(exe, holder, process) if exe in self._programs else None
             # Check the start time last: it proves that all answers are about this process, not a later one.
-            return found and status(process).started == holder.started
+            if found is None or status(process).started != holder.started:
+                return False
         except OSError:
             return False
+        if found not in self._known and found.namespace is not None:
+            self._elsewhere(found)
+        return found in self._known
 
     def runs(self, name: str, container_of: Callable[[int], str | None]) -> bool:
         """Whether a bystander with that program name runs; the name alone proves nothing."""
@@ -77,10 +91,12 @@ class Bystanders:
                 return True
         return False
 
-    def _is_at(self, namespace: str | None, holder: Holder, process: str) -> bool:
-        if namespace is not None:
-            return holder.container is not None and self._namespaces(holder.container) == {namespace}
-        return holder.container is None and self._of_the_host(process)
+    def _named(self, exe: str, holder: Holder, process: str) -> Bystander | None:
+        """What a policy would call this process; None for one that no policy can admit."""
+        if holder.container is None:
+            return Bystander(exe) if self._of_the_host(process) else None
+        namespaces = self._namespaces(holder.container)
+        return Bystander(exe, *namespaces) if len(namespaces) == 1 else None
 
     def _namespaces(self, pod: str) -> set[str]:
         """The namespace of a pod; empty if the kubelet does not know the pod."""
@@ -92,14 +108,29 @@ class Bystanders:
         """Whether root started it, from a file that only root can write, in the mount namespace of the host."""
         file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
         roots = file.st_uid == 0 and not file.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and _started_by_root(process)
+        return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and self._started_by_root(process)
+
+    def _started_by_root(self, process: str) -> bool:
+        """Whether root started it, or its parent is root's and runs the same program.
+
+        nvidia-container-cli opens the devices in a child that has given up the rights of root.
+        """
+        parent = f"{self._proc}/{status(process).parent}"
+        return (
+            _of_root(process)
+            or _in_own_service(process)
+            or (_of_root(parent) and Path(f"{process}/exe").samefile(f"{parent}/exe"))
+        )
 
 
-def _started_by_root(process: str) -> bool:
-    """Whether it runs as root, or in the system service with the program's name, as nvidia-persistenced does."""
+def _of_root(process: str) -> bool:
+    """Whether its real user is root: a program with the setuid bit that a user starts is not of root."""
     user = _REAL_USER.search(Path(f"{process}/status").read_text(errors="replace"))
-    if user is not None and user[1] == _ROOT:
-        return True
+    return user is not None and user[1] == _ROOT
+
+
+def _in_own_service(process: str) -> bool:
+    """Whether it runs in the system service with the program's name, as nvidia-persistenced does."""
     service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
     groups = cgroups.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
     return service in {_WAY_UP.sub("", group) for group in groups}

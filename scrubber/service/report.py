@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from policies import concessions
 from policies.model import Policy
-from scrubber.core import answers, device_status, event_text, offering, presence, views
+from scrubber.core import answers, cluster_programs, device_status, event_text, offering, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record, State
@@ -16,12 +17,14 @@ from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, Window
+from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.workers.wire import Ready
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
 _KINDS = f"the kinds are {', '.join(codec.CLASSES)}"
+UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
@@ -51,12 +54,17 @@ class StatusReporter:
         identity: ServiceIdentity,
         cupy: Callable[[], Ready] = Ready,
         tenants: Callable[[], Awaitable[Tenants]] = no_pods,
+        elsewhere: Mapping[Bystander, float] = MappingProxyType({}),
     ) -> None:
-        """``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices."""
+        """``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
+
+        ``elsewhere``: programs that would be bystanders in other places, and the uptime when each last had a device.
+        """
         self._context = context
         self._cupy = cupy
         self._tenants = tenants
         self._identity = identity
+        self._elsewhere = elsewhere
 
     def find(self, gpu: str) -> str:
         """The UUID of the one device with this name; InvalidRequest when no device or several devices have it."""
@@ -164,7 +172,10 @@ class StatusReporter:
         record = self._context.ledger.records[uuid]
         entries = _since_last_grant(await self._context.ledger.history(uuid, None, EXPLAINED), record.state)
         why = self._context.active_policy.device_policy(record.device).why
-        advice = device_status.advice(record, self._context.blocked.get(uuid, ""))
+        blocked = self._context.blocked.get(uuid, "")
+        advice = device_status.advice(record, blocked)
+        if blocked or record.setback is not None:
+            advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         [device] = await self._with_pods([uuid])
         return views.Explanation(device, tuple(map(self._entry, entries)), advice, why)
 
@@ -216,6 +227,19 @@ class StatusReporter:
             cupy=self._cupy().cupy or "",
             lacks=self._cupy().lacks,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
+            unlisted=self._unlisted(),
+        )
+
+    def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:
+        """NVIDIA's programs that were seen in pods of namespaces that the policy does not name."""
+        evict, since = self._context.active_policy.defaults.evict, self._context.now().uptime - UNLISTED_FOR
+        return tuple(
+            views.UnlistedProgram(it.exe, it.namespace, cluster_programs.admit(evict.operator_namespaces, it.namespace))
+            for it, seen in dict(self._elsewhere).items()
+            if it.namespace is not None
+            and seen >= since
+            and it.exe in evict.operator_programs
+            and it.namespace not in evict.operator_namespaces
         )
 
     def _concessions(self) -> tuple[str, ...]:

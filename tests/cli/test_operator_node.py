@@ -6,9 +6,11 @@ of the kubelet say in which namespace a pod is.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.api import client
 from scrubber.core import views
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, needs_namespace, staged
@@ -30,9 +33,13 @@ pytestmark = needs_namespace
 library = on_machine.library  # a fixture
 
 # The default policy, but for the size of the stand-in's memory and the time of its tests.
-POLICY = "name: default\ndefaults: {clear: {min_coverage: 0.7}, selftest: {time: 1s}}\n"
+POLICY = """\
+name: default
+rules: [{name: small, match: {}, policy: {clear: {min_coverage: 0.7}, selftest: {time: 1s}}}]
+"""
 GPUS = 2
 EXPORTER = "dcgm-exporter"
+DRA_DRIVER = "gpu-kubelet-plugin"
 PROGRAMS = [  # the namespace and the program
     *(
         ("gpu-operator", name)
@@ -41,8 +48,12 @@ PROGRAMS = [  # the namespace and the program
             "nvidia-validator",
         )
     ),
-    ("nvidia-dra-driver-gpu", "gpu-kubelet-plugin"),
-    ("nvidia-dra-driver-gpu", "compute-domain-kubelet-plugin"),
+    ("nvidia-gpu-operator", EXPORTER),
+    ("gpu-operator-resources", EXPORTER),
+    ("nvidia-dra-driver-gpu", DRA_DRIVER),
+    ("nvidia", DRA_DRIVER),
+    ("dra-driver-nvidia-gpu", DRA_DRIVER),
+    ("dra-driver-nvidia-gpu", "compute-domain-kubelet-plugin"),
 ]  # fmt: skip
 HOLDER = """
 #include <fcntl.h>
@@ -143,3 +154,49 @@ def test_programs_of_the_gpu_operator_prevent_only_a_reset(node, images, autocla
         assert f"nvidia.com/gpu.deploy.{EXPORTER}=false" in refused.stderr
         assert node.settled(0, "dirty", "scrubbing").receipt is None
     assert "reset" in steps(node.settled(0, "clean"))
+
+
+@pytest.fixture
+def run(node, autoclave):
+    """A verb on this node; its standard output."""
+
+    def run(*words: str, exit_code: int = 0) -> str:
+        done = autoclave(*words, AUTOCLAVE_RUN_DIR=str(node.run_dir))
+        assert done.exit_code == exit_code, done.output
+        return str(done.stdout)
+
+    return run
+
+
+def test_the_printed_policy_line_admits_a_program_in_another_namespace(node, images, run):
+    with pod(node, "site-gpus", DRA_DRIVER, images):
+        run("scrub", "0", exit_code=1)
+        report = json.loads(run("doctor", "-o", "json", "--only", "bystanders"))
+        (remedy,) = {it["remedy"] for it in report["findings"]}
+        assert f"/usr/bin/{DRA_DRIVER} is NVIDIA's: {remedy}" in run("explain", "0")
+        line = remedy.split("`")[1]
+        (node.root / "policy.yaml").write_text(f"{POLICY}{line}\n")
+        os.kill(node.inner, signal.SIGHUP)
+        node.hear("policy")
+        run("scrub", "0")
+        assert json.loads(run("doctor", "-o", "json", "--only", "bystanders"))["level"] == "ok"
+
+
+def test_nvidias_dra_driver_ends_no_scrub_and_no_proof(node, images, run):
+    """It opens the GPU in each Prepare. With its health checks it keeps the GPU open."""
+
+    async def acquire() -> None:
+        async with client.ScrubberClient(node.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([device], announced=True, owner="claim-1")
+
+    device = node.settled(0, "clean").device
+    run("scrub", "0", "--no-wait", "--path", "slow")
+    while node.settled(0, "scrubbing", "clean").state == "scrubbing":
+        with pod(node, "dra-driver-nvidia-gpu", DRA_DRIVER, images):
+            pass
+    with pod(node, "dra-driver-nvidia-gpu", DRA_DRIVER, images):
+        run("scrub", "0")
+        proof = node.settled(0, "clean").receipt
+        asyncio.run(acquire())
+    assert node.settled(0, "granted").receipt == proof
+    assert [text for text in node.texts(0) if "used by" in text or "unauthorised" in text] == []

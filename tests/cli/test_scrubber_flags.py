@@ -55,10 +55,11 @@ def test_every_setting_works_in_every_source(resolve):
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
         "log_format": "json", "metrics_address": "127.0.0.1:9475", "simulated_cdi_dir": "/c",
+        "operator_namespace": "mine",
     }  # fmt: skip
     wanted = ScrubberConfig(
         BackendChoice.SIMULATED, "fast", Path("/s"), Path("/r"), Path("/k"), Path("/l"), Path("/h"),
-        SightMode.NAMESPACE, Path("/g"), 7, 2**20, Path("/c"), "127.0.0.1:9475", "error", "json",
+        SightMode.NAMESPACE, Path("/g"), 7, 2**20, Path("/c"), "127.0.0.1:9475", "error", "json", ("mine",),
     )  # fmt: skip
     assert set(given) == {field.name for field in fields(ScrubberConfig)}
     names = {name: name.replace("_", "-") for name in given}

@@ -31,7 +31,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "service monitor": {"serviceMonitor": {"enabled": True}},
     "rules": {"prometheusRule": {"enabled": True, "disabled": ["AutoclaveAbsent"]}},
     "dashboards": {"dashboards": {"enabled": True, "annotations": {"folder": "GPUs"}}},
-    "policy": {"policy": {"inline": POLICY}},
+    "policy": {"policy": {"inline": POLICY, "operatorNamespaces": ["site-gpus"]}},
     "policy of others": {"policy": {"existingConfigMap": "theirs", "key": "site.yaml"}},
     "runtime class": {"runtimeClass": {"create": True}},
     "no runtime class": {

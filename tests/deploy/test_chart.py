@@ -152,6 +152,10 @@ def test_every_flag_is_one_that_the_program_has(case):
         assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
+def test_the_scrubber_gets_the_namespaces_of_the_operator():
+    assert manifests.flags(manifests.container("policy", "scrubber"))["--operator-namespace"] == "site-gpus"
+
+
 def test_a_trial_gets_a_cdi_specification_from_the_scrubber():
     """Nodes without GPUs have no other CDI specification that names any."""
     cases = {"default": "cdi-cri", "simulated": "cdi-cri", "two strategies": "cdi-cri,volume-mounts"}

@@ -42,6 +42,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a flag twice": ({"plugin": {"extraArgs": ["--run-dir=/x"]}}, "plugin.extraArgs: --run-dir is set by a value"),
     "an alert that there is not": ({"prometheusRule": {"disabled": ["Nope"]}}, "there is no alert Nope"),
     "a policy that is no YAML": ({"policy": {"inline": "name: [a"}}, "policy.inline: it is no YAML"),
+    "a namespace that is none": ({"policy": {"operatorNamespaces": ["gpu.x"]}}, "operatorNamespaces/0.*not match"),
     "a policy that is a list": ({"policy": {"inline": "- name: a"}}, "policy.inline: it is no YAML"),
     "a policy without a name": ({"policy": {"inline": "description: a"}}, "policy.inline: a policy has a name"),
     "a word that no policy has": ({"policy": {"inline": "name: a\nrule: []"}}, "policy.inline: a policy has no rule;"),

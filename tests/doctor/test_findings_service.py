@@ -7,6 +7,7 @@ import pytest
 from autoclave.doctor import base
 from autoclave.doctor.base import Level
 from autoclave.doctor.findings import roster
+from scrubber.core import views
 from scrubber.ground.errors import LedgerUnavailable, Unreachable
 from tests.doctor.nodes import FACTS, STATUS, only
 
@@ -22,6 +23,12 @@ from tests.doctor.nodes import FACTS, STATUS, only
             "set aside as ledger.db.corrupt-1",
         ),
         ({"policy_fault": "site.yaml:1: x"}, "policy", Level.BROKEN, "the old one is: site.yaml:1: x"),
+        (
+            {"unlisted": (views.UnlistedProgram("/usr/bin/x", "site", "write it into the policy"),)},
+            "bystanders",
+            Level.WARNING,
+            "/usr/bin/x had a GPU open in the namespace site",
+        ),
         ({"concessions": ("gate prestart",)}, "concession", Level.WARNING, "gives up a promise: gate prestart"),
     ],
 )

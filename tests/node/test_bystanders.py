@@ -38,10 +38,17 @@ class Node:
         self.be(0)
         self.logs = root / "elsewhere/pods"
         self.logs.mkdir(parents=True)
+        self.elsewhere: list[Bystander] = []
         self.holder = Holder(7, proc.status(str(self.process)).started, "any name", None)
 
     def be(self, user: int) -> None:
         (self.process / "status").write_text(f"Name:\tx\nUid:\t{user}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+
+    def start_from(self, user: int, program: Path) -> None:
+        """Its parent is this user's process, and runs this program."""
+        parent = self.proc.path / "1"
+        (parent / "exe").symlink_to(program)
+        (parent / "status").write_text(f"Uid:\t{user}\t0\t0\t0\n")
 
     def log(self, directory: str) -> Path:
         path = self.logs / directory
@@ -54,7 +61,7 @@ class Node:
 
     def knows(self, namespace: str | None = None, holder: Holder | None = None) -> bool:
         known = [Bystander("/usr/bin/another"), Bystander(str(self.exe), namespace)]
-        return Bystanders(known, self.proc.path, self.logs).knows(holder or self.holder)
+        return Bystanders(known, self.proc.path, self.logs, self.elsewhere.append).knows(holder or self.holder)
 
 
 @pytest.fixture
@@ -117,6 +124,21 @@ def test_a_service_of_another_name_makes_no_bystander(node: Node, group: str) ->
     assert not node.knows()
 
 
+def test_a_child_without_rights_is_known_by_its_parent(node: Node) -> None:
+    """As nvidia-container-cli opens the devices."""
+    node.be(65534)
+    node.start_from(0, node.exe)
+    assert node.knows()
+
+
+@pytest.mark.parametrize(("user", "program"), [(0, "host"), (1000, "usr/bin/daemon")])
+def test_a_child_of_another_program_or_user_is_no_bystander(node: Node, user: int, program: str) -> None:
+    """A program with the setuid bit, such as nvidia-modprobe, has as its real user the one who started it."""
+    node.be(65534)
+    node.start_from(user, node.root / program)
+    assert not node.knows()
+
+
 def test_a_reused_pid_is_no_bystander(node: Node) -> None:
     assert not node.knows(holder=replace(node.holder, started=node.holder.started - 1))
 
@@ -131,7 +153,9 @@ def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
     in_pod = replace(node.holder, container=U)
     assert node.knows("gpu-tools", in_pod)
     assert not node.knows("gpu-tools")
+    assert node.elsewhere == []
     assert not node.knows("tools", in_pod)
+    assert node.elsewhere == [Bystander(str(node.exe), "gpu-tools")]
 
 
 @pytest.mark.parametrize(
@@ -176,21 +200,32 @@ def test_a_program_matches_the_name_in_the_policy(text: str, known: Bystander) -
     assert Bystander.parse(text) == known
 
 
+@pytest.mark.parametrize("namespace", Evict().operator_namespaces)
+def test_operator_dra_and_gke_programs_are_known_in_their_namespaces(namespace: str) -> None:
+    known = set(map(Bystander.parse, Evict().all_bystanders()))
+    for program in ("dcgm-exporter", "gpu-kubelet-plugin", "compute-domain-kubelet-plugin", "nvidia-gpu-device-plugin"):
+        assert Bystander(f"/usr/bin/{program}", namespace) in known
+        assert Bystander(f"/usr/bin/{program}") not in known
+
+
+def test_the_default_policy_names_the_namespaces_of_todays_releases() -> None:
+    names = {"dra-driver-nvidia-gpu", "nvidia", "nvidia-gpu-operator", "gpu-operator-resources", "gpu-operator"}
+    assert names <= set(Evict().operator_namespaces)
+
+
 @pytest.mark.parametrize(
-    ("namespace", "programs"),
-    [
-        (
-            "gpu-operator",
-            ("nvidia-mig-manager", "nvidia-validator", "gpu-kubelet-plugin", "compute-domain-kubelet-plugin"),
-        ),
-        ("nvidia-dra-driver-gpu", ("gpu-kubelet-plugin", "compute-domain-kubelet-plugin")),
-        ("kube-system", ("nvidia-gpu-device-plugin",)),
-    ],
+    "tool", ["nvidia-smi", "nvidia-container-cli", "nvidia-container-cli.real", "nvidia-ctk", "nvidia-modprobe"]
 )
-def test_the_default_policy_knows_operator_dra_and_gke_programs(namespace: str, programs: tuple[str, ...]) -> None:
-    named = {Bystander.parse(str(text)) for text in Evict().bystanders}
-    assert {Bystander(f"/usr/bin/{name}", namespace) for name in programs} <= named
-    assert not {Bystander(f"/usr/bin/{name}") for name in programs} & named
+def test_the_default_policy_knows_the_hosts_tools_in_no_pod(tool: str) -> None:
+    """Every container with a GPU has an nvidia-smi."""
+    found = [it for it in Evict().all_bystanders() if it.endswith(f"/{tool}")]
+    assert f"/usr/bin/{tool}" in found
+    assert [it for it in found if ":" in it] == []
+
+
+def test_a_further_namespace_is_added_to_those_of_the_policy() -> None:
+    extra = set(Evict().all_bystanders(["mine"])) - set(Evict().all_bystanders())
+    assert extra == {f"mine:{program}" for program in Evict().operator_programs}
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:

@@ -397,3 +397,9 @@ def test_a_wrong_setting_is_a_fault_of_the_file(setting):
 def test_an_invalid_bystander_shows_the_notation(wrong):
     (fault,) = faults(f"name: x\ndefaults: {{evict: {{bystanders: ['{wrong}']}}}}\n")
     assert "expected [NAMESPACE:]PATH with an absolute path" in fault
+
+
+@pytest.mark.parametrize("wrong", ["operator_programs: [gpu-operator:/usr/bin/x]", "operator_namespaces: [gpu-*]"])
+def test_operator_programs_and_namespaces_are_plain_names(wrong):
+    (fault,) = faults(f"name: x\ndefaults: {{evict: {{{wrong}}}}}\n")
+    assert f"evict.{wrong.partition(':')[0]}" in fault

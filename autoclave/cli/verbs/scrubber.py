@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from autoclave.cli import ENVIRONMENT, options
+from policies.model import check_namespace
 from scrubber import config, daemon
 from scrubber.ground import paths, request_limits, unix_sockets
 from scrubber.ground.documents import units
@@ -60,6 +61,13 @@ def _memory(text: str) -> int:
     type=options.PATH,
     default=paths.POD_LOGS_DIR,
     help="The kubelet's podLogsDir, for the names of pods.",
+)
+@click.option(
+    "--operator-namespace",
+    type=options.Parsed("namespace", check_namespace),
+    multiple=True,
+    metavar="NAMESPACE",
+    help="A namespace of NVIDIA's operator or drivers, beside those of the policy; may be repeated.",
 )
 @click.option(
     "--host-root", type=options.PATH, default="/", help="Where the host's /dev, /proc/driver, /sys and /var are."

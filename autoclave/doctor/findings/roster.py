@@ -15,10 +15,11 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
 )
 
 NAMES = (
-    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "device", "driver",
-    "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "reset",
-    "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir",
-    "rival-plugin", "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "feature-gates",
+    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "bystanders",
+    "device", "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
+    "container-toolkit", "cdi", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log",
+    "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint", "double-allocation",
+    "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
 

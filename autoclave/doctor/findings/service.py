@@ -159,4 +159,16 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     yield base.warning("device", text, remedy)
 
 
-CHECKS = (_service, _scrubber_socket, _run_dir, _ledger, _set_aside, _policy, _concessions, _devices)
+def _unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Programs of NVIDIA in namespaces that the policy does not name: no scrub passes while one has the GPU open."""
+    if facts.status is None:
+        return
+    found = facts.status.service.unlisted
+    for it in found:
+        text = f"{it.program} had a GPU open in the namespace {it.namespace}, which the policy does not name"
+        yield base.warning("bystanders", text, it.remedy)
+    if not found:
+        yield base.ok("bystanders", "no program of NVIDIA had a GPU open in a namespace that the policy does not name")
+
+
+CHECKS = (_service, _scrubber_socket, _run_dir, _ledger, _set_aside, _policy, _concessions, _unlisted, _devices)

@@ -17,6 +17,9 @@ $(POD_IP):{{ . | int }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --pod-logs-dir={{ .Values.kubelet.podLogsDir }}
+{{- range .Values.policy.operatorNamespaces }}
+- --operator-namespace={{ . }}
+{{- end }}
 - --host-root=/host
 - --sight={{ .Values.scrubber.sight }}
 {{- if not (include "autoclave.real" .) }}
