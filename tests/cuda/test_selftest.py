@@ -189,8 +189,3 @@ def test_the_memory_on_the_chip_is_overwritten_everywhere(bench):
     bench.gpu.shared[:] = 0xC0FFEE
     assert clearing.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 4, 0, 0)
     assert not bench.gpu.shared.any()
-
-
-def test_unreached_and_faulty_units_are_counted(bench):
-    bench.gpu.faults.unreached, bench.gpu.faults.leaky = always(0), always(3)
-    assert clearing.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1, 0)

@@ -71,12 +71,7 @@ ONLY_12, BOTH = "install autoclave[cuda12] where", "install autoclave[cuda12] or
         ("615.10", "14.2.0 (cuda12)", "it works with the driver 615.10, as would cuda13", None),
         ("525.60.13", "14.2.0 (cuda12)", "it works with the driver 525.60.13", None),
         ("575.57.08", "14.2.0 (cuda13)", "but does not work with the driver 575.57.08", ONLY_12),
-        (
-            "470.256.02",
-            "14.2.0 (cuda12)",
-            "but does not work with the driver 470.256.02",
-            "update the driver to 525",
-        ),
+        ("470.256.02", "14.2.0 (cuda12)", "but does not work with the driver", "update the driver to 525"),
         ("470.256.02", "", "CuPy is not installed", "update the driver to 525"),
         ("575.57.08", "", "CuPy is not installed", ONLY_12),
         ("580.65.06", "", "CuPy is not installed", BOTH),

@@ -56,16 +56,10 @@ def test_a_driver_that_is_not_loaded_is_an_error(host: Host, missing: str) -> No
         host.driver()
 
 
-@pytest.mark.parametrize("text", ["", "NVRM version: none\n", "GCC version:  gcc version 12.2.0\n"])
-def test_a_missing_driver_version_is_an_error(host: Host, text: str) -> None:
-    (host.proc_driver / "version").write_text(text)
-    with pytest.raises(DeviceError, match="cannot tell the driver's version"):
-        host.driver()
-
-
-def test_a_version_in_no_writing_is_an_error(host: Host) -> None:
-    (host.proc_driver / "version").write_bytes(b"\xff\xfe")
-    with pytest.raises(DeviceError, match="cannot find the NVIDIA driver"):
+@pytest.mark.parametrize("said", [b"", b"NVRM version: none\n", b"GCC version:  gcc version 12.2.0\n", b"\xff\xfe"])
+def test_a_missing_driver_version_is_an_error(host: Host, said: bytes) -> None:
+    (host.proc_driver / "version").write_bytes(said)
+    with pytest.raises(DeviceError, match=r"cannot (tell the driver's version|find the NVIDIA driver)"):
         host.driver()
 
 

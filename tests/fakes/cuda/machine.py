@@ -39,7 +39,8 @@ class CudaGpu:
     fails_at: str | None = None  # a launch that the driver answers with an error ...
     fails_with: int = 719  # ... of this status
     names_reserved: bool = False  # the driver says that the system's shared memory of a block is the kernel's own
-    counts_reserved: str = ""  # the driver adds it to what a block asks for: refused by "attribute" or by "launch"
+    counts_reserved: str = ""  # the driver adds it to what a block asks for: refused by "attribute" or by "launch" ...
+    refuses_size_with: int = 1  # ... with this status
     taken_at: tuple[str, int] | None = None  # a launch, and how much somebody else takes then
 
     @property

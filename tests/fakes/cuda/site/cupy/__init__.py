@@ -87,7 +87,9 @@ class RawKernel:
         """A block takes no more than there is for one."""
         reserved = runtime.SHARED_OF_THE_SYSTEM if self._place.counts_reserved else 0
         if STATIC.get(self.name, 0) + reserved + shared > runtime.SHARED_OF_A_BLOCK:
-            raise cuda.driver.CUDADriverError(1, "CUDA_ERROR_INVALID_VALUE: invalid argument")
+            raise cuda.driver.CUDADriverError(
+                self._place.refuses_size_with, "CUDA_ERROR_INVALID_VALUE: invalid argument"
+            )
 
     def _demand_whole_units(self, shared: int) -> None:
         """No two blocks find room on a multiprocessor."""
