@@ -16,8 +16,8 @@ TOO_MUCH = frozenset({INVALID_VALUE, 701})  # a launch asked for more than there
 _REMEDIES = {
     "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
     f"{drivers.INSTALL}; and libcuda.so.1 of the loaded driver": {34, 35, 36, 803, 804},
-    "no fault of the device: this release of Autoclave asks for what the driver does not grant; update Autoclave,"
-    " or a driver that is older than it, and report this message with the GPU's model and the driver's version": {
+    "no fault of the device: the driver refuses what this release of Autoclave asks for; update Autoclave, or the"
+    " driver if it is old, and report this message with the GPU's model and the driver's version": {
         *(INVALID_VALUE, 9, 400, 701, 720, 800, 801),  # parameters, handles, resources, rights or calls
         *(98, 200, 209, 218, 222, 300, 500),  # our kernels: broken, unknown, or none that this driver or device takes
     },

@@ -86,12 +86,11 @@ class Host:
         not list CoherentGPUMemoryMode, and do not have this mode.
         """
         try:
-            listed = os.listdir(self.proc_driver / "gpus" / pci_address)  # noqa: PTH208 - names, not paths
+            if "numa_status" in os.listdir(self.proc_driver / "gpus" / pci_address):  # noqa: PTH208 - names
+                return MemoryManager.LINUX
             params = (self.proc_driver / "params").read_text()
         except (OSError, UnicodeDecodeError):
             return MemoryManager.UNKNOWN
-        if "numa_status" in listed:
-            return MemoryManager.LINUX
         options = dict(line.split(": ", 1) for line in params.splitlines() if ": " in line)
         kept = options.get("EnableUserNUMAManagement") == "0" and "CoherentGPUMemoryMode" in options
         return MemoryManager.DRIVER if kept else MemoryManager.UNKNOWN

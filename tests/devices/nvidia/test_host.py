@@ -78,6 +78,7 @@ UNSET = 'CoherentGPUMemoryMode: ""\n'
         pytest.param(OFF, ["information"], MemoryManager.UNKNOWN, id="a driver without this mode"),
         pytest.param(DRIVER, ["information"], MemoryManager.UNKNOWN, id="an option is hidden"),
         pytest.param(OFF + DRIVER, [], MemoryManager.UNKNOWN, id="the GPU is hidden"),
+        pytest.param(None, ["numa_status"], MemoryManager.LINUX, id="Linux, the options are hidden"),
         pytest.param(None, ["information"], MemoryManager.UNKNOWN, id="the options are hidden"),
     ],
 )
