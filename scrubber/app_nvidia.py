@@ -21,7 +21,7 @@ logger = log.get("app")
 
 PROC = Path("/proc")
 LAST_RESET_WITHIN = 30.0  # seconds that a start waits for the end of a reset that the last service began
-FIRST_ANSWER_WITHIN = 120.0  # seconds: without persistence mode the driver first initialises each GPU, for seconds each
+OPENS_WITHIN = 120.0  # seconds; the driver sets up its GPUs after that, while the service already answers
 
 
 def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
@@ -29,14 +29,14 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
 
     ``namespace`` is the PID namespace that shows all processes of the node, unless it is the first one.
     """
-    host, library = Host(config.host_root), Library()
+    host, library = Host(config.host_root), Library(sets_up_gpus=True)
     if namespace is not None:
         host = replace(host, pid_namespace=namespace)
     settings = config.state_dir / "settings"
     if not Nvidia.quiet(settings, LAST_RESET_WITHIN):
         logger.warning("a reset that the last service began is still running; starting anyway")
     try:
-        why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), FIRST_ANSWER_WITHIN))
+        why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), OPENS_WITHIN))
     except DeviceError as error:
         why_not = str(error)
     if why_not is None:

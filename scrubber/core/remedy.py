@@ -37,7 +37,9 @@ _RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
 REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.LOST: Remedy(Course.RESET, f"{_REBOOT}; check power and seating; {_BACK} once it is visible"),
     AilmentKind.UNRESPONSIVE: Remedy(
-        Course.RESET, f"look for a hung driver in the kernel log; {_BACK} once it answers"
+        Course.WAIT,
+        "look for a hung driver in the kernel log; the service waits until the driver answers for it, then scrubs it;"
+        " it is reset only if the driver also logs an error (XID) or asks for a reset",
     ),
     AilmentKind.XID: Remedy(Course.RESET, _RESET),
     AilmentKind.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace it (RMA)"),

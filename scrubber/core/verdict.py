@@ -158,8 +158,9 @@ def consequence(
 
     ``given_up``: the service has waited long enough for a process that does not end.
     """
-    logged = failure.ailment.kind is AilmentKind.XID  # no scrub removes a logged error: it needs a quarantine
-    if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and not logged:
+    # No scrub removes a logged error. A reset because of late answers alone would make the answers of other GPUs late.
+    quarantined_at_once = failure.ailment.kind in (AilmentKind.XID, AilmentKind.UNRESPONSIVE)
+    if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and not quarantined_at_once:
         return Escalate(ScrubPath.RESET)
     if failure.blame is Blame.DEVICE:
         return EnterQuarantine(failure.ailment)

@@ -39,6 +39,10 @@ class DriverClosedError(DeviceError):
     """The driver is released, because a device is being reset. This says nothing about any device."""
 
 
+class DriverOpeningError(DriverClosedError):
+    """The driver was just opened and sets up its GPUs, within a time limit. This says nothing about any device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """How a worker child finds a device: the backend, and the backend's own address of the device."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from scrubber.core.model import DeviceInfo, Incarnation
-from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, ShortageError
+from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.calls import Caller
 from scrubber.observe.shared import Shared
 
@@ -64,9 +64,9 @@ class DriverCalls:
     # -- what an error means
 
     def caused_by_release(self, error: DeviceError) -> bool:
-        """Whether the driver did not answer because it is released."""
-        return isinstance(error, DriverClosedError) and self.releases > 0
+        """Whether the driver did not answer because it is released, or sets up its GPUs."""
+        return isinstance(error, DriverOpeningError) or (isinstance(error, DriverClosedError) and self.releases > 0)
 
     def says_nothing(self, error: DeviceError) -> bool:
-        """Whether the error is no sign: the driver is released, or the service or its node lacks something."""
+        """Whether the error is no sign: the driver is away, or the service or its node lacks something."""
         return isinstance(error, ShortageError) or self.caused_by_release(error)

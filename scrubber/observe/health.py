@@ -30,7 +30,8 @@ class Health:
         If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned again.
 
         One late answer is no sign, because drivers hold their locks while another device is reset. Two late answers in
-        a row are. What a device reports during a reset is no sign either.
+        a row are. What a device reports during a reset is no sign either. An answer that was late before the driver was
+        released or opened does not count after it.
         """
         try:
             vitals = await self._driver.caller.ask(uuid, lambda: self._vitals(uuid, parent), self._driver.patience)
@@ -49,6 +50,8 @@ class Health:
             return None
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
+        if self._driver.caused_by_release(error):
+            self._late.pop(uuid, None)
         silent = None if self._driver.says_nothing(error) else silence(error)
         if silent is None or silent.lost:
             return silent

@@ -178,6 +178,24 @@ def test_a_worse_ailment_in_quarantine_can_require_a_person():
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
+SILENT = rows(
+    ("it answers again", lives.WELL, AilmentKind.UNRESPONSIVE, ScrubPath.FAST),
+    ("its driver logs an error", Vitals(unresponsive=True, xids=(Xid(1, 79),)), AilmentKind.XID, ScrubPath.RESET),
+    ("its driver asks for a reset", Vitals(reset_required=True), AilmentKind.RESET_REQUIRED, ScrubPath.RESET),
+)
+
+
+@pytest.mark.parametrize(("vitals", "kind", "path"), SILENT)
+def test_a_silent_device_is_reset_only_with_a_second_sign(vitals, kind, path):
+    record = out(AilmentKind.UNRESPONSIVE)
+    found = tend(record, vitals)
+    if isinstance(found, RecordFirst):
+        record = live(record, found.event)
+        found = tend(record, at=later(100_000))
+    assert record.quarantine is not None
+    assert (record.quarantine.ailment.kind, found) == (kind, StartProbation(path))
+
+
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)

@@ -195,7 +195,7 @@ KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)
 DIAGNOSES = [
     ("well", Vitals(), None),
     ("lost", Vitals(lost=True), AilmentKind.LOST),
-    ("unresponsive", Vitals(unresponsive=True), AilmentKind.UNRESPONSIVE),
+    ("unresponsive, with a new fatal xid", Vitals(unresponsive=True, xids=(Xid(6, 79),)), AilmentKind.XID),
     ("a new fatal xid", Vitals(xids=(Xid(6, 79),)), AilmentKind.XID),
     ("an old fatal xid", Vitals(xids=(Xid(5, 79),)), None),
     ("a new harmless xid", Vitals(xids=(Xid(6, 13),)), None),
@@ -294,8 +294,9 @@ def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
 # -- consequences
 
 
-def test_a_logged_error_quarantines_without_a_slow_path():
-    reported = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
+@pytest.mark.parametrize("kind", [AilmentKind.XID, AilmentKind.UNRESPONSIVE])
+def test_neither_a_logged_error_nor_silence_begins_a_reset(kind):
+    reported = Ailment(kind, "so it was")
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
     assert verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
 

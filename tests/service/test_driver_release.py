@@ -70,6 +70,24 @@ async def test_a_driver_that_stays_closed_counts_as_unresponsive(world):
         await world.acquire("pod", device)
 
 
+async def test_a_late_answer_before_a_reset_does_not_count_after_it(build):
+    world = build()
+    await world.start(watching=False)
+    device, other = world.uuids
+    gpu, health = world.node.gpus[device], world.life.observer.health
+    release = world.life.jobs.slots.driver_release
+    gpu.hangs = True
+    assert (await health.vitals(device)).partial
+    async with release.during_reset(other):
+        gpu.hangs = False
+        await asyncio.sleep(1)
+        assert (await health.vitals(device)).partial
+    await release.reacquired()
+    gpu.hangs = True
+    assert (await health.vitals(device)).partial
+    gpu.hangs = False
+
+
 async def test_a_device_under_reset_by_a_tool_is_not_free(world):
     """Its worker was killed, its tool was not: the end of that reset would hit each new step."""
     device = world.uuids[0]

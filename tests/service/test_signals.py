@@ -59,7 +59,9 @@ class Signal:
 
 SIGNALS = {
     "lost": Signal(flag("lost"), AilmentKind.LOST, "power and seating", lasting="never"),
-    "unresponsive": Signal(flag("hangs"), AilmentKind.UNRESPONSIVE, "hung driver", lasting="never", rounds=2),
+    "unresponsive": Signal(
+        flag("hangs"), AilmentKind.UNRESPONSIVE, "waits until the driver answers", ScrubPath.FAST, "never", rounds=2
+    ),
     "xid that wants a reset": Signal(reports(48), AilmentKind.XID, "with a reset"),
     "xid that wants a reboot": Signal(reports(79), AilmentKind.XID, "reboot the node"),
     "xid that wants a look at the plugs": Signal(reports(54), AilmentKind.XID, "seating, power leads"),

@@ -13,7 +13,7 @@ import pynvml
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
-from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, Readings
+from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xid_log
@@ -77,8 +77,8 @@ class Nvidia:
     def probe(host: Host, library: Library | None = None) -> str | None:
         """None if there are GPUs to serve; otherwise one sentence that says why not.
 
-        A given library stays open: without persistence mode, opening NVML takes seconds for each GPU, and a service
-        should pay that once.
+        A given library stays open: without persistence mode, setting up its GPUs takes seconds for each, and a service
+        should pay that once. It need not wait for that.
         """
         own = library or Library()
         try:
@@ -87,6 +87,8 @@ class Nvidia:
                 count = nvml.ask(pynvml.nvmlDeviceGetCount)
             if library is None:
                 own.close()
+        except DriverOpeningError:
+            return None
         except DeviceError as error:
             return str(error)
         return None if count else "the NVIDIA driver is loaded and lists no GPU"

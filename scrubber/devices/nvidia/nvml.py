@@ -3,7 +3,10 @@
 Rule 1: every call happens inside a session. The first session opens NVML, and NVML is never closed during a session.
 Rule 2: a reset needs a driver that no process uses, not even this service: ``release_driver`` closes NVML, and
         ``reacquire_driver`` allows it again.
-Rule 3: every NVML error becomes one of the errors below. None of them is an answer, except "not supported" in
+Rule 3: without persistence mode, the driver sets up a GPU when a process asks for the first handle of it. This takes
+        seconds; more than 25 s were reported for eight GPUs. So the service asks for the first handle of every GPU in
+        each opening, in threads of their own, and no session begins before these calls have returned.
+Rule 4: every NVML error becomes one of the errors below. None of them is an answer, except "not supported" in
         ``ask_optional``.
 
 A call may hang for ever, so the service calls through ``calls.Caller``.
@@ -12,8 +15,9 @@ A call may hang for ever, so the service calls through ``calls.Caller``.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -21,9 +25,18 @@ from typing import Any
 import pynvml
 
 from scrubber.devices import shortage
-from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError, ShortageError
+from scrubber.devices.base import (
+    DeviceError,
+    DeviceLostError,
+    DriverClosedError,
+    DriverOpeningError,
+    ShortageError,
+)
 
 ANSWER_TIMEOUT = 2.0  # seconds that a reset waits for running calls to return
+# Seconds from an opening for which sessions wait for the first handles: with persistence mode they are ready at once.
+SOON = 1.0
+SET_UP_WITHIN = 50.0  # seconds from an opening; a GPU that has not returned its first handle by then does not answer
 
 # Not supported by this device, this driver or this version of the library.
 _NOT_SUPPORTED = frozenset(
@@ -104,14 +117,20 @@ class VersionSkewError(DeviceError):
 
 
 class Library:
-    """NVML, opened by the first session."""
+    """NVML, opened by the first session.
 
-    def __init__(self) -> None:
-        self._condition = threading.Condition()  # guards the next two; never held during a call to NVML
-        self._active: list[str] = []  # the names of the threads in a session
+    ``sets_up_gpus``: each opening asks for the first handle of every GPU.
+    """
+
+    def __init__(self, *, sets_up_gpus: bool = False) -> None:
+        self._sets_up_gpus = sets_up_gpus
+        self._condition = threading.Condition()  # guards the next three; never held during a call to NVML
+        self._active: list[str] = []  # the names of the threads in a session, or in the first call for a GPU
+        self._awaited: set[int] = set()  # the indices of the GPUs that have not returned their first handle
         self._released = 0  # calls of release_driver without their reacquire_driver
         self._opening = threading.Lock()  # held while NVML is opened or closed, which may hang
         self._open = False
+        self._opened_at = 0.0
         self._broken = False  # the driver was unloaded: close NVML as soon as no session is active
         self.handles: dict[str, Handle] = {}  # of whole GPUs, for the sessions
         self._openings = 0
@@ -119,13 +138,15 @@ class Library:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A time to call NVML. DriverClosedError while a device is being reset."""
+        """A time to call NVML. DriverClosedError while a device is being reset, or GPUs are set up."""
         with self._condition:
             if self._released:
                 raise DriverClosedError("the driver is not asked while a device is being reset")
             self._active.append(threading.current_thread().name)
         try:
             self._make_ready()
+            if not self.wait_until_set_up(SOON) and time.monotonic() < self._opened_at + SET_UP_WITHIN:
+                raise DriverOpeningError("the driver sets up its GPUs; it is asked as soon as each GPU has answered")
             yield Session(self, self._openings)
         finally:
             with self._condition:
@@ -150,7 +171,7 @@ class Library:
         """Allow NVML again; the next session opens it.
 
         ``opened``: open NVML here, before a session may begin, unless another reset still needs it closed. Until then
-        sessions fail at once and do not wait for the opening.
+        sessions fail at once and do not wait for the opening. Returns when every GPU is set up.
         """
         with self._opening:
             try:
@@ -159,6 +180,13 @@ class Library:
             finally:
                 with self._condition:
                     self._released -= 1
+        self.wait_until_set_up(SET_UP_WITHIN)
+
+    def wait_until_set_up(self, within: float) -> bool:
+        """Wait until ``within`` seconds after the opening. Returns whether every GPU has returned its first handle."""
+        with self._condition:
+            left = self._opened_at + within - time.monotonic()
+            return self._condition.wait_for(lambda: not self._awaited, max(0.0, left))
 
     def close(self) -> None:
         """Close NVML until the next session."""
@@ -181,7 +209,39 @@ class Library:
             return
         _call("cannot open NVML", pynvml.nvmlInit)
         self._open = True
+        self._opened_at = time.monotonic()
         self._openings += 1
+        if self._sets_up_gpus:
+            self._broken = True  # if not every GPU can be asked: the next session opens NVML again
+            self._set_up_gpus()
+            self._broken = False
+
+    def _set_up_gpus(self) -> None:
+        """Ask for the first handle of each GPU, in a thread for each.
+
+        NVIDIA's reference says that NVML is thread-safe. One thread for all would not reach the GPUs behind a GPU that
+        hangs.
+        """
+        count = _call("cannot count the GPUs", pynvml.nvmlDeviceGetCount)
+        with self._condition:  # no thread ends before it is listed
+            for index in range(count):
+                thread = threading.Thread(
+                    name=f"first handle of GPU {index}", target=self._set_up, args=(index,), daemon=True
+                )
+                thread.start()
+                self._active.append(thread.name)
+                self._awaited.add(index)
+
+    def _set_up(self, index: int) -> None:
+        try:
+            with suppress(DeviceError):  # a GPU that refuses has answered; each later question hears the error as well
+                handle = _call("no first handle", pynvml.nvmlDeviceGetHandleByIndex, index)
+                self.handles[_call("no UUID", pynvml.nvmlDeviceGetUUID, handle)] = handle
+        finally:
+            with self._condition:
+                self._active.remove(threading.current_thread().name)
+                self._awaited.discard(index)
+                self._condition.notify_all()
 
     def _close(self) -> None:
         self.handles, self._broken = {}, False
@@ -192,6 +252,12 @@ class Library:
         failures = [*map(_failure, (partial(pynvml.nvmlEventSetFree, each) for each in sets))]
         for error in filter(None, (*failures, _failure(pynvml.nvmlShutdown))):
             raise _translate(error, "cannot close NVML") from error
+
+    def gpu(self, index: int) -> Handle:
+        """For sessions."""
+        if index in self._awaited:
+            raise DeviceError("it has not answered since NVML was opened")
+        return self.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
         """For sessions."""
@@ -220,6 +286,10 @@ class Session:
         if uuid not in handles:
             handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return handles[uuid]
+
+    def gpu(self, index: int) -> Handle:
+        """The handle of a GPU by its index. DeviceError at once if the GPU has not answered since NVML was opened."""
+        return self._library.gpu(index)
 
     def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
         """The result of a pynvml function; DeviceError if it fails."""

@@ -83,6 +83,7 @@ static int given(At *at, int gpu, Handle **out)
     if (gpu < 0)
         return NOT_FOUND;
     at->gpu = gpu;
+    set_up(gpu);
     int fault = trouble(at);
     if (fault == OK)
         *out = handle_of(GPU, gpu, -1, -1, -1);

@@ -221,6 +221,13 @@ class Gpu:
         """Let a function block for this GPU: see ``Machine.hanging``."""
         return self.machine.hanging(call, self.prefix)
 
+    def sets_up(self) -> Path:
+        """Let the first handle of each session block, until the file that is given is taken away."""
+        file = self.machine.path.with_name(f"{self.prefix}sets_up")
+        file.touch()
+        self.set(sets_up=file)
+        return file
+
     def run(self, *processes: Process, kind: str = "compute") -> None:
         """These processes are on it now, and no other ones of that kind."""
         self.set({f"processes.{kind}": ", ".join(map(str, processes))})

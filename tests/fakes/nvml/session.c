@@ -26,6 +26,7 @@ struct Handle {
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static Handle *handles;
 static unsigned users, session;
+static unsigned set_up_in[MOST]; /* the session in which each GPU was set up */
 static int nodes[MOST]; /* one more than the number of the open file; 0: none */
 static bool attached;
 static int client = -1; /* held and locked as long as NVML is open: nvidia-smi finds us by it */
@@ -269,6 +270,17 @@ void pause_turn(void)
     pthread_mutex_unlock(&turn);
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     pthread_mutex_lock(&turn);
+}
+
+/* The first handle of a GPU in a session has the driver set that GPU up. This lasts while the file exists. */
+void set_up(int gpu)
+{
+    const char *file;
+    if (gpu >= MOST)
+        return;
+    while (set_up_in[gpu] != session && (file = state_text("gpu.%d.sets_up", gpu)) && access(file, F_OK) == 0)
+        pause_turn();
+    set_up_in[gpu] = session;
 }
 
 static bool hangs(const At *at)

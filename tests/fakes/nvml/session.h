@@ -43,6 +43,7 @@ void leave(At *at);
 
 Handle *handle_of(Kind kind, int gpu, int slice, int gi, int ci);
 void pause_turn(void); /* let others call, and wait a moment */
+void set_up(int gpu);  /* at the first handle of a session */
 void open_nodes(void); /* of all GPUs, until the end of the session */
 void capability_shown(const At *at, int ci); /* at->gi is there now, or that part of it; ci -1: none */
 void capability_gone(const At *at, int ci);

@@ -86,7 +86,7 @@ securityContext:
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 5
-  failureThreshold: 36 # a driver without persistence mode sets its GPUs up first; a reset of the last run is waited for
+  failureThreshold: 36 # the end of a reset that the last run began is waited for, and the driver may take long to open
   timeoutSeconds: 5
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}

@@ -100,7 +100,7 @@ class NvmlEvents:
         self._logged_notes = self._logged_notes | notes if notes else frozenset()
 
     def _add(self, nvml: Session, listening: _Listening, index: int) -> None:
-        handle = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+        handle = nvml.gpu(index)
         if _pointer(handle) in listening.places:
             return
         place = _place(nvml, handle)

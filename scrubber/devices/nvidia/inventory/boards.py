@@ -89,7 +89,7 @@ def readings(nvml: Session, in_reset: Callable[[str], bool]) -> dict[str, Readin
     found: dict[str, Readings] = {}
     for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
         with suppress(DeviceError):
-            gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+            gpu = nvml.gpu(index)
             uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
             if not in_reset(uuid):
                 found[uuid] = _readings(nvml, gpu, index)

@@ -155,7 +155,7 @@ class Inventory:
         return found
 
     def _gpu(self, nvml: Session, index: int, found: _Listing) -> None:
-        handle = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+        handle = nvml.gpu(index)
         uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, handle)
         if uuid not in self._remembered.boards:
             self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
