@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
-from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
 
 SOON = 0.02
@@ -135,18 +133,6 @@ async def test_threads_are_used_again() -> None:
     caller = Caller()
     names = {await caller.ask(str(number), threading.get_ident, LONG) for number in range(50)}
     assert len(names) == 1
-
-
-async def test_a_hanging_gpu_makes_only_itself_unresponsive(bank) -> None:
-    caller, first, second = Caller(), bank.first, bank.second
-    drills.hang(bank.root, first)
-    with pytest.raises(UnresponsiveError):
-        await caller.ask(first, lambda: bank.backend.vitals(first), SOON)
-    assert await caller.ask(second, lambda: bank.backend.vitals(second), LONG) == Vitals()
-    assert caller.stuck() == {first}
-    drills.heal(bank.root, first)
-    await released(caller)
-    assert await caller.ask(first, lambda: bank.backend.vitals(first), LONG) == Vitals()
 
 
 def test_the_exit_does_not_wait_for_a_stuck_call() -> None:

@@ -239,6 +239,7 @@ async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subje
         with pytest.raises(UnresponsiveError):
             await caller.ask(one, partial(question, one), SOON)
     assert await caller.ask(other, lambda: subject.backend.vitals(other), LONG) == Vitals()
+    assert caller.stuck() == {one}
     subject.heal(one)
     while caller.stuck():  # noqa: ASYNC110 -- a thread does not report it
         await asyncio.sleep(0.001)

@@ -70,7 +70,7 @@ async def test_a_driver_that_stays_closed_counts_as_unresponsive(world):
         await world.acquire("pod", device)
 
 
-async def test_a_late_answer_before_a_reset_does_not_count_after_it(build):
+async def test_lateness_before_a_reset_does_not_count_after_it(build):
     world = build()
     await world.start(watching=False)
     device, other = world.uuids

@@ -132,17 +132,6 @@ def test_containers_are_not_the_drivers_to_know(rig) -> None:
     assert rig.backend().living() == {"pod-1": 1}
 
 
-def test_nvml_is_closed_while_released(rig) -> None:
-    backend = rig.backend()
-    backend.inventory()
-    assert rig.machine.clients()
-    backend.release_driver()
-    assert rig.machine.clients() == ()
-    backend.reacquire_driver()
-    backend.vitals(rig.gpu(0).uuid)
-    assert rig.machine.clients()
-
-
 def test_the_check_of_a_node_with_gpus_changes_nothing(rig) -> None:
     assert Nvidia.probe(rig.host) is None
     assert rig.machine.clients() == ()

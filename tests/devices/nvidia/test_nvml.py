@@ -84,6 +84,7 @@ def test_nvml_is_unavailable_while_released_and_then_usable_again(rig) -> None:
     name_of(rig)
     rig.library.release_driver()
     rig.library.release_driver()
+    assert rig.machine.clients() == ()
     rig.library.reacquire_driver()
     with pytest.raises(DriverClosedError):
         name_of(rig)

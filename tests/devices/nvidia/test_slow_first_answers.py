@@ -81,11 +81,13 @@ class Service:
             await self.round()
             file.unlink()
         await self.answers()
+        context = self.built.service.context
+        await context.jobs.slots.driver_release.reacquired()
         for _ in range(3):
             await self.round()
-        health = self.built.service.context.observer.health
+        context.observer.driver.patience = WITHIN
         for gpu in self.rig.machine.gpus:
-            vitals = await health.vitals(gpu.uuid)
+            vitals = await context.observer.health.vitals(gpu.uuid)
             assert vitals is not None
             assert not vitals.partial
 
