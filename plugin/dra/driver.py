@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from plugin.cluster.base import Failure
+from plugin.cluster.credentials import is_subdomain
 from plugin.devices import Device
 from plugin.dra import claims, slices
 from plugin.dra.claim_gate import ClaimGate
@@ -170,8 +171,9 @@ class Driver:
         return answer
 
     def _lock(self, claim: wire.Claim) -> asyncio.Lock:
-        if not claim.uid:  # to the service, a free device has no owner
-            raise InvalidRequest("the kubelet named a claim without a UID")
+        # To the service, a free device has no owner. The names become parts of a path of the API server.
+        if not all(map(is_subdomain, (claim.uid.lower(), claim.namespace, claim.name))):
+            raise InvalidRequest("the kubelet named a claim with a UID, namespace or name that no claim can have")
         return self._locks.setdefault(claim.uid, asyncio.Lock())
 
     async def _answer(

@@ -1,7 +1,8 @@
 """The CDI specifications that a vendor's driver names in its answers: which GPUs they give to a container.
 
 The rule is simple, because a mistake here would give a container a GPU that was not proven clean: no text of the
-specification may name another GPU, by UUID, by PCI address or by device node.
+specification may name another GPU, by UUID, by PCI address or by device node. A specification is read as container
+runtimes read it: the case of a key does not matter, and one path has many spellings.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from scrubber.ground.errors import InvalidRequest
 
 _FORMATS = {".json", ".yaml", ".yml"}
 _NODE = re.compile(r"/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)(?![0-9A-Za-z])")
+_SAME = re.compile(r"/(?:\.?/)+")  # of a path: two slashes, or the directory itself
+_WAY_UP = re.compile(r"/(?!\.\./)[^/]+/\.\.(?=/|$)")  # of a path: into a directory, and out of it
+_OF_DEVICES = re.compile(r"(.*/dev(/nvidia-caps)?)?/?")  # a directory with the nodes of all devices
+_UNPLAIN = re.compile(rb"[\\!\x00]")  # bytes with which a file can write a name in another way
 _NUMBER = re.compile(r"[0-9]+$")
 _VARIABLE = "NVIDIA_VISIBLE_DEVICES="
 _NOTHING = {"", "none", "void"}
@@ -38,9 +44,10 @@ def foreign(edits: object, taken: Collection[Device], known: Collection[Device])
     """The first thing in an object of CDI that belongs to another device than those taken; empty: there is none."""
     nodes = {node for device in taken for node in device.nodes}
     uuids = {device.uuid.lower() for device in taken}
+    edits = _folded(edits)
     theirs = {device.uuid.lower() for device in known} - uuids
     theirs |= {slices.pci_bus_id(device) for device in known} - {slices.pci_bus_id(device) for device in taken} - {""}
-    for text in _texts(edits):
+    for text in chain.from_iterable((it, _resolved(it)) for it in _texts(edits)):
         low = text.lower()
         if found := next((word for word in sorted(theirs) if word in low), ""):
             return found
@@ -48,7 +55,31 @@ def foreign(edits: object, taken: Collection[Device], known: Collection[Device])
             return found
         if text.startswith(_VARIABLE) and set(low.removeprefix(_VARIABLE.lower()).split(",")) - uuids - _NOTHING:
             return text
-    return next(_misnumbered(edits), "")
+    return next(chain(_misnumbered(edits), _directories(edits)), "")
+
+
+def _folded(value: object) -> object:
+    """The same with all keys in lower case. ValueError if a key is there twice: it is not known which one counts."""
+    match value:
+        case Mapping():
+            folded = {str(key).lower(): _folded(each) for key, each in value.items()}
+            if len(folded) < len(value):
+                raise ValueError
+            return folded
+        case list() | tuple():
+            return [_folded(each) for each in value]
+        case bytes():  # a text in base64, of YAML
+            return value.decode()
+        case _:
+            return value
+
+
+def _resolved(text: str) -> str:
+    """The shortest spelling of the paths in a text."""
+    text, count = _SAME.sub("/", text), 1
+    while count:
+        text, count = _WAY_UP.subn("", text, count=1)
+    return text
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -68,12 +99,21 @@ def _texts(value: object) -> Iterator[str]:
 def _misnumbered(edits: object) -> Iterator[str]:
     """Device nodes whose number is not the one in their name: the kernel goes by the number."""
     parts = edits if isinstance(edits, Mapping) else {}
-    for node in parts.get("deviceNodes") or ():
-        path = str(node.get("hostPath") or node.get("path") or "")
+    for node in parts.get("devicenodes") or ():
+        path = str(node.get("hostpath") or node.get("path") or "")
         number = _NUMBER.search(path)
         # With a major number, a minor number that is left out is 0: NVIDIA's driver leaves it out.
         if _NODE.search(path) and number and node.get("major") and node.get("minor", 0) != int(number[0]):
             yield f"{path} with the number {node.get('minor', 0)}"
+
+
+def _directories(edits: object) -> Iterator[str]:
+    """Mounts of a directory that has the device nodes of all GPUs."""
+    parts = edits if isinstance(edits, Mapping) else {}
+    for mount in parts.get("mounts") or ():
+        path = str(mount.get("hostpath") or "")
+        if _OF_DEVICES.fullmatch(_resolved(path)):
+            yield f"all devices in {path.rstrip('/') or '/'}"
 
 
 def _edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
@@ -83,18 +123,18 @@ def _edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
     for specification in _specifications(name, directories):
         devices = [it for it in specification.get("devices") or () if it.get("name") == name]
         if specification.get("kind") == kind and devices:
-            found += [specification.get("containerEdits"), *(it.get("containerEdits") for it in devices)]
+            found += [specification.get("containeredits"), *(it.get("containeredits") for it in devices)]
     if not found:
         raise InvalidRequest(f"no CDI specification of this node has the device {cdi_id}; see --cdi-dir")
     return found
 
 
 def _specifications(name: str, directories: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
-    """The specifications whose text has this name: a node may have a hundred others."""
+    """The specifications that may have this name: a node may have a hundred others, which are not parsed."""
     for file in sorted(file for directory in directories for file in _files(directory)):
         try:
             text = file.read_bytes()
-            if name.encode() in text:
+            if name.encode() in text or _UNPLAIN.search(text):
                 yield _parsed(file, text)
         except FileNotFoundError:
             continue  # of a claim that has just ended
@@ -111,7 +151,16 @@ def _files(directory: Path) -> list[Path]:
 
 def _parsed(file: Path, text: bytes) -> Mapping[str, Any]:
     # Imported by name: only this mode needs it, and the client library of the API server brings it.
-    document = json.loads(text) if file.suffix == ".json" else importlib.import_module("yaml").safe_load(text)
-    if not isinstance(document, Mapping):
+    is_json = file.suffix == ".json"
+    document = json.loads(text, object_pairs_hook=_once) if is_json else importlib.import_module("yaml").safe_load(text)
+    folded = _folded(document)
+    if not isinstance(folded, Mapping):
         raise TypeError
-    return document
+    return folded
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The mapping; ValueError if it has a key twice."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError
+    return dict(pairs)

@@ -116,15 +116,16 @@ async def test_a_claim_gets_clean_devices_and_gives_them_back_clean(cluster):
     assert await cluster.unprepare("a") == ""
 
 
-async def test_a_claim_without_a_uid_takes_and_gives_back_nothing(cluster, service):
+@pytest.mark.parametrize("wrong", [{"uid": ""}, {"uid": " "}, {"name": "../a"}, {"namespace": "default/x"}])
+async def test_a_claim_that_cannot_be_takes_and_gives_back_nothing(cluster, service, wrong):
     """To the service, a free device and a device that was acquired for no owner have the owner ''."""
     cluster.allocate("a", 0, 1)
     async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber:
         uuids = [device.uuid for device in cluster.gpus()]
         await scrubber.acquire(uuids, exclusive=True)
-        claim = wire.Claim(namespace="default", name="a")
+        claim = wire.Claim(**{"namespace": "default", "name": "a", "uid": "uid-a", **wrong})
         ended = await cluster.stub.NodeUnprepareResources(wire.NodeUnprepareResourcesRequest(claims=[claim]))
-        assert ended.claims[""].error == "autoclave: the kubelet named a claim without a UID"
+        assert "that no claim can have" in ended.claims[claim.uid].error
         assert await scrubber.release(uuids) == set(uuids)
 
 

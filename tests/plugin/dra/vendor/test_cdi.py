@@ -49,6 +49,14 @@ def edits(**more):
         ({"deviceNodes": [{"path": "/dev/nvidia-caps/nvidia-cap12"}]}, "/dev/nvidia-caps/nvidia-cap12"),
         ({"deviceNodes": [{"path": "/dev/nvidia-uvm-tools"}, {"path": "/dev/nvidia-modeset"}]}, ""),
         ({"mounts": [{"hostPath": "/dev/nvidia1", "containerPath": "/gpu"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"path": "/dev//nvidia1"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"path": "/gpu", "hostPath": "/dev/././/nvidia1"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"path": "/gpu", "hostPath": "/dev/dri/by-path/../../nvidia1"}]}, "/dev/nvidia1"),
+        ({"deviceNodes": [{"Path": "/dev/nvidia0", "Major": 195, "MINOR": 1}]}, "/dev/nvidia0 with the number 1"),
+        ({"mounts": [{"hostPath": "/dev/", "containerPath": "/gpus"}]}, "all devices in /dev"),
+        ({"mounts": [{"hostPath": "/driver/dev", "containerPath": "/d"}]}, "all devices in /driver/dev"),
+        ({"mounts": [{"hostpath": "/", "containerPath": "/host"}]}, "all devices in /"),
+        ({"mounts": [{"hostPath": "/dev/shm", "containerPath": "/dev/shm"}]}, ""),
         ({"hooks": [{"args": ["../card1::/dev/dri/by-path/pci-0000:11:00.0-card"]}]}, "0000:11:00.0"),
     ],
 )  # fmt: skip
@@ -100,6 +108,45 @@ def test_every_directory_counts(tmp_path):
     specify(tmp_path / "second", containerEdits={"deviceNodes": [{"path": "/dev/nvidia1"}]})
     with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
         check(tmp_path, tmp_path / "second")
+
+
+OTHERS_NODE = {"deviceNodes": [{"path": "/dev/nvidia1"}]}
+
+
+@pytest.mark.parametrize(
+    ("file", "written", "hidden"),
+    [
+        ("a.json", "uid-gpu-0", r"uid\u002dgpu-0"),
+        ("a.yaml", "uid-gpu-0", r"uid\x2dgpu-0"),
+        ("a.yaml", '"uid-gpu-0"', "!!binary dWlkLWdwdS0w"),
+        ("a.json", '"devices"', '"Devices"'),
+        ("a.yaml", '"kind"', '"KIND"'),
+    ],
+)
+def test_a_device_that_a_runtime_reads_otherwise_written_counts(tmp_path, file, written, hidden):
+    specify(tmp_path)
+    specify(tmp_path, file, containerEdits=OTHERS_NODE)
+    text = (tmp_path / file).read_text()
+    assert written in text
+    (tmp_path / file).write_text(text.replace(written, hidden))
+    with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
+        check(tmp_path)
+
+
+def test_a_device_in_another_encoding_counts(tmp_path):
+    specify(tmp_path)
+    specify(tmp_path, "a.yaml", containerEdits=OTHERS_NODE)
+    (tmp_path / "a.yaml").write_text((tmp_path / "a.yaml").read_text(), encoding="utf-16")
+    with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"kind": "a", "KIND": "uid-gpu-0"}', '{"kind": "a", "kind": "uid-gpu-0"}'])
+def test_a_specification_with_a_key_twice_is_refused(tmp_path, text):
+    specify(tmp_path)
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        check(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "devices: [", "uid-gpu-0", "{kind: [uid-gpu-0]}", "[uid-gpu-0, {]"])
