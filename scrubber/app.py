@@ -160,7 +160,8 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check, config.ledger_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded)
+    evidence = store.Retention(config.evidence_rows, config.evidence_age)
+    ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded, evidence=evidence)
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
 

@@ -52,6 +52,12 @@ class ScrubberConfig:
     sight: SightMode = SightMode.HOST
     """Where all processes of the node are visible: host, or namespace for a node that is itself a container."""
 
+    evidence_rows: int = 200_000
+    """How many events outlive the steps of scrubs: those of about 40,000 uses of a GPU, in about 160 MiB."""
+
+    evidence_age: float = 400 * 86_400.0
+    """For how many seconds they are kept: a year, and a month to look at it."""
+
     simulated_dir: Path | None = None
     """Where simulated GPUs are stored; None: in the state directory."""
 

@@ -2,7 +2,7 @@
 
 Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. In a
 ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. Times
-(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
+(the names in ``TIMES``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
 text is empty; any other missing value is null.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 API_VERSION = "autoclave/v1"
-TIMES = frozenset({"at", "since", "started", "finished"})
+TIMES = frozenset({"at", "since", "started", "finished", "history_since", "steps_since"})
 
 
 def single(kind: str, fields: Mapping[str, object]) -> dict[str, object]:

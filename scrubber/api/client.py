@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -37,6 +37,16 @@ _REASONS = {reason.value: reason for reason in Reason}
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 PAGE = 1000  # rows of history in one answer; the service has its own limit, which is higher
 SHORT = 10.0  # seconds for requests that the service answers from memory
+
+
+class Which(TypedDict, total=False):
+    """Which rows of the history: see ``HistoryRequest`` in ``scrub.proto``."""
+
+    after: int
+    until: float
+    kinds: Sequence[str]
+    warnings: bool
+    without_steps: bool
 
 
 class _Client:
@@ -168,17 +178,16 @@ class AdminClient(_Client):
         return convert.from_message(views.Explanation, answer)
 
     async def history(
-        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, after: int = 0, kinds: Sequence[str] = (),
-        warnings: bool = False, timeout: float = SHORT,
-    ) -> tuple[views.HistoryEntry, ...]:  # fmt: skip
-        """The newest rows of the ledger that are asked for, newest last. Asks page by page; ``timeout`` is for each."""
+        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, **which: Unpack[Which]
+    ) -> tuple[views.HistoryEntry, ...]:
+        """The newest rows of the ledger that are asked for, newest last. Asks page by page."""
         found: tuple[views.HistoryEntry, ...] = ()
         while len(found) < limit:
             request = scrub_pb2.HistoryRequest(
                 gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
-                after=after, kinds=kinds, warnings=warnings,
+                **which,
             )  # fmt: skip
-            page = (await self._ask(self._stub.History(request, timeout=timeout))).entries
+            page = (await self._ask(self._stub.History(request, timeout=SHORT))).entries
             found = (*(convert.from_message(views.HistoryEntry, entry) for entry in page), *found)
             if len(page) < request.limit:
                 break

@@ -451,6 +451,8 @@ class ServiceStatus(_message.Message):
     LACKS_FIELD_NUMBER: _builtins.int
     POLICY_SOURCE_FIELD_NUMBER: _builtins.int
     UNLISTED_FIELD_NUMBER: _builtins.int
+    HISTORY_SINCE_FIELD_NUMBER: _builtins.int
+    STEPS_SINCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -470,6 +472,9 @@ class ServiceStatus(_message.Message):
     """Why CuPy could not be loaded. Empty before the first try."""
     policy_source: _builtins.str
     """The name of a shipped policy, or the file of the policy in force."""
+    history_since: _builtins.float
+    """Wall clock seconds: from when on the ledger has events, and the steps of scrubs. 0 while none has gone."""
+    steps_since: _builtins.float
     @_builtins.property
     def set_aside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Damaged ledgers beside the present one. Their contents are not in force."""
@@ -501,10 +506,12 @@ class ServiceStatus(_message.Message):
         lacks: _builtins.str = ...,
         policy_source: _builtins.str = ...,
         unlisted: _abc.Iterable[Global___UnlistedProgram] | None = ...,
+        history_since: _builtins.float = ...,
+        steps_since: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "history_since", b"history_since", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "steps_since", b"steps_since", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1135,6 +1142,8 @@ class HistoryRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    WITHOUT_STEPS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     """Empty means all devices."""
     since: _builtins.float
@@ -1147,6 +1156,10 @@ class HistoryRequest(_message.Message):
     """Only rows after this one."""
     warnings: _builtins.bool
     """Only events that are warnings."""
+    without_steps: _builtins.bool
+    """Without the steps of scrubs."""
+    until: _builtins.float
+    """Wall clock seconds; 0 means up to now."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only events of these kinds; empty means all."""
@@ -1161,10 +1174,12 @@ class HistoryRequest(_message.Message):
         after: _builtins.int = ...,
         kinds: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _builtins.bool = ...,
+        without_steps: _builtins.bool = ...,
+        until: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "gpu", b"gpu", "kinds", b"kinds", "limit", b"limit", "since", b"since", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "gpu", b"gpu", "kinds", b"kinds", "limit", b"limit", "since", b"since", "until", b"until", "warnings", b"warnings", "without_steps", b"without_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,9 +169,11 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
             answer = scrub_pb2.HistoryResponse()
-            window = Window(request.before or None, request.after, frozenset(request.kinds))
+            window = Window(
+                request.before or None, request.after, frozenset(request.kinds), request.until or None, request.warnings
+            )
             for entry in await self._reporter.history(
-                gpu, request.since, request.limit, window, warnings=request.warnings
+                gpu, request.since, request.limit, window, without_steps=request.without_steps
             ):
                 convert.to_message(entry, answer.entries.add())
             return answer

@@ -212,6 +212,10 @@ WARNINGS = (
 """The events that may be warnings."""
 
 
+STEPS = (ScrubStarted, StepStarted, StepFinished)
+"""The events that only tell how a scrub went. All others are evidence: they are kept much longer."""
+
+
 def is_warning(event: Event) -> bool:
     """Whether the event is a fault, a failed scrub, unauthorised use, or a proof that ended or is missing."""
     return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)

@@ -133,6 +133,8 @@ class ServiceStatus:
     lacks: str = ""
     policy_source: str = ""
     unlisted: tuple[UnlistedProgram, ...] = ()
+    history_since: float = 0.0
+    steps_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 from scrubber.ground.errors import FatalError
 from scrubber.ledger import chain, codec, database, files, store
 
+EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -23,7 +25,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result for a ledger. ``rows`` counts the valid rows, ``head`` is the last valid row."""
+    """The result for a ledger. ``rows`` counts the valid rows of the chain, ``head`` is the last of them."""
 
     rows: int
     head: store.Head | None
@@ -47,22 +49,38 @@ def verify(path: Path) -> Audit:
                 count, head = count + 1, store.Head(row.seq, row.hash)
             if cut is not None:
                 codec.decode_records(cut.records)
+                _check_evidence(connection, cut)
             database.check_format(connection, path)
     except store.CorruptLedgerError as error:
         return Audit(count, head, Broken(error.seq, error.message), where.aside())
     return Audit(count, head, None, where.aside())
 
 
+def _check_evidence(connection: sqlite3.Connection, cut: chain.MissingTail) -> None:
+    """Check each batch of evidence, and that there is no evidence outside the batches."""
+    after = EARLIEST
+    for batch in cut.batches:
+        last = LATEST if batch is cut.batches[-1] else batch.cut
+        kept = tuple(database.evidence(connection, after, last))
+        chain.check_evidence(batch, kept)
+        chain.entries(kept)
+        after = batch.cut
+
+
 def export(path: Path) -> Iterator[dict[str, object]]:
-    """The snapshot, if any, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
+    """The evidence, the snapshot, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
     with _reading(files.Places(path)) as connection:
         if (cut := database.cut(connection)) is not None:
+            yield from map(_exported, database.evidence(connection, EARLIEST, LATEST))
             yield {"seq": cut.head.seq, "hash": cut.head.hash, "kind": "snapshot", "body": _parsed(cut.records)}
-        for row in database.rows(connection):
-            yield {
-                "seq": row.seq, "device": row.device, "wall": row.wall, "uptime": row.uptime, "op": row.op,
-                "kind": row.kind, "body": _parsed(row.body), "prev": row.prev, "hash": row.hash,
-            }  # fmt: skip
+        yield from map(_exported, database.rows(connection))
+
+
+def _exported(row: chain.ChainRow) -> dict[str, object]:
+    return {
+        "seq": row.seq, "device": row.device, "wall": row.wall, "uptime": row.uptime, "op": row.op,
+        "kind": row.kind, "body": _parsed(row.body), "prev": row.prev, "hash": row.hash,
+    }  # fmt: skip
 
 
 def _parsed(text: str) -> object:

@@ -3,6 +3,8 @@
 Pure functions. Besides events the chain holds two kinds of notes: how the ledger began (which damaged ledger was set
 aside), and where older rows were folded into a snapshot. The chain alone cannot show that its last rows are missing:
 a :class:`store.Head` in another file shows it.
+
+Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ledger import codec, store
@@ -20,6 +23,7 @@ START = store.Head(0, "0" * 64)
 BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 NOTES = frozenset({BEGUN, COMPACTED})
+STEPS = frozenset(codec.KINDS[event] for event in events.STEPS)
 
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
 
@@ -51,11 +55,22 @@ class ChainRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """The evidence of one compaction, up to the row ``cut``: how many rows, the newest wall time, and the digest."""
+
+    cut: int
+    rows: int
+    newest: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class MissingTail:
-    """The snapshot of a compaction: the last row that was folded, and the records at that row."""
+    """The snapshot of a compaction: the last row that was folded, the records at that row, and the batches kept."""
 
     head: store.Head
     records: str
+    batches: tuple[Batch, ...] = ()
 
 
 def content(draft: LedgerEntry) -> Content:
@@ -86,11 +101,51 @@ def seal(head: store.Head, contents: Iterable[Content]) -> tuple[ChainRow, ...]:
     return tuple(rows)
 
 
-def fold(cut: MissingTail | None, rows: Sequence[ChainRow], how: store.Fold) -> MissingTail:
-    """The new snapshot: the old snapshot with these rows folded into it."""
+def fold(
+    cut: MissingTail | None, rows: Sequence[ChainRow], how: store.Fold, now: float, keep: store.Retention
+) -> MissingTail:
+    """The new snapshot: the old snapshot with these rows folded into it, and the batches of evidence that are kept."""
     before = codec.decode_records(cut.records) if cut else ()
     after = how(before, entries(check_links(cut.head if cut else START, rows)))
-    return MissingTail(store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after))
+    kept = evidence(rows)
+    batches = (*(cut.batches if cut else ()), *([batch(rows[-1].seq, kept)] if kept else []))
+    return MissingTail(
+        store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after), _retained(batches, now, keep)
+    )
+
+
+def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
+    """The rows that stay in the history after they were folded."""
+    return tuple(row for row in rows if row.kind not in STEPS and row.kind != COMPACTED)
+
+
+def batch(cut: int, kept: Sequence[ChainRow]) -> Batch:
+    """The batch of this evidence."""
+    return Batch(cut, len(kept), max(row.wall for row in kept), _digest_of(row.hash for row in kept))
+
+
+def _digest_of(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
+    """CorruptLedgerError unless these are the rows of the batch, as they were written."""
+    for row in kept:
+        if row.hash != digest(row):
+            raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
+    if not kept or batch(expected.cut, kept) != expected:
+        raise store.CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
+
+
+def _retained(batches: tuple[Batch, ...], now: float, keep: store.Retention) -> tuple[Batch, ...]:
+    """The newest batches that are young enough and together not too many rows."""
+    total, kept = 0, list[Batch]()
+    for it in reversed(batches):
+        total += it.rows
+        if total > keep.rows or it.newest < now - keep.seconds:
+            break
+        kept.insert(0, it)
+    return tuple(kept)
 
 
 def digest(row: ChainRow) -> str:
@@ -181,4 +236,5 @@ def _vouched(cut: MissingTail) -> dict[str, object]:
         "cut": cut.head.seq,
         "hash": cut.head.hash,
         "snapshot": hashlib.sha256(cut.records.encode()).hexdigest(),
+        **({"evidence": _digest_of(it.digest for it in cut.batches)} if cut.batches else {}),
     }

@@ -13,10 +13,12 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import astuple
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
+from scrubber.core import events
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ground.private_files import ForeignFileError
 from scrubber.ledger import chain, store
@@ -34,11 +36,22 @@ _SELECT = """
     WHERE seq BETWEEN ? AND ? ORDER BY seq
 """
 _NEWEST = """
-    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM entries
+    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM {table}
     WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
-    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2)
+    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3
+"""
+_NEWEST_ENTRIES = _NEWEST.format(table="entries")
+_NEWEST_EVIDENCE = _NEWEST.format(table="evidence")
+_NEWEST_WARNINGS = _NEWEST_EVIDENCE.replace("WHERE", "WHERE warning AND")
+_EVIDENCE = """
+    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM evidence
+    WHERE seq > ? AND seq <= ? ORDER BY seq
+"""
+_KEEP = """
+    INSERT INTO evidence (seq, device, wall, uptime, op, kind, body, prev, hash, warning)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -61,6 +74,27 @@ SCRIPTS = (
         seq     INTEGER NOT NULL,
         hash    TEXT NOT NULL,
         records TEXT NOT NULL
+    ) STRICT;
+    """,
+    """
+    CREATE TABLE evidence (
+        seq     INTEGER PRIMARY KEY,
+        device  TEXT NOT NULL,
+        wall    REAL NOT NULL,
+        uptime  REAL NOT NULL,
+        op      TEXT NOT NULL,
+        kind    TEXT NOT NULL,
+        body    TEXT NOT NULL,
+        prev    TEXT NOT NULL,
+        hash    TEXT NOT NULL,
+        warning INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX evidence_warnings ON evidence (seq) WHERE warning;
+    CREATE TABLE batches (
+        cut    INTEGER PRIMARY KEY,
+        rows   INTEGER NOT NULL,
+        newest REAL NOT NULL,
+        digest TEXT NOT NULL
     ) STRICT;
     """,
 )
@@ -173,10 +207,26 @@ def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**6
 def newest(
     connection: sqlite3.Connection, device: str | None, since: float | None, limit: int, window: store.Window
 ) -> tuple[chain.ChainRow, ...]:
-    """The newest rows that hold events, newest last."""
+    """The newest rows that hold events, newest last. All evidence is older than all other rows."""
     kinds = json.dumps(sorted(window.kinds)) if window.kinds else None
-    found = connection.execute(_NEWEST, (device, since, limit, window.after, window.before, kinds)).fetchall()
+    found: list[tuple[object, ...]] = []
+    for statement in (_NEWEST_ENTRIES, _NEWEST_WARNINGS if window.warnings else _NEWEST_EVIDENCE):
+        wanted = (device, since, limit - len(found), window.after, window.before, kinds, window.until)
+        found += connection.execute(statement, wanted)
     return tuple(_row(columns) for columns in reversed(found))
+
+
+def evidence(connection: sqlite3.Connection, after: int, last: int) -> Iterator[chain.ChainRow]:
+    """The evidence of the rows after one row, up to another one, in order."""
+    return map(_row, connection.execute(_EVIDENCE, (after, last)))
+
+
+def kept(connection: sqlite3.Connection) -> store.Kept:
+    """From which wall times on there are rows."""
+    oldest = "SELECT CASE seq WHEN 1 THEN 0.0 ELSE wall END FROM {} ORDER BY seq LIMIT 1"
+    [steps] = connection.execute(oldest.format("entries")).fetchone()
+    [since] = connection.execute(oldest.format("evidence")).fetchone() or [steps]
+    return store.Kept(since, steps)
 
 
 def insert(connection: sqlite3.Connection, new: Iterable[chain.ChainRow]) -> None:
@@ -196,13 +246,35 @@ def cut(connection: sqlite3.Connection) -> chain.MissingTail | None:
         case None:
             return None
         case (int(seq), bytes(digest), bytes(records)):
-            return chain.MissingTail(store.Head(seq, _text(digest, None)), _text(records, None))
+            return chain.MissingTail(
+                store.Head(seq, _text(digest, None)), _text(records, None), tuple(_batches(connection))
+            )
         case _:
             raise store.CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
 
 
-def fold(connection: sqlite3.Connection, new: chain.MissingTail) -> None:
-    """Replace the rows that the snapshot covers with the snapshot."""
+def _batches(connection: sqlite3.Connection) -> Iterator[chain.Batch]:
+    for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
+        match columns:
+            case (int(cut), int(count), float(newest_wall), bytes(digest)):
+                yield chain.Batch(cut, count, newest_wall, _text(digest, None))
+            case _:
+                raise store.CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
+
+
+def fold(connection: sqlite3.Connection, new: chain.MissingTail, folded: Iterable[chain.ChainRow]) -> None:
+    """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
+    rated = ((row, chain.entry(row)) for row in chain.evidence(folded))
+    connection.executemany(
+        _KEEP, ((*_values(row), entry is not None and events.is_warning(entry.event)) for row, entry in rated)
+    )
+    remaining = sum(it.rows for it in new.batches)
+    gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
+    connection.execute(f"DELETE FROM evidence WHERE seq <= ({gone})", (remaining,))  # noqa: S608 - our own words
+    connection.execute("DELETE FROM batches")
+    connection.executemany(
+        "INSERT INTO batches (cut, rows, newest, digest) VALUES (?, ?, ?, ?)", map(astuple, new.batches)
+    )
     connection.execute("DELETE FROM entries WHERE seq <= ?", (new.head.seq,))
     connection.execute(
         "INSERT OR REPLACE INTO snapshot (one, seq, hash, records) VALUES (1, ?, ?, ?)",
@@ -265,6 +337,8 @@ def translated(action: str, path: Path) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:
         raise  # a bug of this program, not a fault of the ledger
+    except UnicodeDecodeError as error:  # SQLite's message names a damaged part of the schema
+        raise _damaged(error, action, path) from error
     except sqlite3.Error as error:
         raise _from_sqlite(error, action, path) from error
     except OSError as error:
@@ -285,9 +359,13 @@ def _from_sqlite(error: sqlite3.Error, action: str, path: Path) -> LedgerUnavail
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
             why = f"the disk reports an I/O error ({name}); check the kernel log and the disk"
         case _:
-            damage = f"the file is damaged ({error}); restart the service, which sets the file aside"
-            return store.CorruptLedgerError(f"cannot {action} {path}: {damage}")
+            return _damaged(error, action, path)
     return LedgerUnavailable(f"cannot {action} {path}: {why}")
+
+
+def _damaged(error: Exception, action: str, path: Path) -> store.CorruptLedgerError:
+    damage = f"the file is damaged ({error}); restart the service, which sets the file aside"
+    return store.CorruptLedgerError(f"cannot {action} {path}: {damage}")
 
 
 def _from_kernel(error: OSError, path: Path) -> str:

@@ -23,7 +23,7 @@ from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger.store import EVERYTHING, Loaded, Store, Window
+from scrubber.ledger.store import EVERYTHING, KEEP_ALL, Kept, Loaded, Retention, Store, Window
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
@@ -32,7 +32,7 @@ Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], Non
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
-KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot
+KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
 
@@ -55,6 +55,7 @@ class Ledger:
         fold_at_once: int = FOLD_AT_ONCE,
         loaded: Loaded | None = None,
         listener: Listener | None = None,
+        evidence: Retention = KEEP_ALL,
     ) -> None:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
@@ -62,6 +63,7 @@ class Ledger:
         self._now = now
         self._keep = keep
         self._most = keep + fold_at_once
+        self._evidence = evidence
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
@@ -83,6 +85,11 @@ class Ledger:
     def seq(self) -> int:
         """The number of the newest row."""
         return self.head.seq
+
+    @property
+    def kept(self) -> Kept:
+        """From which wall times on there are rows."""
+        return self._store.kept
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
@@ -150,7 +157,7 @@ class Ledger:
         self._notify(entries, before, asyncio.get_running_loop().time() - began)
         self._rows += len(drafts)
         if self._rows >= self._most:
-            self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
+            self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at, self._evidence))
         self.head = self._store.head
 
     def _applied(self, drafts: Sequence[LedgerEntry]) -> tuple[dict[str, Record], list[Record | None]]:

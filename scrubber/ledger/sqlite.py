@@ -26,6 +26,7 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._headfile: files.HeadFile | None = None
         self._run_headfile: files.HeadFile | None = None
+        self._kept = store.Kept()
         self._head: store.Head | None = None  # the newest acknowledged row; None until the first load
 
     @property
@@ -60,16 +61,22 @@ class SqliteStore:
         with database.translated("read the ledger", self._where.database), self._read_only() as connection:
             return chain.entries(database.newest(connection, device, since, limit, window))
 
-    def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
+    @property
+    def kept(self) -> store.Kept:
+        """From when on there are rows."""
+        return self._kept
+
+    def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
         with self._writing() as (connection, head):
             before = database.cut(connection)
             folded = tuple(database.rows(connection, last=head.seq - keep))
             if len(folded) < chain.WORTH_FOLDING:
                 return 0
-            cut = chain.fold(before, folded, fold)
-            database.fold(connection, cut)
+            cut = chain.fold(before, folded, fold, at.wall, evidence)
+            database.fold(connection, cut, folded)
             database.insert(connection, chain.seal(head, [chain.compaction(at, cut)]))
+            self._kept = database.kept(connection)
         with database.translated("shrink the ledger", self._where.database), self._disconnecting():
             database.shrink(self._connected())
         return len(folded)
@@ -108,6 +115,7 @@ class SqliteStore:
                 cut = database.cut(connection)
                 entries = chain.entries(chain.check(cut, database.rows(connection), noted))
                 records = codec.decode_records(cut.records) if cut else ()
+                self._kept = database.kept(connection)
                 return store.Loaded(records, entries, database.head(connection), self._may_be_old(connection))
 
     def _read_only(self) -> closing[sqlite3.Connection]:

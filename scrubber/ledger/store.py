@@ -6,6 +6,7 @@ true. One thread writes; any thread may call ``history``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,9 +52,30 @@ class Window:
     before: int | None = None
     after: int = 0
     kinds: frozenset[str] = frozenset()
+    until: float | None = None  # a wall time
+    warnings: bool = False  # leave out evidence that is no warning; the caller leaves out other rows
 
 
 EVERYTHING = Window()
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much evidence is kept: the rows that tell more than how a scrub went. Its oldest batches go first."""
+
+    rows: int = 2**62
+    seconds: float = math.inf
+
+
+KEEP_ALL = Retention()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From which wall time on the ledger has rows, and from when on it has the steps of scrubs; 0: none has gone."""
+
+    since: float = 0.0
+    steps_since: float = 0.0
 
 
 class Store(Protocol):
@@ -77,13 +99,16 @@ class Store(Protocol):
     def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
-        """The newest ``limit`` entries of the window since a wall time, of one device or of all, newest last.
+        """The newest ``limit`` entries of the window since a wall time, of one device or of all, newest last."""
 
-        Compacted entries are not included.
-        """
+    @property
+    def kept(self) -> Kept:
+        """From when on there are rows, as of the last load or compaction."""
 
-    def compact(self, fold: Fold, keep: int, at: Moment) -> int:
+    def compact(self, fold: Fold, keep: int, at: Moment, evidence: Retention = KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot; returns how many rows were folded.
+
+        The folded rows that are evidence stay in the history, as long as ``evidence`` says.
 
         ``fold`` gets the old snapshot and the folded entries only. After an error ``load`` returns the data either
         before or after the compaction; both give the same records.

@@ -147,22 +147,27 @@ class StatusReporter:
         return self._context.active_policy.device_policy(record.device).policy
 
     async def history(
-        self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, warnings: bool = False
+        self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
     ) -> tuple[views.HistoryEntry, ...]:
-        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more."""
+        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more.
+
+        ``without_steps``: a scrub is the row of its end.
+        """
         device = self.find(gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
         if unknown := sorted(window.kinds - codec.CLASSES.keys()):
             raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
-        if warnings and not window.kinds:
-            window = replace(window, kinds=frozenset(codec.KINDS[event] for event in ev.WARNINGS))
+        if not window.kinds and (window.warnings or without_steps):
+            wanted = set(ev.WARNINGS) if window.warnings else codec.KINDS.keys() - set(ev.STEPS)
+            window = replace(window, kinds=frozenset(codec.KINDS[event] for event in wanted))
         entries: list[LedgerEntry] = []
         while True:
-            page = await self._context.ledger.history(device, since or None, MAX_ENTRIES if warnings else limit, window)
-            entries[:0] = [entry for entry in page if not warnings or ev.is_warning(entry.event)]
-            if not warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
+            rows = MAX_ENTRIES if window.warnings else limit
+            page = await self._context.ledger.history(device, since or None, rows, window)
+            entries[:0] = [entry for entry in page if not window.warnings or ev.is_warning(entry.event)]
+            if not window.warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
                 return tuple(self._entry(entry) for entry in entries[-limit:])
             window = replace(window, before=page[0].seq)
 
@@ -226,6 +231,8 @@ class StatusReporter:
             concessions=self._concessions(),
             cupy=self._cupy().cupy or "",
             lacks=self._cupy().lacks,
+            history_since=ledger.kept.since,
+            steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
         )

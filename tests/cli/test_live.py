@@ -60,7 +60,8 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     assert f"autoclave: GPU {gpu} is not clean: cannot scrub" in refused.stderr
     output_of(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
-    texts = [entry["text"] for entry in json.loads(output_of(autoclave("history", gpu, "-o", "json")))["items"]]
+    rows = json.loads(output_of(autoclave("history", gpu, "--steps", "-o", "json")))["items"]
+    texts = [entry["text"] for entry in rows]
     assert any("12 bytes were not zero before" in text for text in texts)
 
 
@@ -355,14 +356,20 @@ def test_explain_shows_events_in_order_and_what_to_do(autoclave, gpu):
 
 
 def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
+    output_of(autoclave("scrub", gpu))
     rows = [json.loads(line) for line in output_of(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
+    assert {row["kind"] for row in rows}.isdisjoint({"scrub-started", "step-started", "step-finished"})
+    assert "step-finished" in output_of(autoclave("history", gpu, "--steps", "-o", "jsonl"))
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
-    limited = autoclave("history", gpu, "--limit", "2", "-o", "json")
+    limited = autoclave("history", gpu, "-n", "2", "-o", "json")
     newest = json.loads(limited.stdout)["items"]
     assert limited.stderr == "autoclave: older events are not shown: only the newest 2; --limit shows more\n"
     assert newest == rows[-2:]
     assert output_of(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
     assert len(output_of(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
+    assert output_of(autoclave("history", gpu, "--until", "2020-01-01")) == "ROW  TIME  GPU  WHAT\n"
+    assert json.loads(output_of(autoclave("history", gpu, "--until", "2999-01-01", "-o", "json")))["items"] == rows
+    assert autoclave("history", gpu, "--since", "9d").stderr == ""
 
 
 def test_history_shows_kinds_and_warnings(autoclave, gpu):

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from autoclave.cli import document, job_progress, status_view, table, terminal, worst
-from autoclave.cli.verbs import explain
+from autoclave.cli import document, human, job_progress, status_view, table, terminal, worst
+from autoclave.cli.verbs import explain, history
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
 
@@ -321,6 +321,22 @@ def test_an_explanation_shows_only_the_start_of_the_last_step():
     begun = replace(ENTRY, kind="step-started", text="clear started")
     shown = [line[line.index("ago") + 5 :] for line in story(CLEAN, entries=(begun, ENTRY, begun))[2:4]]
     assert shown == ["released: gone", "clear started"]
+
+
+@pytest.mark.parametrize(
+    ("since", "limit", "steps", "said"),
+    [
+        (10.0, None, False, f"the ledger has no events from before {human.local(100.0)}"),
+        (100.0, None, False, ""),
+        (100.0, None, True, f"the ledger has no steps from before {human.local(1000.0)}"),
+        (1000.0, None, True, ""),
+        (10.0, 7, False, "older events are not shown: only the newest 7; --limit shows more"),
+    ],
+)
+def test_history_says_which_events_are_no_longer_there(since, limit, steps, said):
+    service = replace(SERVICE, history_since=100.0, steps_since=1000.0)
+    assert history.left_out(service, since, limit, steps=steps) == said
+    assert history.left_out(SERVICE, 0.0, None, steps=True) == ""
 
 
 async def stream(*messages):

@@ -116,7 +116,7 @@ def see_something_left_behind(place, shell, lines):
     assert shell.do(release)[1] == 0
     settled(place, "clean")
     output = shell.do(history)[0]
-    assert "12 bytes were not zero before" in " ".join(output.split())
+    assert "12 bytes of residue found" in " ".join(output.split())
     assert "hush" not in output
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
@@ -17,6 +18,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._cut: chain.MissingTail | None = None
         self._rows: tuple[chain.ChainRow, ...] = ()
+        self._evidence: tuple[chain.ChainRow, ...] = ()
         self._closed = False
 
     @property
@@ -46,22 +48,32 @@ class MemoryStore:
         """The newest entries, newest last."""
         wanted = (
             row
-            for row in reversed(self._rows)
+            for row in reversed((_warnings(self._evidence) if window.warnings else self._evidence) + self._rows)
             if row.kind not in chain.NOTES
             and (device is None or row.device == device)
             and (since is None or row.wall >= since)
+            and (window.until is None or row.wall <= window.until)
             and window.after < row.seq < (window.before or row.seq + 1)
             and (not window.kinds or row.kind in window.kinds)
         )
         return chain.entries(reversed(list(islice(wanted, limit))))
 
-    def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
+    @property
+    def kept(self) -> store.Kept:
+        """From when on there are rows."""
+        firsts = [rows[0] for rows in (self._evidence, self._rows) if rows]
+        walls = [0.0 if row.seq == 1 else row.wall for row in firsts] or [0.0]
+        return store.Kept(walls[0], walls[-1])
+
+    def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows."""
         self._check_open()
         folded = self._rows[: max(len(self._rows) - keep, 0)]
         if len(folded) < chain.WORTH_FOLDING:
             return 0
-        cut = chain.fold(self._cut, folded, fold)
+        cut = chain.fold(self._cut, folded, fold, at.wall, evidence)
+        kept = self._evidence + chain.evidence(folded)
+        self._evidence = kept[len(kept) - sum(it.rows for it in cut.batches) :]
         note = chain.seal(self.head, [chain.compaction(at, cut)])
         self._cut, self._rows = cut, self._rows[len(folded) :] + note
         return len(folded)
@@ -73,3 +85,7 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
+
+
+def _warnings(rows: tuple[chain.ChainRow, ...]) -> tuple[chain.ChainRow, ...]:
+    return tuple(row for row in rows if (entry := chain.entry(row)) and events.is_warning(entry.event))

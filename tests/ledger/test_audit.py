@@ -109,6 +109,27 @@ def test_a_changed_snapshot_is_noticed(sample: Path, scratch: Path, change: str)
     assert audit.verify(scratch).broken is not None
 
 
+def stored(sample: Path) -> tuple[object, object]:
+    """What decisions depend on."""
+    ledger, _ = opening.open_or_set_aside(sample, NOW)
+    loaded = ledger.load()
+    ledger.close()
+    return loaded.snapshot, loaded.entries
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE evidence SET body = replace(body, 'reason', 'season') WHERE seq = 3", "DELETE FROM evidence WHERE seq = 3",
+     "UPDATE evidence SET seq = 500 WHERE seq = 3", "DELETE FROM evidence", "UPDATE evidence SET prev = hash"],
+)  # fmt: skip
+def test_changed_evidence_is_noticed_and_stops_nothing(sample: Path, scratch: Path, change: str) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        connection.execute(change)
+    assert audit.verify(scratch).broken is not None
+    assert stored(scratch) == stored(sample)
+
+
 @given(data=st.data())
 def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample: Path, scratch: Path, data: st.DataObject) -> None:
     """Never a traceback, and never "sound" when anything that was stored reads differently."""
@@ -126,8 +147,11 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample: Path, scratch
     ledger, aside = opening.open_or_set_aside(scratch, NOW)
     loaded = ledger.load()
     ledger.close()
-    assert (aside is not None) == (verdict.broken is not None)
+    # No decision depends on the evidence. If its damage set the ledger aside, the quarantines would be lost.
+    assert (aside is not None) <= (verdict.broken is not None)
     assert len(loaded.entries) == (0 if aside else 20)
+    if aside is None:
+        assert (loaded.snapshot, loaded.entries) == stored(sample)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +223,9 @@ def test_beside_a_running_writer_it_sees_what_was_acknowledged(
 
 
 def test_an_export_says_every_row_and_the_snapshot(sample: Path) -> None:
-    [snapshot, *rows] = audit.export(sample)
+    [*evidence, snapshot] = list(audit.export(sample))[:16]
+    rows = list(audit.export(sample))[16:]
+    assert [it["seq"] for it in evidence] == list(range(1, 16))
     assert (snapshot["kind"], snapshot["seq"], snapshot["body"]) == ("snapshot", 15, [])
     assert rows[0]["prev"] == snapshot["hash"]
     assert [it["seq"] for it in rows] == list(range(16, 37))

@@ -39,6 +39,6 @@ def test_a_failed_migration_leaves_the_previous_schema_version(connection: sqlit
 
 def test_a_newer_schema_is_refused_in_words_and_left_alone(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(FatalError, match=r"schema is version 7, this program knows up to 1.*install the newer"):
+    with pytest.raises(FatalError, match=r"schema is version 7, this program knows up to 2.*install the newer"):
         database.migrate(connection, PATH)
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == []

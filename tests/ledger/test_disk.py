@@ -165,6 +165,9 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path: Path) -> 
     }
 
 
+NO_EVIDENCE = store.Retention(rows=0)
+
+
 def size(directory: Path) -> int:
     return sum(it.stat().st_size for it in directory.iterdir())
 
@@ -174,7 +177,7 @@ def test_months_of_events_stay_small(ledger: sqlite.SqliteStore, path: Path, dra
     for number in range(400):
         ledger.append([draft("x" * 100)] * 50)
         if number % 10 == 9:
-            ledger.compact(lambda records, _: records, 500, NOW)
+            ledger.compact(lambda records, _: records, 500, NOW, NO_EVIDENCE)
             largest = max(largest, path.stat().st_size)
     assert largest < 400_000
     assert size(path.parent) < 5_000_000
@@ -183,9 +186,9 @@ def test_months_of_events_stay_small(ledger: sqlite.SqliteStore, path: Path, dra
 
 def test_compaction_gives_the_space_back(ledger: sqlite.SqliteStore, path: Path, draft: Drafter) -> None:
     ledger.append([draft("x" * 1000)] * 1000)
-    ledger.compact(lambda records, _: records, 500, NOW)
+    ledger.compact(lambda records, _: records, 500, NOW, NO_EVIDENCE)
     before = path.stat().st_size
-    ledger.compact(lambda records, _: records, 0, NOW)
+    ledger.compact(lambda records, _: records, 0, NOW, NO_EVIDENCE)
     assert before > 500_000
     assert path.stat().st_size < 50_000
 

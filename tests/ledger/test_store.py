@@ -10,7 +10,17 @@ import pytest
 
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import DeviceInfo, Incarnation, Moment, Record, State
+from scrubber.core.model import (
+    Ailment,
+    AilmentKind,
+    DeviceInfo,
+    Incarnation,
+    Moment,
+    Record,
+    ScrubPath,
+    State,
+    Step,
+)
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec, store
 from tests.ledger import memory_store
@@ -114,11 +124,42 @@ def test_compaction_folds_what_is_old_and_keeps_the_newest(kept: store.Store, dr
     loaded = kept.load()
     assert [it.device.model for it in loaded.snapshot] == ["abcde"]
     assert whys(loaded.entries) == ["f", "g", "h"]
-    assert whys(kept.history(None, None, 10)) == ["f", "g", "h"]
     kept.append([draft("i")])
     kept.compact(concatenate, 1, AT)
     assert [it.device.model for it in kept.load().snapshot] == ["abcdefgh"]
     assert whys(kept.load().entries) == ["i"]
+
+
+def test_evidence_outlives_the_steps_of_scrubs(kept: store.Store, draft: Drafter) -> None:
+    step = replace(draft(), event=events.StepStarted("job", Step.CLEAR, ScrubPath.FAST))
+    sick = replace(draft(), event=events.AilmentFound(Ailment(AilmentKind.XID, "xid 79", xid=79)))
+    for number in range(4):
+        kept.append([draft(f"a{number}", wall=100.0 + number), step, *([sick] if number == 1 else [])])
+    rows = [entry.seq for entry in kept.history(None, None, 100)]
+    kept.compact(concatenate, 4, AT)
+    kept.append([draft("b"), step])
+    kept.compact(concatenate, 4, AT)
+    whole = kept.history(None, None, 100)
+    assert whys(whole) == ["a0", "a1", "a2", "a3", "b"]
+    assert [entry.event for entry in whole].count(step.event) == 2
+    assert whys(kept.history(None, None, 2, store.Window(before=rows[3]))) == ["a0", "a1"]
+    assert whys(kept.history(None, 101.0, 9, store.Window(until=102.0))) == ["a1", "a2"]
+    assert kept.history(None, None, 9, store.Window(before=rows[5], warnings=True))[0].event == sick.event
+
+
+def test_the_oldest_evidence_goes_by_count_and_by_age(kept: store.Store, draft: Drafter) -> None:
+    def shown(wall: float, retention: store.Retention) -> list[str]:
+        kept.compact(concatenate, 1, Moment(wall, 1.0), retention)
+        return whys(kept.history(None, None, 100))
+
+    kept.append([draft("a", wall=1.0), draft("b", wall=2.0), draft("c", wall=3.0)])
+    assert shown(1000.0, store.Retention(3, 1e9)) == ["a", "b", "c"]
+    kept.append([draft("d", wall=900.0), draft("e", wall=901.0)])
+    assert shown(1000.0, store.Retention(3, 1e9)) == ["c", "d", "e"]
+    kept.load()
+    assert (kept.kept.since, kept.kept.steps_since) == (3.0, 901.0)
+    kept.append([draft("f", wall=2000.0)])
+    assert shown(2000.0, store.Retention(9, 1099.5)) == ["e", "f"]
 
 
 def test_compaction_may_keep_no_rows(kept: store.Store, draft: Drafter) -> None:

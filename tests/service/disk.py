@@ -60,12 +60,17 @@ class Disk:
         """The newest entries."""
         return self.inner.history(device, since, limit, window)
 
-    def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
+    @property
+    def kept(self) -> store.Kept:
+        """As the inner store says."""
+        return self.inner.kept
+
+    def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
         """Fold what is old."""
         self._live()
         if self.full:
             raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
-        return self.inner.compact(fold, keep, at)
+        return self.inner.compact(fold, keep, at, evidence)
 
     def heal_one(self) -> None:
         """Nothing is wrong with it any more."""

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,13 +17,6 @@ from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
 EVERY = 2**31  # rows: more than a ledger has
-
-
-class Which(TypedDict):
-    """The flags that say which events."""
-
-    kinds: tuple[str, ...]
-    warnings: bool
 
 
 def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -42,7 +35,12 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     show_default=False,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
-@click.option("--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
+@click.option(
+    "--until", type=options.Parsed("time", human.since), default=0.0, show_default=False,
+    help="Until when, as in --since.",
+)  # fmt: skip
+@click.option("-n", "--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
+@click.option("--steps", is_flag=True, help="Also the start and the steps of each scrub.")
 @click.option(
     "--kind", "kinds", multiple=True, envvar="AUTOCLAVE_KIND", shell_complete=complete_kinds,
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
@@ -52,22 +50,33 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 def command(
-    gpu: str, since: float, limit: int, follow: bool, output: str, run_dir: Path, **which: Unpack[Which]
+    gpu: str,
+    since: float,
+    limit: int,
+    steps: bool,
+    follow: bool,
+    output: str,
+    run_dir: Path,
+    **which: Unpack[client.Which],
 ) -> None:
     """List the events of the ledger, oldest first.
 
-    The table shows local time with the UTC offset; json and yaml show UTC. If older events are left out, stderr says
-    so. The ledger keeps about 30,000 events.
+    A scrub is one event, at its end. The table shows local time with the UTC offset; json and yaml show UTC. If older
+    events are left out, or are no longer there, stderr says so. The ledger keeps starts and steps of about two thousand
+    scrubs, and all other events as long as --evidence-rows and --evidence-age of the service say.
     """
+    which["without_steps"] = not steps
+    if follow and which["until"]:
+        raise click.UsageError("--follow and --until exclude each other")
     if follow and output not in {"table", "jsonl"}:
         raise click.UsageError("--follow needs -o table or -o jsonl: a document has an end")
 
     async def ask(admin: client.AdminClient) -> None:
-        seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows if follow else 0
+        service = (await admin.status([gpu] if gpu else ())).service
+        seen = service.ledger_rows
         entries = await admin.history(gpu, since=since, limit=limit + 1, **which)
         older, entries = entries[:-limit], entries[-limit:]
-        if older:
-            said = f"older events are not shown: only the newest {limit}; --limit shows more"
+        if said := left_out(service, since, limit if older else None, steps=steps):
             click.echo(f"autoclave: {said}", err=True)
         if not follow:
             _show(entries, output)
@@ -77,6 +86,17 @@ def command(
         await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
 
     service_call.ask(run_dir, ask)
+
+
+def left_out(service: views.ServiceStatus, since: float, limit: int | None, *, steps: bool) -> str:
+    """Which events of the asked time are not shown; empty if all are."""
+    if limit is not None:
+        return f"older events are not shown: only the newest {limit}; --limit shows more"
+    if since < service.history_since:
+        return f"the ledger has no events from before {human.local(service.history_since)}"
+    if steps and since < service.steps_since:
+        return f"the ledger has no steps from before {human.local(service.steps_since)}"
+    return ""
 
 
 def _show(entries: Sequence[views.HistoryEntry], output: str) -> None:
@@ -89,7 +109,7 @@ def _show(entries: Sequence[views.HistoryEntry], output: str) -> None:
         document.emit(document.listing("HistoryEntry", map(document.entry, entries)), output)
 
 
-async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines, which: Which) -> None:
+async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines, which: client.Which) -> None:
     """Print the rows after ``seen`` as they come, until the user stops it. Survives a restart of the service."""
     reachable = True
     while True:
@@ -98,7 +118,8 @@ async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines,
             if status.service.ledger_rows < seen:
                 click.echo("autoclave: a new ledger was begun", err=True)
                 seen = 0
-            entries = await admin.history(gpu, after=seen, limit=EVERY, **which)
+            which["after"] = seen
+            entries = await admin.history(gpu, limit=EVERY, **which)
         except (Unreachable, NotReady):
             if reachable:
                 click.echo(f"autoclave: {status_view.UNREACHABLE}", err=True)

@@ -79,6 +79,14 @@ def _memory(text: str) -> int:
     help="The PID namespace that must show all processes; namespace is for nodes that are containers.",
 )
 @click.option(
+    "--evidence-rows", type=options.IntRange(0), default=200_000, metavar="N",
+    help="How many events of the ledger to keep beside those of the latest scrubs.",
+)  # fmt: skip
+@click.option(
+    "--evidence-age", type=options.Parsed("duration", units.parse_duration), default="400d",
+    help="How long to keep them.",
+)  # fmt: skip
+@click.option(
     "--simulated-dir", type=options.PATH, show_default="STATE-DIR/simulated", help="Directory with simulated GPUs."
 )
 @click.option(
