@@ -48,6 +48,7 @@ def _scratched(where: Where) -> list[Measured]:
     return [
         Measured("scratch, shared memory and registers", tuple(took), "ms"),
         one("units", card.units, ""),
+        one("shared memory that the driver lets no program write", done.unreached_bytes, "bytes", "of all units"),
         Measured("units reached by both programs", tuple(reached), ""),
         one("launches of a program until all units were reached", card.runs / (2 * len(took)), "", "on average"),
     ]

@@ -147,9 +147,11 @@ def test_one_byte_that_is_not_zero_fails_the_verify(where) -> None:
 
 def test_the_memory_on_the_chip_is_overwritten_in_every_unit(where, tell) -> None:
     done = does("scratched", where)
-    own = done.pop("own")
+    own, unreached = done.pop("own"), done.pop("unreached_bytes") or 0
     tell(f"scratched: {done}; shared memory that the driver calls the kernel's own: {own} bytes of {done.pop('block')}")
+    tell(f"shared memory that no program can write: {unreached} bytes")
     assert own in (0, RESERVED_SHARED)
+    assert unreached <= 2 * RESERVED_SHARED * done["units"]
     assert done == {"units": done["units"], "reached": done["units"], "faulty": 0}
     assert done["units"] > 0
 
