@@ -27,7 +27,7 @@ from tests.fakes.cuda.gpu import PAGE
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 
 SIZE = 24 * PAGE
-SOME = ("imports", "launches", "nvml", "service", "faults", "dram", "zeros")
+SOME = ("imports", "launches", "nvml", "service", "faults", "zeros")
 TOO_SMALL = {  # what the tests say of a memory of this size
     "test_every_device_is_described_by_what_is_there",
     "test_all_but_a_hundredth_of_the_memory_can_be_taken",
