@@ -18,18 +18,15 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from scrubber.node.proc import ENDED
 
 # The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
-_MAPPING = re.compile(
-    rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE
-)  # a mapping of a file: its range and the file
-_FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
+# In /proc/PID/maps, a mapping of a file: its place ("MAJOR:MINOR INODE PATH"), which most mappings share with others.
+_PLACE = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)
+_MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)  # its range, too
 _AT_ONCE = 65536  # bytes; the kernel returns less each time
-_FEW = 8  # up to so many names, a search for each is faster than parsing all lines
 _READINGS = 5  # a process may open and close, map and unmap files while we read
 _UNTIMED = 256  # entries that are read between two looks at the clock; so a process with few files is always read
 
@@ -85,11 +82,11 @@ class Search:
     def devices(self, task: str, timer: Timer) -> frozenset[str]:
         """The devices that a process or thread has open or mapped.
 
-        PermissionError if we may not read it, TooSlowError if that takes too long.
+        PermissionError if we may not read it, TooSlowError if that takes too long. Its open files are read first: it
+        may map a file and close it meanwhile.
         """
         _check_access(task)
-        found = self._open_in(task, timer) | self._mapped_in(task, timer)
-        return found | self._nodes_in(task, timer) if self._nodes else found
+        return self.open_in(task, timer) | self._mapped_in(task, timer)
 
     def _add(self, device: str, path: str, found: os.stat_result) -> None:
         name = frozenset({device})
@@ -103,18 +100,29 @@ class Search:
         for key in (place, os.fsencode(os.path.realpath(path))):
             self._mapped[key] = self._mapped.get(key, _NONE) | name
 
-    def _open_in(self, task: str, timer: Timer) -> frozenset[str]:
+    def open_in(self, task: str, timer: Timer) -> frozenset[str]:
+        """The devices that a process or thread has open. It may have others mapped, whose files it has closed."""
+        try:
+            directory = os.open(f"{task}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except ENDED:
+            return _NONE
+        try:
+            return self._open_below(directory, timer)
+        finally:
+            os.close(directory)
+
+    def _open_below(self, directory: int, timer: Timer) -> frozenset[str]:
         devices, seen = _NONE, frozenset[str]()
         for _ in range(_READINGS):
             try:
-                names = frozenset(os.listdir(f"{task}/fd"))  # noqa: PTH208 -- the hot loop of every observation
+                names = frozenset(os.listdir(directory))
             except ENDED:
                 return devices
             closed = frozenset[str]()
             for name in names - seen:
                 timer.count()
                 try:
-                    found = os.stat(f"{task}/fd/{name}")  # noqa: PTH116 -- same
+                    found = os.stat(name, dir_fd=directory)
                 except OSError as error:
                     if error.errno not in _NOT_OURS:
                         raise
@@ -127,27 +135,29 @@ class Search:
         return devices
 
     def _mapped_in(self, task: str, timer: Timer) -> frozenset[str]:
-        if not self._mapped:
-            return _NONE
-        maps = _maps(task, timer)
-        if len(self._mapped) <= _FEW and not any(name in maps for name in self._mapped):
-            return _NONE
-        named = self._mapped.keys() & set(chain.from_iterable(_FILE.findall(maps)))
-        return _NONE.union(*(self._mapped[name] for name in named))
-
-    def _nodes_in(self, task: str, timer: Timer) -> frozenset[str]:
-        """A mapping shows the path of its node, which the pod chooses: map_files leads to the node itself."""
         for _ in range(_READINGS):
-            lines = _MAPPING.findall(_maps(task, timer))
-            spans = {place: f"{start.decode()}-{end.decode()}" for start, end, place in lines}
+            maps = _maps(task, timer)
+            places = frozenset(_PLACE.findall(maps))
             try:
-                for place in spans.keys() - self._places.keys():
-                    timer.count()
-                    self._places[place] = self._behind(task, spans[place])
+                self._learn(places - self._places.keys(), maps, task, timer)
             except FileNotFoundError:
                 continue
-            return _NONE.union(*(self._places[place] for place in spans))
+            return _NONE.union(*(self._places[place] for place in places))
         raise PermissionError(f"cannot read the mappings of {task}: they change all the time")
+
+    def _learn(self, places: frozenset[bytes], maps: bytes, task: str, timer: Timer) -> None:
+        """Find the devices of places that no process had mapped so far. FileNotFoundError if they have changed."""
+        spans = {
+            place: f"{start.decode()}-{end.decode()}" for start, end, place in _MAPPING.findall(maps if places else b"")
+        }
+        for place in places:
+            timer.count()
+            number, _, file = place.partition(b" ")
+            inode, _, path = file.partition(b" ")
+            named = (b"%s %s" % (number, inode), path.lstrip(b" "))
+            found = _NONE.union(*(self._mapped.get(name, _NONE) for name in named))
+            # The path of a node is the choice of its pod: map_files leads to the node itself.
+            self._places[place] = found | self._behind(task, spans[place]) if self._nodes else found
 
     def _behind(self, task: str, span: str) -> frozenset[str]:
         proc, _, number = task.partition("/task/")

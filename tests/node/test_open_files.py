@@ -21,25 +21,24 @@ def test_an_unreadable_process_is_found_before_its_files_are_listed(
 ) -> None:
     memory, process = tmp_path / "memory", node_proc.add(4711, "0::/")
     memory.touch()
-    listed, list_, open_ = [], os.listdir, os.open
+    opened: list[str] = []
+    readable, open_ = True, os.open
 
-    def listing(path: str) -> list[str]:
-        listed.append(path)
-        return list_(path)
-
-    def refusing(path: str, *rest: int) -> int:
-        if path == f"{process}/maps":
+    def opening(path: str, *rest: int) -> int:
+        opened.append(path)
+        if path == f"{process}/maps" and not readable:
             raise PermissionError(path)
         return open_(path, *rest)
 
-    monkeypatch.setattr(os, "listdir", listing)
+    monkeypatch.setattr(os, "open", opening)
     search = Search({"gpu": [str(memory)]})
     assert search.devices(str(process), Timer()) == frozenset()
-    assert listed == [f"{process}/fd"]
-    monkeypatch.setattr(os, "open", refusing)
+    assert f"{process}/fd" in opened
+    opened.clear()
+    readable = False
     with pytest.raises(PermissionError):
         search.devices(str(process), Timer())
-    assert listed == [f"{process}/fd"]
+    assert opened == [f"{process}/maps"]
 
 
 # Imported as root, because the checkout may not be readable to anybody else.
