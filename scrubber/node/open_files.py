@@ -18,6 +18,7 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from scrubber.node.proc import ENDED
 
@@ -64,29 +65,34 @@ class Timer:
 class Search:
     """A search for the holders of some devices. Use it for one pass over /proc: its cache of files becomes outdated."""
 
-    def __init__(self, files: Mapping[str, Sequence[str]]) -> None:
-        """``unknown``: the devices whose files cannot be identified."""
+    def __init__(
+        self, files: Mapping[str, Sequence[str]], beside: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> None:
+        """``beside``: more devices to recognise. ``unknown``: the devices whose files cannot be identified."""
+        self.devices = frozenset(files)
         self.unknown = frozenset(device for device, paths in files.items() if not paths)
         self._opened: dict[Identity, frozenset[str]] = {}
         self._mapped: dict[bytes, frozenset[str]] = {}  # keys as in /proc/PID/maps: "MAJOR:MINOR INODE", or a path
         self._nodes = False  # whether any of the files is a device node
         self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their lines in maps
-        for device, path in ((device, path) for device, paths in files.items() for path in paths):
+        for device, path in ((device, path) for device, paths in {**beside, **files}.items() for path in paths):
             try:
                 found = os.stat(path)  # noqa: PTH116 -- backends return paths as text
             except OSError:
                 self.unknown |= {device}  # holders of a file without a known identity cannot be found
                 continue
             self._add(device, path, found)
+        self.files = frozenset((device, file) for file, devices in self._opened.items() for device in devices)
 
-    def devices(self, task: str, timer: Timer) -> frozenset[str]:
+    def held_by(self, task: str, timer: Timer, *, mapped: bool = True) -> frozenset[str]:
         """The devices that a process or thread has open or mapped.
 
         PermissionError if we may not read it, TooSlowError if that takes too long. Its open files are read first: it
-        may map a file and close it meanwhile.
+        may map a file and close it meanwhile. ``mapped``: whether to read its mappings at all.
         """
         _check_access(task)
-        return self.open_in(task, timer) | self._mapped_in(task, timer)
+        found = self._open_in(task, timer)
+        return found | self._mapped_in(task, timer) if mapped else found
 
     def _add(self, device: str, path: str, found: os.stat_result) -> None:
         name = frozenset({device})
@@ -100,8 +106,7 @@ class Search:
         for key in (place, os.fsencode(os.path.realpath(path))):
             self._mapped[key] = self._mapped.get(key, _NONE) | name
 
-    def open_in(self, task: str, timer: Timer) -> frozenset[str]:
-        """The devices that a process or thread has open. It may have others mapped, whose files it has closed."""
+    def _open_in(self, task: str, timer: Timer) -> frozenset[str]:
         try:
             directory = os.open(f"{task}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except ENDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ DEAD = frozenset("ZX")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
 _PF_EXITING, _PF_KTHREAD = 0x4, 0x200000
+_PROCESSOR_TIME = 2  # CPUCLOCK_SCHED: with a pid, the clock of clock_getcpuclockid(3)
 _LONGEST_STAT = 4096  # bytes, several times what the kernel writes
 
 
@@ -37,6 +39,18 @@ def status(task: str) -> ProcessStatus:
     fields = _fields(task)
     started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
     return ProcessStatus(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+
+
+def processor_time(pid: int) -> int | None:
+    """The nanoseconds that a process has run so far, with all its threads, also ended ones; None if it has ended.
+
+    The kernel counts when a thread stops running, and at each tick of its timer: the answer for a thread that runs just
+    now may be a tick old.
+    """
+    try:
+        return time.clock_gettime_ns(~pid << 3 | _PROCESSOR_TIME)
+    except OSError:
+        return None
 
 
 def of_kernel(process: str) -> bool:

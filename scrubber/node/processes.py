@@ -5,6 +5,9 @@ says yes or cannot tell, one pass over /proc finds the holders of all these devi
 process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
 says that the device is open and the pass finds no process to explain this, the holders are unknown.
 
+A search may follow up an earlier one. Then it leaves out what has probably not changed, and is no proof on its own
+(``_Earlier``).
+
 Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
 at a limit proves nothing: the holders of the devices that it was for are unknown.
 """
@@ -21,8 +24,8 @@ from types import MappingProxyType
 
 from scrubber.core.model import Holder
 from scrubber.node import open_check, open_files
-from scrubber.node.open_files import Search, Timer, TooSlowError
-from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
+from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
+from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, processor_time, sees_all, status
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
 _PASSES = 3  # passes over /proc, while the kernel says that a device is open and no process explains this
@@ -70,6 +73,8 @@ class Processes:
         self._is_open = is_open
         self._on_pass = on_pass
         self._each_within = each_within
+        self._files: dict[str, Sequence[str]] = {}  # of all devices so far: a process is read for all of them at once
+        self._earlier: dict[int, _Earlier] = {}  # the processes of the last pass
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
@@ -81,12 +86,15 @@ class Processes:
         is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
         within: float = math.inf,
+        *,
+        follow_up: bool = False,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """The holders of each device, by its files; None if they cannot be proven. This process is never a holder.
 
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
         ``is_bystander`` is called while the pid of the holder cannot pass to another process. ``within``: the time
-        limit of the search in seconds.
+        limit of the search in seconds. ``follow_up``: read only what may have changed since the last search. If that
+        finds no holder of a device that is open, as the kernel says, all processes are read.
         """
         until, self.gave_up = time.monotonic() + within, False
         open_ = self.open_states(files, exclude)
@@ -94,18 +102,20 @@ class Processes:
             device for device, users in listed.items() if users
         }
         found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
+        earlier = self._earlier if follow_up else {}
         for _ in range(_PASSES):
             rest = {device: paths for device, paths in files.items() if device not in found}
             if not rest:
                 break
             try:
-                holders, bystanders = self._pass(rest, exclude, is_bystander, listed, until)
+                holders, bystanders = self._pass(rest, exclude, is_bystander, listed, until, earlier)
             except TooSlowError:
                 self.gave_up = True
                 break
             known = {**dict.fromkeys((*exclude, os.getpid())), **bystanders}
             hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
+            earlier = {}
         return {device: found.get(device) for device in files}
 
     def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
@@ -126,23 +136,33 @@ class Processes:
         is_bystander: Callable[[Holder], bool],
         listed: Mapping[str, Collection[int]],
         until: float,
+        earlier: Mapping[int, _Earlier],
     ) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
         """The holders that one pass over /proc finds, and the bystanders: pid and start time.
 
-        TooSlowError if one process takes too long, or if all do.
+        ``earlier``: what need not be read again. TooSlowError if one process takes too long, or if all do.
         """
         self._on_pass()
         self._slowest = (0.0, 0)
-        search = Search(files)
+        self._files |= files
+        search = Search(files, self._files)
+        seen: dict[int, _Earlier] = {}
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         bystanders: dict[int, float] = {}
         named = _by_pid({device: listed.get(device, ()) for device in files})
         for pid in self._pids({os.getpid(), *exclude}):
-            if pid not in named and of_kernel(f"{self._proc}/{pid}"):
+            listing = named.get(pid, frozenset())
+            before = None if listing else _usable(earlier.get(pid), search)
+            if before is not None and before.ran == processor_time(pid):
+                seen[pid] = before
                 continue
-            read = self._read_timed(pid, search, named.get(pid, frozenset()), is_bystander, until)
+            if not listing and of_kernel(f"{self._proc}/{pid}"):
+                continue
+            read = self._read_timed(pid, search, listing, is_bystander, until, before)
+            if read.seen is not None:
+                seen[pid] = read.seen
             blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices
@@ -150,11 +170,18 @@ class Processes:
                 bystanders[pid] = read.bystander
             for device in read.devices:
                 found[device] += read.holder
+        self._earlier = seen
         unproven = files.keys() if blind else unknown
         return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, bystanders
 
     def _read_timed(
-        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool], until: float
+        self,
+        pid: int,
+        search: Search,
+        named: frozenset[str],
+        is_bystander: Callable[[Holder], bool],
+        until: float,
+        before: _Earlier | None,
     ) -> _ProcessReading:
         """One process, and how long it took."""
         began = time.monotonic()
@@ -162,7 +189,7 @@ class Processes:
             raise TooSlowError
         self._reading = began, pid
         try:
-            return self._read(pid, search, named, is_bystander, Timer(self._each_within, until))
+            return self._read(pid, search, named, is_bystander, Timer(self._each_within, until), before)
         finally:
             self._reading = None
             self._slowest = max(self._slowest, (time.monotonic() - began, pid))
@@ -197,7 +224,13 @@ class Processes:
         return descends(self._proc, pid, ancestors)
 
     def _read(
-        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool], timer: Timer
+        self,
+        pid: int,
+        search: Search,
+        named: frozenset[str],
+        is_bystander: Callable[[Holder], bool],
+        timer: Timer,
+        before: _Earlier | None,
     ) -> _ProcessReading:
         """One process: the devices that it holds, and the holder."""
         read = _ProcessReading()
@@ -207,7 +240,7 @@ class Processes:
             except ENDED:
                 return _ProcessReading()
             try:
-                read = self._read_files(pid, search, named, timer)
+                read = self._read_files(pid, search, named, timer, before)
                 if not read.devices:
                     return read
                 holder = self._describe(pid, read.task)
@@ -221,26 +254,36 @@ class Processes:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
                 if bystander:
-                    return _ProcessReading(blind=read.blind, bystander=holder.started)
+                    return _ProcessReading(blind=read.blind, bystander=holder.started, seen=read.seen)
                 return replace(read, holder=(holder,))
-        return replace(read, unsure=True)
+        return replace(read, unsure=True, seen=None)
 
-    def _read_files(self, pid: int, search: Search, named: frozenset[str], timer: Timer) -> _ProcessReading:
+    def _read_files(
+        self, pid: int, search: Search, named: frozenset[str], timer: Timer, before: _Earlier | None
+    ) -> _ProcessReading:
         """The devices of a process, with those of its threads that have their own files."""
-        devices = named
-        holding = f"{self._proc}/{pid}" if named else ""
+        process = f"{self._proc}/{pid}"
+        ran = processor_time(pid)
+        try:
+            started = status(process).started
+        except PermissionError:
+            return _ProcessReading(named, process, blind=True)
+        mapped = before is None or before.started != started
+        held = frozenset[str]() if before is None or mapped else before.held
+        holding = process if named else ""
         blind = False
-        for task in open_files.separate_tables(f"{self._proc}/{pid}"):
+        for task in open_files.separate_tables(process):
             timer.count()
             try:
-                held = search.devices(task, timer)
+                found = search.held_by(task, timer, mapped=mapped)
             except PermissionError:
                 blind = True
                 continue
-            if held and not holding:
+            if found & search.devices and not holding:
                 holding = task
-            devices |= held
-        return _ProcessReading(devices, holding, blind)
+            held |= found
+        seen = None if blind or ran is None else _Earlier(started, ran, held, search.files)
+        return _ProcessReading(held & search.devices | named, holding, blind, seen=seen)
 
     def _describe(self, pid: int, task: str) -> Holder:
         """The process as a holder. The state is that of the thread that holds the files."""
@@ -259,6 +302,33 @@ class _ProcessReading:
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
     bystander: float | None = None  # the start time of a bystander that holds a device
+    seen: _Earlier | None = None  # for the search that follows
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """What an earlier search found in one process.
+
+    A process that has not run since then has opened and mapped nothing. One that has run is read again, but not its
+    mappings: who wants to map a device must open it, and a program that uses a GPU keeps it open.
+
+    So a search that follows up can miss three kinds of holders, which a complete search finds: a process that has the
+    device mapped and closed; one that got it from another process, which shared its files or memory and has ended; and
+    one that runs since the last tick of the kernel's timer (a core without ticks has one a second). An equal number of
+    open files would prove less: a process can close one file and open another.
+    """
+
+    started: float
+    ran: int  # nanoseconds of processor time, before it was read: no other process with this pid has the same
+    held: frozenset[str]  # devices
+    files: frozenset[tuple[str, Identity]]  # that were searched for, with their devices
+
+
+def _usable(earlier: _Earlier | None, search: Search) -> _Earlier | None:
+    """What says whether the process held one of these devices, if it held none of them."""
+    if earlier is None or not earlier.files >= search.files or earlier.held & search.devices:
+        return None
+    return earlier
 
 
 def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:

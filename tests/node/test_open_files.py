@@ -32,12 +32,12 @@ def test_an_unreadable_process_is_found_before_its_files_are_listed(
 
     monkeypatch.setattr(os, "open", opening)
     search = Search({"gpu": [str(memory)]})
-    assert search.devices(str(process), Timer()) == frozenset()
+    assert search.held_by(str(process), Timer()) == frozenset()
     assert f"{process}/fd" in opened
     opened.clear()
     readable = False
     with pytest.raises(PermissionError):
-        search.devices(str(process), Timer())
+        search.held_by(str(process), Timer())
     assert opened == [f"{process}/maps"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,26 @@ def test_only_processes_without_a_program_are_kernel_threads(launch) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended: its program is gone, its number is not
     for pid in (os.getpid(), process.pid, 2**22 + 1):
         assert not proc.of_kernel(f"/proc/{pid}")
+
+
+def test_processor_time_counts_threads_that_have_ended() -> None:
+    before = proc.processor_time(os.getpid())
+    spent: list[int] = []
+
+    def run() -> None:
+        while not sum(spent):
+            spent.append(time.thread_time_ns())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    after = proc.processor_time(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before >= spent[-1]
+
+
+def test_an_ended_process_has_no_processor_time(launch) -> None:
+    process = launch("print(1, flush=True)")
+    process.wait()
+    assert proc.processor_time(process.pid) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ import pytest
 from scrubber.core.model import Holder
 from scrubber.node import clock, proc
 from scrubber.node.open_check import Beside, is_open
+from scrubber.node.open_files import Search, Timer
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.node.test_open_check import IN_TRANSIT, RESTLESS
@@ -394,6 +397,118 @@ def test_a_process_listed_by_the_driver_is_a_holder(file: Path, launch) -> None:
         "gpu": [idle.pid],
         "other": [],
     }
+
+
+# Each acts on a signal: the process that launched it may be stopped meanwhile.
+OPENS_LATER = """
+import ctypes, os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, f"{os.open(sys.argv[1], os.O_RDWR)}\\n".encode()))
+"""
+MAPS_LATER = """
+import ctypes, mmap, os, signal, sys, time
+def act(*_):
+    global mapping
+    handle = os.open(sys.argv[1], os.O_RDWR)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    assert libc.mmap(None, 4096, 3, 1, handle, 0) != ctypes.c_void_p(-1).value
+    os.close(handle)
+    os.write(1, b"done\\n")
+signal.signal(signal.SIGUSR1, act)
+"""
+AWAITS = "print(1, flush=True)\nwhile True: signal.pause()"
+SHARES_ITS_FILES = """
+clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+if ctypes.CDLL(None).syscall(clone, 0x400 | signal.SIGCHLD, 0, 0, 0, 0) == 0:  # CLONE_FILES
+    print(1, flush=True)
+    signal.pause()
+    os._exit(0)
+while True: signal.pause()
+"""
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def act(process: subprocess.Popen[bytes], pid: int) -> None:
+    """Have the process with this pid act, and wait until it has."""
+    os.kill(pid, signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+
+
+def test_a_follow_up_reads_no_process_that_has_not_run(
+    tmp_path: Path, file: Path, launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    still, other, read = launch(OPENS_LATER + AWAITS, file), launch(OPENS_LATER + AWAITS, file), []
+    held_by = Search.held_by
+
+    def noted(search: Search, task: str, timer: Timer, *, mapped: bool = True) -> frozenset[str]:
+        read.append((int(task.rpartition("/")[2]), mapped))
+        return held_by(search, task, timer, mapped=mapped)
+
+    monkeypatch.setattr(Search, "held_by", noted)
+    processes = Processes(view(tmp_path, still.pid, other.pid), no_bystander, whole_node=False, is_open=cannot_tell)
+    stop(still.pid)
+    assert processes.holders({"gpu": ["/dev/full"]}, follow_up=True) == {"gpu": ()}
+    assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
+    read.clear()
+    act(other, other.pid)
+    assert processes.holders({"gpu": ["/dev/full"]}, follow_up=True) == {"gpu": ()}
+    assert read == [(other.pid, False)]
+    read.clear()
+    assert processes.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
+    assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
+
+
+def test_a_follow_up_finds_who_has_come_since(file: Path, launch) -> None:
+    old, processes = (
+        launch(OPENS_LATER + AWAITS, file),
+        Processes(PROC, no_bystander, whole_node=False, is_open=cannot_tell),
+    )
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+    act(old, old.pid)
+    new = launch(MAP, file)
+    for _ in range(2):
+        found = processes.holders({"gpu": [str(file)]}, follow_up=True)["gpu"]
+        assert sorted(holder.pid for holder in found or ()) == sorted([old.pid, new.pid])
+
+
+def test_a_follow_up_says_nothing_from_searches_for_other_files(file: Path, launch) -> None:
+    processes, holder = Processes(PROC, no_bystander, whole_node=False, is_open=cannot_tell), launch(MAP, file)
+    stop(holder.pid)
+    assert processes.holders({"other": ["/dev/full"]}) == {"other": ()}
+    for device in ("gpu", "the same"):
+        found = processes.holders({device: [str(file)]}, follow_up=True)[device]
+        assert [it.pid for it in found or ()] == [holder.pid]
+
+
+@pytest.mark.parametrize("code", [MAPS_LATER + AWAITS, OPENS_LATER + SHARES_ITS_FILES], ids=["closed", "shared"])
+def test_a_complete_search_finds_what_a_follow_up_misses(file: Path, launch, code: str) -> None:
+    holder = launch(code, file)
+    [*shares] = map(int, Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split())
+    unsure, sure = (Processes(PROC, no_bystander, whole_node=False, is_open=it) for it in (cannot_tell, is_open))
+    if shares:
+        stop(holder.pid)
+    for processes in (unsure, sure):
+        assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+    act(holder, *shares or [holder.pid])
+    for pid in shares:
+        wait_until_dead(pid)
+    assert unsure.holders({"gpu": [str(file)]}, follow_up=True) == {"gpu": ()}
+    for processes, follow_up in ((unsure, False), (sure, True)):
+        found = processes.holders({"gpu": [str(file)]}, follow_up=follow_up)["gpu"]
+        assert [it.pid for it in found or ()] == [holder.pid]
+
+
+def wait_until_dead(pid: int) -> None:
+    ends = os.pidfd_open(pid)
+    try:
+        assert select.select([ends], [], [], WITHIN)[0]
+    finally:
+        os.close(ends)
 
 
 def test_a_device_without_its_files_is_not_proven_free(file: Path) -> None:
