@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, dra, fast_job, hooks, idle, release, start
+from benchmarks import acquire, big_node, chain, dra, fast_job, hooks, idle, release, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,
+    "big_node": big_node.measure,
     "fast_job": fast_job.measure,
 }
 

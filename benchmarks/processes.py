@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,33 @@ from pathlib import Path
 from scrubber.node import clock
 
 TICKS = os.sysconf("SC_CLK_TCK")
+_FIRST = r"""
+import ctypes, os, signal, sys, tempfile, threading, time
+
+processes, threads, files, mappings, working = map(int, sys.argv[1:])
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+with tempfile.TemporaryFile() as shared, open(sys.executable, "rb") as program:
+    shared.truncate(4096)
+    # As in a process that uses CUDA: memory of its own, shared memory, and files. Neighbours differ, or they were one.
+    kinds = [(0x22, -1), (2, program.fileno()), (1, shared.fileno())]  # MAP_PRIVATE | MAP_ANONYMOUS, _PRIVATE, _SHARED
+    for number in range(mappings):
+        flags, handle = kinds[number % 3]
+        assert libc.mmap(None, 4096, 1 + 2 * (number // 3 % 2), flags, handle, 0) != ctypes.c_void_p(-1).value
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(files)]
+threading.stack_size(2**16)
+for number in range(processes):
+    if os.fork() == 0:
+        for _ in range(threads - 1):
+            threading.Thread(target=signal.pause, daemon=True).start()
+        while number < working:
+            time.sleep(0.1)
+        while True:
+            signal.pause()
+print(flush=True)
+signal.pause()
+"""
 
 
 async def share(pid: int, seconds: float) -> float:
@@ -51,6 +79,27 @@ def ends(pids: Sequence[int]) -> Iterator[Awaitable[list[float]]]:
             os.close(descriptor)
 
 
+def of_session(pid: int) -> float:
+    """The seconds of processor time of a process, and of all that it has started and not sent away."""
+    used = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        if (fields := _fields(int(entry.name))) and int(fields[3]) == pid:
+            used += sum(map(int, fields[11:15]))
+    return used / TICKS
+
+
+@contextmanager
+def programs(size: int, threads: int, files: int, mappings: int, working: int) -> Iterator[None]:
+    """So many processes with so many threads, open files and mappings more than an idle Python; some work a little."""
+    command = [sys.executable, "-c", _FIRST, *map(str, (size, threads, files, mappings, working))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            await_line(process)
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 @contextmanager
 def crowd(size: int, files: int = 0) -> Iterator[int]:
     """So many processes that sleep, each with so many files open beside the usual three (at most seven)."""
@@ -76,5 +125,12 @@ def _ended(loop: asyncio.AbstractEventLoop, descriptor: int, end: asyncio.Future
 
 
 def _ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return sum(map(int, _fields(pid)[11:13]))
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name; none if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

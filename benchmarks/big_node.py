@@ -1,0 +1,74 @@
+"""What a scrub costs on a node with many processes, or with large ones, beside the same scrub on an empty node.
+
+The GPU is simulated, but the service is not told by the kernel whether a process has its memory open: so it must search
+all processes, as for an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import processes, rig
+from benchmarks.figures import Figure, quantile
+from demo.stage import Stage
+
+MEMORY = "512MiB"  # a scrub takes about as long as that of a GPU in a data centre
+SCRUBS = 8
+NODES = {  # processes; threads, more files and more mappings of each; how many of them work
+    "2000 processes of 8 threads": (2000, 8, 10, 0, 200),
+    "136 processes of 17 threads and 3000 mappings": (136, 17, 20, 3000, 136),
+}
+_CANNOT_TELL = """
+from scrubber.node.processes import Processes
+Processes.__init__.__kwdefaults__["is_open"] = lambda *_: None
+"""
+
+
+async def measure(*, quick: bool) -> list[Figure]:
+    """Scrubs on the fast path, on the node as it is and then with each kind of processes."""
+    figures: list[Figure] = []
+    scrubs = 3 if quick else SCRUBS
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
+        _teach(Path(directory))
+        stage = Stage(1, memory=MEMORY, policy="default")
+        stage.service.environment = {"PYTHONPATH": directory}
+        try:
+            await stage.start()
+            await rig.all_clean(stage)
+            for name, (size, *kind) in NODES.items():
+                empty = await _scrubs(stage, scrubs)
+                with processes.programs(size // 10 if quick else size, *kind):
+                    full = await _scrubs(stage, scrubs)
+                figures += _compared(name, empty, full, scrubs)
+        finally:
+            await stage.clear_away(keep=False)
+    return figures
+
+
+def _teach(directory: Path) -> None:
+    """Python loads this module in each process that has the directory on its path."""
+    (directory / "sitecustomize.py").write_text(_CANNOT_TELL)
+
+
+async def _scrubs(stage: Stage, number: int) -> tuple[float, float]:
+    """The median of the seconds that a scrub takes, and the mean of its processor time."""
+    took, before = [], processes.of_session(stage.service.pid)
+    async with stage.admin() as admin:
+        for _ in range(number):
+            began = time.monotonic()
+            results = [it.result async for it in admin.scrub(stage.uuids, path="fast") if it.result]
+            took.append(time.monotonic() - began)
+            if not results or results[-1].state != "clean":
+                raise RuntimeError(f"a scrub failed: {results}")
+    return quantile(took, 0.5), (processes.of_session(stage.service.pid) - before) / number
+
+
+def _compared(name: str, empty: tuple[float, float], full: tuple[float, float], scrubs: int) -> list[Figure]:
+    about = f"a scrub on the fast path, {name}"
+    return [
+        Figure(f"{about}: p50", full[0] * 1000, "ms", scrubs),
+        Figure(f"{about}: p50, times that of the empty node", full[0] / empty[0], "times", scrubs, "<= 1.5"),
+        Figure(f"{about}: processor, more than on the empty node", full[1] - empty[1], "s", scrubs, "<= 1 s"),
+    ]
