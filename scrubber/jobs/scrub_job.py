@@ -4,6 +4,9 @@ The job runs the steps of its path one after the other, each with a deadline, in
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
 unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
+The observations before ``evict`` and before a reset, and the last one of a job, read all processes of the node. The
+others follow up an earlier one, and leave out what has probably not changed since.
+
 A step that only reads (``READING``) already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only if the fence then allows the step.
 
@@ -54,6 +57,7 @@ from scrubber.steps.base import Order
 from scrubber.workers.worker import BrokenError
 
 CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
+COMPLETELY_OBSERVED = frozenset({Step.EVICT, Step.RESET})  # before these steps all processes are read
 READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
 
 logger = log.get("jobs")
@@ -262,16 +266,20 @@ class ScrubJob:
         """
         if step is Step.CLEAR:
             (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
-        fenced = self._fence(step, await self._observe())
+        facts = await self._observe(follow_up=step not in COMPLETELY_OBSERVED)
+        fenced = self._fence(step, facts)
         if fenced is not None:
             return self._aborted(step, fenced)
+        if step is Step.EVICT:
+            order = replace(order, unused=facts.holders == ())
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
             async with self._context.slots.driver_release.during_reset(
                 self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
             ):
-                fenced = self._fence(step, await self._observe())  # again: the release may have taken long
+                # Again: the release may have taken long.
+                fenced = self._fence(step, await self._observe(follow_up=False))
                 if fenced is not None:
                     return self._aborted(step, fenced)
                 return await self._run_watched(worker, step, order)
@@ -349,10 +357,10 @@ class ScrubJob:
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
         return fence.check(self._ledger.records[self.device], self.id, step, facts)
 
-    async def _observe(self) -> Facts:
+    async def _observe(self, *, follow_up: bool = True) -> Facts:
         records = self._ledger.records
         record = records[self.device]
-        facts = await self._observer.full(record, self._siblings(records))
+        facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
         if record.device.reset_domain is None:
             return facts
         return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))

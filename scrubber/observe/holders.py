@@ -17,6 +17,8 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.shared import Shared
 
+COMPLETE = ""  # asked for beside devices: at least one caller wants all processes to be read
+
 logger = log.get("observer")
 
 Holders = dict[str, tuple[Holder, ...] | None]
@@ -55,31 +57,32 @@ class HolderSearch:
         """Forget a worker that was reaped: the pid may belong to another process now."""
         self._workers.discard(pid)
 
-    async def of(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
+    async def of(self, uuids: Sequence[str], *, follow_up: bool = False) -> tuple[Incarnation, SearchResult]:
         """The driver instance, and the holders of these devices; raises DeviceError when the driver cannot be asked.
 
-        A device that no process has open never waits for a search.
+        A device that no process has open never waits for a search. ``follow_up``: the search may leave out what has
+        probably not changed since the last one.
 
         A holder may leave before the search finds it. If the device is still open, and the search found no holder, only
         bystanders have it open.
         """
-        incarnation, search = await self._search_for(uuids)
+        incarnation, search = await self._search_for(uuids, () if follow_up else (COMPLETE,))
         open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
         if not open_but_not_found:
             return incarnation, search
         states = await self._open_states(open_but_not_found)
         return incarnation, replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
 
-    async def _search_for(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
+    async def _search_for(self, uuids: Sequence[str], more: Sequence[str]) -> tuple[Incarnation, SearchResult]:
         driver = self._driver
         if driver.backend.lists_holders:
-            return await driver.incarnation(), await self._all_holders.ask(*uuids)
+            return await driver.incarnation(), await self._all_holders.ask(*uuids, *more)
         incarnation, states = await driver.caller.ask(
             f"open {uuids[0]}", lambda: (driver.read_incarnation(), self._open_files(uuids)), driver.patience
         )
         free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
-        search = await self._all_holders.ask(*rest) if rest else SearchResult({})
+        search = await self._all_holders.ask(*rest, *more) if rest else SearchResult({})
         opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
         return incarnation, replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
 
@@ -95,7 +98,8 @@ class HolderSearch:
         """Whether a process has the files of each device open, as the kernel says."""
         return self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
 
-    async def _find_holders(self, uuids: frozenset[str]) -> SearchResult:
+    async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
+        uuids, follow_up = asked - {COMPLETE}, COMPLETE not in asked
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
         workers = frozenset(self._workers)
         if self._driver.backend.lists_holders:
@@ -104,12 +108,14 @@ class HolderSearch:
         self.listed |= known
         began = asyncio.get_running_loop().time()
         try:
-            search = await self._driver.caller.ask("processes", lambda: self._search(known), 5 * self._driver.patience)
+            search = await self._driver.caller.ask(
+                "processes", lambda: self._search(known, follow_up=follow_up), 5 * self._driver.patience
+            )
         except UnresponsiveError:
             seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
             search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
         else:
-            self.took = asyncio.get_running_loop().time() - began
+            self.took = self.took if follow_up else asyncio.get_running_loop().time() - began
         if search.held_up:
             self._log_slowest()
         opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
@@ -133,7 +139,7 @@ class HolderSearch:
         except DeviceError as error:
             return frozenset() if self._driver.caused_by_release(error) else None
 
-    def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
+    def _search(self, listed: Mapping[str, frozenset[int]], *, follow_up: bool) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""
         workers, until = tuple(self._workers), time.monotonic() + 4 * self._driver.patience
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
@@ -142,7 +148,9 @@ class HolderSearch:
         found, held_up = Holders(), ""
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
-            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
+            found |= self._processes.holders(
+                files, workers, is_bystander=ignored, listed=listed, within=left, follow_up=follow_up
+            )
             held_up = self._describe_slowest() if self._processes.gave_up else held_up
         return SearchResult(found, held_up)
 

@@ -62,12 +62,13 @@ class Observer:
 
         A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
         enough only for a while after a full observation. It is never enough for the observation
-        ``before_use``: the last one before a container uses the device.
+        ``before_use``: the last one before a container uses the device. While a device is scrubbed, its job observes
+        it completely, and other observations follow up.
         """
         driver, lists = self.driver, self.driver.backend.lists_holders
         # Whether the last full observation may be used instead of a new one.
         may_use_cache = lists and (record.state in ASSIGNED or not before_use)
-        uuid = record.device.uuid
+        uuid, follow_up = record.device.uuid, record.state is State.SCRUBBING
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
@@ -79,7 +80,7 @@ class Observer:
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if driver.says_nothing(error) else silence(error)
-            return replace(await self.full(record), vitals=vitals)
+            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
         if held:
             self._observed_since.seen_open(uuid)
         enough = not lists or (not before_use and self._cache.shows_no_holder(record))
@@ -87,8 +88,8 @@ class Observer:
             return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
         if held is None:  # perhaps because of leaked memory, which has no holder that can be seen
             vitals = await self.health.vitals(uuid, record.device.parent)
-            return replace(await self.full(record), vitals=vitals)
-        return await self.full(record)
+            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
+        return await self.full(record, follow_up=follow_up)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
@@ -163,14 +164,22 @@ class Observer:
 
         return ask
 
-    async def full(self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None) -> Facts:
+    async def full(
+        self,
+        record: Record,
+        siblings: Sequence[Record] = (),
+        starting_pod: str | None = None,
+        *,
+        follow_up: bool = False,
+    ) -> Facts:
         """Facts that a change may rest on: all holders of the device and of its siblings.
 
-        ``starting_pod``: the pod that asks to start on the device.
+        ``starting_pod``: the pod that asks to start on the device. ``follow_up``: the search may leave out what has
+        probably not changed since the last one.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation, search = await self.holders.of(uuids)
+            incarnation, search = await self.holders.of(uuids, follow_up=follow_up)
             owner = record.owner.container if record.owner is not None else None
             alive = await self._owners.is_alive(owner) if owner is not None else None
             starting_pod_alive = await self._owners.is_alive(starting_pod) if starting_pod is not None else None
@@ -197,7 +206,8 @@ class Observer:
         )
         found = bool(holders) or record.device.uuid in search.open
         facts = self._observed_since.stamped(record.device.uuid, unstamped, found=found)
-        self._remember(record, facts)
+        if not follow_up or facts.holders != ():  # a follow-up does not prove that the device has no holder
+            self._remember(record, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts
 

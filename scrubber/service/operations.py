@@ -116,7 +116,7 @@ class Operations:
         """Observe a device, and record a reboot or driver reload that the record does not show yet."""
         context = self._context
         record = context.record(device)
-        facts = await context.observer.full(record)
+        facts = await context.observer.full(record, follow_up=True)  # the job begins with a complete observation
         stale = proof.ended_by_restart(record, facts)
         if stale is not None:
             await context.ledger.append(context.operation(op), (device, stale))

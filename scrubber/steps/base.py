@@ -18,6 +18,7 @@ class Order:
 
     patterns: tuple[str, ...] = ("zero",)  # clear: the patterns to write, in order
     key: str = ""  # clear, scratch and selftest: hex, new for every path
+    unused: bool = False  # evict: all processes of the node were just read, and none has the device
     terminate_leftovers: bool = False  # evict: leftovers may be ended
     terminate_foreign: bool = False  # evict: foreign processes may be ended
     tenancy: Span | None = None  # evict: a process that started in this span of uptime is a leftover

@@ -51,9 +51,9 @@ class Traced(ScrubJob):
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
-    async def _observe(self) -> Facts:
-        self.trace.say("looks")
-        facts = await super()._observe()
+    async def _observe(self, *, follow_up: bool = True) -> Facts:
+        self.trace.say("follows up" if follow_up else "looks")
+        facts = await super()._observe(follow_up=follow_up)
         await asyncio.sleep(self.takes)
         self.trace.say("has looked")
         if self.blinded and self.step is Step.VERIFY:
@@ -77,9 +77,9 @@ class Busy(PretendWorker):
     def prepare(self) -> None:
         Traced.trace.say("prepares")
 
-    async def do(self, step, *rest):
-        Traced.trace.say(f"does {step.value}")
-        result = await super().do(step, *rest)
+    async def do(self, step, path, order, *rest):
+        Traced.trace.say(f"does {step.value}{' unused' if order.unused else ''}")
+        result = await super().do(step, path, order, *rest)
         Traced.trace.say(f"did {step.value}")
         return result
 
@@ -103,13 +103,24 @@ async def scrubbed(world, path):
 
 async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     await scrubbed(seen, ScrubPath.RESET)
-    look = ["looks", "has looked"]
     for step in set(Step) - set(READS):
+        look = ["looks" if step in (Step.EVICT, Step.RESET) else "follows up", "has looked"]
         begun = Traced.trace.index(f"step-started {step.value}") + 1
-        before = Traced.trace[begun : Traced.trace.index(f"does {step.value}")]
+        before = Traced.trace[begun : Traced.trace.index(f"does {step.value}{' unused' * (step is Step.EVICT)}")]
         ahead = ["prepares"] if step is Step.CLEAR else []
         assert before == ahead + look * (2 if step is Step.RESET else 1), step
     assert Traced.trace.count("prepares") == 1
+
+
+async def test_evict_searches_again_after_a_holder_was_seen(seen):
+    foreign = seen.intrude(seen.uuids[0])
+    foreign.secret = True  # the first search of the job is complete
+    assert (await scrubbed(seen, ScrubPath.FAST)).receipt is None
+    assert "does evict" in Traced.trace
+    assert "does evict unused" not in Traced.trace
+    seen.node.leave(foreign)
+    assert (await scrubbed(seen, ScrubPath.FAST)).receipt is not None
+    assert "does evict unused" in Traced.trace
 
 
 @pytest.mark.parametrize("step", READS)
@@ -117,7 +128,7 @@ async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, ste
     monkeypatch.setattr(Traced, "takes", A_WHILE)
     await scrubbed(seen, ScrubPath.FAST)
     begun = Traced.trace.index(f"step-started {step.value}") + 1
-    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "looks"]
+    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "follows up"]
     assert trace == [f"does {step.value}", f"did {step.value}", "has looked"]
 
 
@@ -137,6 +148,17 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     assert (last.step, last.outcome, last.blame) == (Step.VERIFY, Outcome.ABORTED, Blame.TENANT)
     assert running.receipt is None
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
+
+
+async def test_the_last_search_finds_what_follow_ups_miss(seen):
+    world, device = seen, seen.uuids[0]
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await Traced.trace.until("step-finished scratch")
+    world.intrude(device, container=True).secret = True
+    await running.finished.wait()
+    passed = [it.result.step for it in rows(world, ev.StepFinished, device)[-len(STEPS) :]]
+    assert passed == list(STEPS)
+    assert (running.receipt, "a live container uses the device" in running.why) == (None, True)
 
 
 @pytest.mark.parametrize(("blinded", "outcome"), [(1, Outcome.DIED), (2, Outcome.ABORTED)])
@@ -167,7 +189,7 @@ async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
     monkeypatch.setattr(Traced, "takes", A_WHILE)
     running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
     began = seen.loop.time()
-    await Traced.trace.until("does evict")
+    await Traced.trace.until("does evict unused")
     assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
     await running.finished.wait()
     assert running.receipt is not None

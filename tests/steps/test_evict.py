@@ -65,6 +65,11 @@ def test_an_unused_device_passes_evict(floor: Floor) -> None:
     assert floor.run(Order()) == Report(Outcome.PASSED)
 
 
+def test_evict_searches_no_device_that_was_just_seen_unused(floor: Floor) -> None:
+    assert floor.run(Order(unused=True), look=lambda: None) == Report(Outcome.PASSED)
+    assert floor.run(Order(), look=lambda: None).outcome is Outcome.FAILED
+
+
 def test_evict_fails_if_a_holder_is_unknown(floor: Floor) -> None:
     report = floor.run(LEFTOVERS, look=lambda: None)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
