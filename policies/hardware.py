@@ -24,6 +24,18 @@ class ComputeMode(Word):
     PROHIBITED = "prohibited"
 
 
+class Setting(Word):
+    """The settings of a device."""
+
+    PERSISTENCE = "persistence"
+    ECC = "ecc"
+    ACCOUNTING = "accounting"
+    COMPUTE_MODE = "compute_mode"
+    POWER_LIMIT = "power_limit"
+    APPLICATION_CLOCKS = "application_clocks"
+    LOCKED_CLOCKS = "locked_clocks"
+
+
 class Reset(Model):
     """How a device is reset."""
 
@@ -83,7 +95,7 @@ class SettingsPolicy(Model):
     compute_mode: ComputeMode | None = None
     """How many programs may use the device at the same time."""
 
-    power_limit: Annotated[int, Field(gt=0)] | None = None
+    power_limit: Annotated[float, Field(gt=0)] | None = None
     """The power limit in watts."""
 
     application_clocks: Clocks | None = None
@@ -91,3 +103,14 @@ class SettingsPolicy(Model):
 
     locked_clocks: LockedClocks = LockedClocks()
     """The clocks that the device is locked to. Every scrub sets or removes the locks, because they cannot be read."""
+
+    leave: Annotated[tuple[Setting, ...], Field(min_length=1)] | None = None
+    """Settings that the service neither changes nor judges, such as locked_clocks. None of them may have a value."""
+
+    @model_validator(mode="after")
+    def is_left_or_set(self) -> Self:
+        """A setting cannot be left as it is and set."""
+        for name in (it.value for it in self.leave or ()):
+            if getattr(self, name) not in (None, LockedClocks()):
+                raise impossible(f"a value for {name}, which leave lists", "one of the two", name, "leave")
+        return self

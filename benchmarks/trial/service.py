@@ -1,6 +1,6 @@
 """The whole service on the GPU: from the start to the first receipt, then scrubs on request.
 
-It resets nothing and changes no setting: the policy names the settings that the GPU has.
+It resets nothing and changes no setting: the policy says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,9 +24,9 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, one, remark, rounds
 from benchmarks.trial.imports import pidfd_refused
 from benchmarks.trial.programs import last_line
+from policies.hardware import Setting
 from policies.model import Policy
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.devices.nvidia.settings import settings
 
 SCRUBS = 5  # on request, after the first look
 CLEAN_WITHIN = 120.0  # seconds for the first look, at most
@@ -169,16 +168,11 @@ def _asked(run: Path, log: Path, *verb: str) -> str:
 
 def _policy(where: Where) -> dict[str, Any]:
     """A policy that changes nothing on the GPU but its memory. JSON is YAML."""
-    library = Library()
-    with reads_only(), library.session() as nvml:
-        now = asdict(settings.capture(nvml, where.uuid))
-    library.close()
-    kept = {name: now[name] for name in ("persistence", "ecc", "accounting", "compute_mode") if now[name] is not None}
-    if now["power_limit"] is not None:
-        kept["power_limit"] = now["power_limit"] // 1000
-    if now["application_clocks"] is not None:
-        kept["application_clocks"] = dict(zip(("memory", "graphics"), now["application_clocks"], strict=True))
-    defaults: dict[str, Any] = {"paths": {"first_look": "fast", "new_tenant": "fast", "escalate": False}}
+    defaults: dict[str, Any] = {
+        "paths": {"first_look": "fast", "new_tenant": "fast", "escalate": False},
+        "settings": {"leave": [it.value for it in Setting]},
+        "evict": {"leftovers": "wait", "foreign": "wait"},
+    }
     if where.beside:
-        defaults["evict"] = {"bystanders": [*Policy().evict.bystanders, *where.beside]}
-    return {"name": "trial", "defaults": defaults | {"settings": kept}}
+        defaults["evict"]["bystanders"] = [*Policy().evict.bystanders, *where.beside]
+    return {"name": "trial", "defaults": defaults}

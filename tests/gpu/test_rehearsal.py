@@ -25,13 +25,19 @@ from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.cuda.gpu import PAGE
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
+from tests.gpu.test_reads_only import CHANGERS
 
+CHANGES = re.compile(rf"(?!nvmlEventSet|\w*Get){CHANGERS.pattern}|nvidia-smi")  # a set of events changes no GPU
 SIZE = 24 * PAGE
 SOME = ("imports", "launches", "nvml", "service", "faults", "zeros")
 TOO_SMALL = {  # what the tests say of a memory of this size
     "test_every_device_is_described_by_what_is_there",
     "test_all_but_a_hundredth_of_the_memory_can_be_taken",
 }
+TUNED = {  # nothing of it is the driver's default
+    "power.limit": "452500", "clock.locked.gpu": "210 1410", "clock.locked.memory": "405 3201", "clock.app.0": "1500",
+    "accounting_mode": "1",
+}  # fmt: skip
 
 FILE = "test_nvml.py"
 
@@ -216,6 +222,32 @@ def install(stage, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
+def trial(stage, cuda, output: Path, *only: str) -> subprocess.CompletedProcess[str]:
+    """The trial of the second GPU, which somebody has tuned. Afterwards nothing of the machine may be changed."""
+    gpu, kernel = stage.machine.gpu(1), kernel_files(stage)
+    gpu.set(TUNED)
+    arguments = ["--gpu", 1, "--output", output, "--host-root", stage.root.path, "--rounds", 1]
+    arguments += [word for name in only for word in ("--only", name)]
+    run = subprocess.run(
+        ["unshare", *FLAGS, sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(stage, cuda.environment(os.environ.get("PYTHONPATH", ""))),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {call for _, call, _ in stage.machine.calls() if CHANGES.match(call)} == set()
+    assert {key: gpu[key] for key in TUNED} == TUNED
+    assert kernel_files(stage) == kernel
+    return run
+
+
+def kernel_files(stage) -> dict[Path, tuple[int, bytes]]:
+    """The files below /proc and /sys of the host, and when each was written."""
+    files = (file for tree in ("proc", "sys") for file in (stage.root.path / tree).rglob("*") if file.is_file())
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
 @needs_namespace
 @pytest.mark.parametrize("only", [SOME, pytest.param(tuple(PARTS), marks=pytest.mark.night)], ids=["some parts", "all"])
 def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
@@ -228,16 +260,7 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     for file in (others, memory):
         file.write_bytes(b"x" * SIZE)
     gpus[0].set({"fail.nvmlDeviceGetPersistenceMode": 999})
-    arguments = ["--gpu", 1, "--output", output, "--host-root", stage.root.path, "--rounds", 1]
-    arguments += [word for name in only for word in ("--only", name)]
-    run = subprocess.run(
-        ["unshare", *FLAGS, sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(stage, cuda.environment(os.environ.get("PYTHONPATH", ""))),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = trial(stage, cuda, output, *only)
     records = Records(output / "nvidia-h200.jsonl")
     parts = {part.name: part for part in records.parts()}
     assert list(parts) == [*only], run.stderr

@@ -383,6 +383,9 @@ def test_an_incomplete_mapping_is_reported_where_it_is_written():
         "application_clocks: [3201, 1500]",
         "application_clocks: {memory: 3201, graphics: x}",
         "locked_clocks: {graphics: {min: 2, max: 1}}",
+        "locked_clocks: {graphics: {min: 1, max: 2}}, leave: [locked_clocks]",
+        "power_limit: 300, leave: [power_limit]",
+        "leave: [fan]",
     ],
 )
 def test_a_wrong_setting_is_a_fault_of_the_file(setting):

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import preconditions
-from scrubber.devices.nvidia.settings.knobs import NO_LOCKS, ClockLocks
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.settings.settings import PolicySettings
 
-UNNAMED = StoredSettings()
+UNNAMED = PolicySettings()
 WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
@@ -27,8 +26,7 @@ class WorkerTarget:
     resets: str  # the folder of reset locks
     slices: str = WAIT
     idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
-    settings: StoredSettings = UNNAMED  # that the policy names
-    clock_locks: ClockLocks = NO_LOCKS  # the same
+    settings: PolicySettings = UNNAMED
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores
     pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace

@@ -213,7 +213,6 @@ class Nvidia:
         """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
         info = self._inventory.seen(uuid).info
         gpu = info.parent or uuid
-        settings, clock_locks = of_policy(handling.settings)
         # For mypy: the inventory has read both.
         assert info.pci_address is not None  # noqa: S101 -- see above
         assert info.minor is not None  # noqa: S101 -- see above
@@ -222,8 +221,7 @@ class Nvidia:
             uuid=uuid,
             parent=info.parent,
             slices=handling.slices,
-            settings=settings,
-            clock_locks=clock_locks,
+            settings=of_policy(handling.settings),
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.locks(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),

@@ -156,7 +156,7 @@ class NvidiaGpu:
                 if self._place.parent is not None:
                     found = Findings(drift=restoring.shared(session, gpu, first, self._place.settings))
                 else:
-                    found = restoring.restore(session, gpu, first, self._place.settings, self._place.clock_locks)
+                    found = restoring.restore(session, gpu, first, self._place.settings)
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
                 return found
@@ -205,7 +205,7 @@ class NvidiaGpu:
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
             if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._place.settings, self._place.clock_locks)
+                restoring.restore(session, gpu, self._first(session), self._place.settings)
 
         def before(session: Session) -> None:
             restoring.before_reset(session, gpu, first, self._place.settings)

@@ -61,6 +61,7 @@ class HeldMemory:
         self._host = place.host
         self._dev = {Path("/dev"), place.host.dev}
         self._parent = place.parent
+        self._settings = place.settings
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
         self._library = library
         self._open_card = open_card
@@ -144,7 +145,7 @@ class HeldMemory:
                     f" set it on the node: nvidia-smi -i {gpu} -c DEFAULT"
                 )
             with self._library.session() as session:
-                return restore.allow_cuda(session, gpu)
+                return restore.allow_cuda(session, gpu, self._settings)
         finally:
             with suppress(DeviceError):  # the error before is the better one
                 self._library.close()

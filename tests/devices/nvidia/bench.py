@@ -70,7 +70,6 @@ def one_holder(pid: int = 4711, command: str = "train") -> tuple[Holder, ...]:
 def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}), **more: object) -> str:
     """The address of a GPU, as the service passes it to a worker. ``settings``: as the policy names them."""
     gpu = rig.gpu(number)
-    stored, clock_locks = of_policy(settings)
     target = WorkerTarget(
         gpu.uuid,
         str(rig.host.root),
@@ -79,8 +78,7 @@ def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}
         parent=None,
         baseline=str(rig.settings / f"{gpu.uuid}.json"),
         resets=str(rig.settings.parent / "resets"),
-        settings=stored,
-        clock_locks=clock_locks,
+        settings=of_policy(settings),
         locks=(gpu.uuid,),
     )
     return json.dumps(json.loads(strict_json.encode(target)) | more)

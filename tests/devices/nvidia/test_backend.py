@@ -6,7 +6,6 @@ import ctypes
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pynvml
 import pytest
@@ -15,7 +14,8 @@ from scrubber.cuda import warmth
 from scrubber.devices.base import Backend, DeviceError, DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.settings.settings import PolicySettings
+from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
 HANDLING = DeviceHandling("wait", {"compute_mode": "default"})
@@ -65,8 +65,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "slices": "wait",
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
-        "settings": asdict(StoredSettings(compute_mode="default")),
-        "clock_locks": {"graphics": None, "memory": None},
+        "settings": json.loads(strict_json.encode(PolicySettings(compute_mode="default"))),
         "restore_only": False,
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],

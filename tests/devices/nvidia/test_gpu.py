@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, SettingsPolicy, Slices
+from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, Setting, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
@@ -345,8 +345,8 @@ def test_every_setting_of_the_policy_is_supported(rig) -> None:
         application_clocks=clocks,
         locked_clocks=LockedClocks(graphics=ClockRange(min=210, max=1410)),
     )
-    assert None not in everything.model_dump().values()
     settings = everything.model_dump(mode="json", exclude_none=True)  # as the service passes them on
+    assert {*settings} == {it.value for it in Setting} == {*SettingsPolicy.model_fields} - {"leave"}
     touch(rig, 1, settings=settings).restore_settings()
     assert rig.gpu(1)["clock.locked.gpu"] == "210 1410"
     assert {word.value for word in Slices} == {WAIT, RECREATE}

@@ -114,7 +114,7 @@ class ClockLocks:
 
 NO_LOCKS = ClockLocks()
 
-
+LOCKED_CLOCKS = "locked_clocks"
 # For each domain of clocks: its name in ``ClockLocks``, how to lock it, how to unlock it.
 LOCKS = (
     ("graphics", pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),

@@ -11,6 +11,8 @@ Locked clocks cannot be read, so the drift is unknown: each time they are locked
 no report. The MIG mode in force and the slice layout are never changed here, because that replaces devices, which is
 for operators. Only a change of MIG mode that waits for a reset is reverted. Everything else is reported and left.
 
+A setting that the policy leaves (``settings.leave``) is neither changed nor judged.
+
 A setting that the device does not support cannot have drifted. A policy that names it is no fault of the device: the
 setting is reported and left out. A setting that is refused for another reason is an error.
 """
@@ -32,19 +34,18 @@ from scrubber.devices.nvidia.settings.knobs import (
     COMPUTE_MODE,
     DEFAULT_MODE,
     KNOBS,
+    LOCKED_CLOCKS,
     LOCKS,
     MIG,
-    NO_LOCKS,
     PROHIBITED,
-    ClockLocks,
     Clocks,
     Knob,
     on_or_off,
 )
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.settings.settings import PolicySettings, StoredSettings
 
 
-def before_reset(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> None:
+def before_reset(session: Session, uuid: str, first: StoredSettings, policy: PolicySettings) -> None:
     """Set what the reset puts into force. A device that answers nothing until its reset is left."""
     device = session.handle(uuid)
     try:
@@ -65,11 +66,14 @@ def forbids_cuda(session: Session, uuid: str) -> bool:
     return bool(COMPUTE_MODE.read(session, session.handle(uuid)) == PROHIBITED)
 
 
-def allow_cuda(session: Session, uuid: str) -> tuple[str, ...]:
+def allow_cuda(session: Session, uuid: str, policy: PolicySettings) -> tuple[str, ...]:
     """Change a prohibited compute mode to default, and return the change. DeviceError if it does not take.
 
     ``restore`` runs after the steps on memory, and sets the mode that the policy names.
     """
+    refused, remedy = f"cannot open {uuid}: its compute mode is prohibited", f"nvidia-smi -i {uuid} -c DEFAULT"
+    if COMPUTE_MODE.name in policy.left:
+        raise NotNowError(f"{refused}, and the policy leaves it (settings.leave); change it on the node: {remedy}")
     device = session.handle(uuid)
     try:
         _write(session, device, COMPUTE_MODE, DEFAULT_MODE)
@@ -77,16 +81,11 @@ def allow_cuda(session: Session, uuid: str) -> tuple[str, ...]:
         raise
     except DeviceError as error:
         kind = NotNowError if _is_forbidden(error) else DeviceError
-        remedy = f"set it on the node: nvidia-smi -i {uuid} -c DEFAULT"
-        raise kind(
-            f"cannot open {uuid}: its compute mode is prohibited and cannot be changed: {_why(error)}; {remedy}"
-        ) from error
+        raise kind(f"{refused} and cannot be changed: {_why(error)}; set it on the node: {remedy}") from error
     return (f"{COMPUTE_MODE.name}: {PROHIBITED} -> {DEFAULT_MODE}",)
 
 
-def restore(
-    session: Session, uuid: str, first: StoredSettings, policy: StoredSettings, locks: ClockLocks = NO_LOCKS
-) -> Findings:
+def restore(session: Session, uuid: str, first: StoredSettings, policy: PolicySettings) -> Findings:
     """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
 
     DeviceError if a setting does not take; NotNowError if only rights are missing, which is no fault of the device.
@@ -96,9 +95,9 @@ def restore(
         (knob.name, getattr(policy, knob.name) is not None, partial(_restored, session, device, knob, first, policy))
         for knob in KNOBS
     ]
-    for name, lock, unlock in LOCKS:
-        locked: Clocks | None = getattr(locks, name)
-        named, setting = locked is not None, f"locked_clocks.{name}"
+    for name, lock, unlock in LOCKS if LOCKED_CLOCKS not in policy.left else ():
+        locked: Clocks | None = getattr(policy.locks, name)
+        named, setting = locked is not None, f"{LOCKED_CLOCKS}.{name}"
         actions.append((setting, named, partial(_lock, session, device, locked, lock, unlock)))
     actions.append((MIG.name, False, partial(_check_mig, session, uuid, first)))
     changes: list[str] = []
@@ -122,7 +121,7 @@ def restore(
     return Findings(drift=tuple(changes), unsupported=tuple(unsupported))
 
 
-def shared(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> tuple[str, ...]:
+def shared(session: Session, uuid: str, first: StoredSettings, policy: PolicySettings) -> tuple[str, ...]:
     """The drift of a GPU of which this worker scrubs one slice: reported and left, because other slices may be in use.
 
     DeviceError if only a reset can restore a setting.
@@ -143,14 +142,16 @@ def shared(session: Session, uuid: str, first: StoredSettings, policy: StoredSet
     )
 
 
-def _target(session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: StoredSettings) -> Any:  # noqa: ANN401 - a knob's
-    """The value to restore: of the policy, else the driver's default, else the first seen."""
+def _target(session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: PolicySettings) -> Any:  # noqa: ANN401 - a knob's
+    """The value to restore: of the policy, else the driver's default, else the first seen. None: it is left."""
+    if knob.name in policy.left:
+        return None
     candidates = (getattr(policy, knob.name), knob.default(session, device), getattr(first, knob.name))
     return next((value for value in candidates if value is not None), None)
 
 
 def _restored(
-    session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: StoredSettings
+    session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: PolicySettings
 ) -> Iterable[str]:
     value = _target(session, device, knob, first, policy)
     now = knob.read(session, device)
@@ -206,7 +207,7 @@ def _check_mig(session: Session, uuid: str, first: StoredSettings) -> Iterable[s
         return ()
     if in_force != first.mig:
         return (f"{MIG.name}: {on_or_off(in_force)}, first seen {on_or_off(first.mig)} (left: operators divide GPUs)",)
-    changes = tuple(_restored(session, device, MIG, first, StoredSettings()))
+    changes = tuple(_restored(session, device, MIG, first, PolicySettings()))
     layout = slices.describe(slices.layout(session, uuid))
     if first.layout in (None, layout):
         return changes

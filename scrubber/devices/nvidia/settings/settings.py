@@ -15,7 +15,7 @@ from typing import Any
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, ClockLocks, Clocks
+from scrubber.devices.nvidia.settings.knobs import KNOBS, LOCKED_CLOCKS, MIG, NO_LOCKS, ClockLocks, Clocks
 from scrubber.ground import private_files
 from scrubber.ground.documents import strict_json
 
@@ -32,6 +32,14 @@ class StoredSettings:
     application_clocks: Clocks | None = None
     mig: bool | None = None  # after the next reset
     layout: tuple[str, ...] | None = None  # of the slices
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings(StoredSettings):
+    """The settings that a policy names, and those that it leaves as they are."""
+
+    locks: ClockLocks = NO_LOCKS
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +68,18 @@ def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
         raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
 
 
-def of_policy(values: Mapping[str, Any]) -> tuple[StoredSettings, ClockLocks]:
+def of_policy(values: Mapping[str, Any]) -> PolicySettings:
     """The settings that a policy names, which are valid, converted from its units."""
     values = dict(values)
-    ranges = values.pop("locked_clocks", {})  # not among the stored settings, because they cannot be read
+    left = tuple(values.pop("leave", ()))
+    ranges = values.pop(LOCKED_CLOCKS, {})  # not among the stored settings, because they cannot be read
     if "power_limit" in values:
-        values["power_limit"] *= 1000
+        values["power_limit"] = round(1000 * values["power_limit"])
     if "application_clocks" in values:
         clocks = values["application_clocks"]
         values["application_clocks"] = clocks["memory"], clocks["graphics"]
-    return StoredSettings(**values), ClockLocks(**{name: (it["min"], it["max"]) for name, it in ranges.items()})
+    locks = ClockLocks(**{name: (it["min"], it["max"]) for name, it in ranges.items()})
+    return PolicySettings(**values, locks=locks, left=left)
 
 
 def encode(settings: StoredSettings, uuid: str) -> bytes:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 import pynvml
 import pytest
 
+from policies.hardware import Setting, SettingsPolicy
+from policies.load import load_text
 from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.settings import settings
@@ -33,6 +35,7 @@ class Change:
         return before
 
 
+HALF_WATT = "name: x\ndefaults: {settings: {power_limit: 452.5}}\n"
 CLOCKS = "memory 3201 MHz, graphics"
 CHANGES = (
     Change(
@@ -201,6 +204,33 @@ def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
         assert touch(rig, 0, settings=locked).restore_settings().drift == ()
         assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("210 1410", "none")
         rig.gpu(0).set({"clock.locked.gpu": "210 300"})
+
+
+def test_a_setting_that_the_policy_leaves_is_not_touched(rig) -> None:
+    tuned = {
+        "persistence_mode": "0", "ecc.pending": "0", "accounting_mode": "1", "compute_mode": "3",
+        "power.limit": "452500", "clock.app.0": "1500", "clock.locked.gpu": "210 1410",
+    }  # fmt: skip
+    touch(rig, 0).restore_settings()  # the first look
+    rig.gpu(0).set(tuned)
+    begun = len(rig.machine.calls())
+    leave = {"leave": [it.value for it in Setting]}
+    assert touch(rig, 0, settings=leave).restore_settings() == Findings()
+    assert {key: rig.gpu(0)[key] for key in tuned} == tuned
+    assert [call for _, call, _ in rig.machine.calls()[begun:] if "Set" in call or "Reset" in call] == []
+    rig.gpu(0).set({"ecc.current": 0})
+    assert touch(rig, 0, settings=leave).restore_settings() == Findings()  # another ECC mode is in force
+    leave["leave"].remove("locked_clocks")
+    touch(rig, 0, settings=leave).restore_settings()
+    assert rig.gpu(0)["clock.locked.gpu"] == "none"
+
+
+def test_a_power_limit_of_no_whole_watt_is_kept(rig) -> None:
+    rig.gpu(0).set({"power.limit": 452_500, "power.default": 452_300})
+    for policy, limit in ((load_text(HALF_WATT, "x").defaults.settings, "452500"), (SettingsPolicy(), "452300")):
+        handled = policy.model_dump(exclude_none=True, mode="json")
+        touch(rig, 0, settings=handled).restore_settings()
+        assert rig.gpu(0)["power.limit"] == limit
 
 
 def test_a_lock_that_the_device_refuses_is_an_error(rig) -> None:
