@@ -36,8 +36,18 @@ class Setting(Word):
     LOCKED_CLOCKS = "locked_clocks"
 
 
+class WhenReset(Word):
+    """When a device is reset."""
+
+    NEEDED = "needed"
+    NEVER = "never"
+
+
 class Reset(Model):
-    """How a device is reset."""
+    """When and how a device is reset."""
+
+    when: WhenReset = WhenReset.NEEDED
+    """Whether a device is reset if it needs it. With never, such a device stays quarantined, and a person resets it."""
 
     slices: Slices = Slices.WAIT
     """A MIG slice: wait until all slices are free and reset the GPU, or destroy the slice and create it again."""

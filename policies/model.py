@@ -16,7 +16,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from policies.base import Duration, Model, Size, Word, impossible
-from policies.hardware import Reset, SettingsPolicy
+from policies.hardware import Reset, SettingsPolicy, WhenReset
 from policies.health import Periodic, QuarantinePolicy
 from policies.path import ScrubPath
 from scrubber.ground.documents.units import format_duration
@@ -359,6 +359,16 @@ class Policy(Model):
                 "selftest.time",
                 "timeouts.selftest",
             )
+        return self
+
+    @model_validator(mode="after")
+    def resets_are_allowed(self) -> Self:
+        """A policy that forbids resets cannot demand one of every device."""
+        for name in ("first_look", "new_tenant"):
+            if self.reset.when is WhenReset.NEVER and getattr(self.paths, name) is ScrubPath.RESET:
+                raise impossible(
+                    f"reset.when never with paths.{name} reset", "a path without a reset", f"paths.{name}", "reset.when"
+                )
         return self
 
     @property

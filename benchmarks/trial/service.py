@@ -103,7 +103,7 @@ def _timed(deed: Callable[[], object]) -> float:
 def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
     """The service while it runs; yields a function that runs a verb and returns what it prints."""
     policy, run = directory / "policy.yaml", directory / "run"
-    policy.write_text(json.dumps(_policy(where)))
+    policy.write_text(_policy(where))
     flags = {
         "--backend": "nvidia",
         "--policy": policy,
@@ -166,13 +166,19 @@ def _asked(run: Path, log: Path, *verb: str) -> str:
     return done.stdout
 
 
-def _policy(where: Where) -> dict[str, Any]:
-    """A policy that changes nothing on the GPU but its memory. JSON is YAML."""
-    defaults: dict[str, Any] = {
-        "paths": {"first_look": "fast", "new_tenant": "fast", "escalate": False},
-        "settings": {"leave": [it.value for it in Setting]},
-        "evict": {"leftovers": "wait", "foreign": "wait"},
-    }
-    if where.beside:
-        defaults["evict"]["bystanders"] = [*Policy().evict.bystanders, *where.beside]
-    return {"name": "trial", "defaults": defaults}
+def _policy(where: Where) -> str:
+    """A policy that changes nothing on the GPU but its memory."""
+    return _POLICY.format(
+        settings=", ".join(it.value for it in Setting),
+        bystanders=json.dumps([*Policy().evict.bystanders, *where.beside]),
+    )
+
+
+_POLICY = """\
+name: trial
+defaults:
+  paths: {{first_look: fast, new_tenant: fast, escalate: false}}
+  reset: {{when: never}}
+  settings: {{leave: [{settings}]}}
+  evict: {{leftovers: wait, foreign: wait, bystanders: {bystanders}}}
+"""

@@ -148,12 +148,16 @@ def _from_tenancy(record: Record, facts: Facts, now: Moment, action: Action) -> 
     return still_in_use(action, record, facts, now) or gone
 
 
-def _from_dirty(record: Record, facts: Facts, policy: Policy, action: Action) -> answers.Scrub | answers.Wait:
+def _from_dirty(
+    record: Record, facts: Facts, policy: Policy, action: Action
+) -> answers.Scrub | answers.Wait | answers.Refuse:
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
         return refusals.holders_unknown(action, record, facts)
     if not eviction.all_terminable(record, facts, policy):
         return refusals.busy(action, record)
+    if proof.reset_forbidden(record, policy):
+        return answers.Refuse(Reason.SICK, refusals.sentence(action, record, proof.RESET_FORBIDDEN))
     return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)
 
 

@@ -36,9 +36,9 @@ def job_status(job: Job, done: int, total: int, queue_place: int | None) -> view
     return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total, queue_place)
 
 
-def quarantine_status(quarantine: Quarantine, path: ScrubPath, now: Moment) -> views.QuarantineStatus:
-    """A quarantine as people see it. ``path`` is the path of its next probation."""
-    due = quarantine.next_probe
+def quarantine_status(quarantine: Quarantine, path: ScrubPath | None, now: Moment) -> views.QuarantineStatus:
+    """A quarantine as people see it. ``path`` is the path of its next probation; None if the policy forbids it."""
+    due = None if path is None else quarantine.next_probe
     return views.QuarantineStatus(
         reason=quarantine.ailment.kind.value,
         detail=quarantine.ailment.detail,
@@ -47,7 +47,7 @@ def quarantine_status(quarantine: Quarantine, path: ScrubPath, now: Moment) -> v
         probes=quarantine.probes,
         sticky=due is None,
         next_probe_seconds=None if due is None else max(0.0, due - now.uptime),
-        next_path="" if due is None else path.value,
+        next_path="" if path is None or due is None else path.value,
         last_try=quarantine.last_try,
     )
 
@@ -63,6 +63,7 @@ def device_status(
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
     device, quarantine = record.device, record.quarantine
+    path = None if proof.reset_forbidden(record, policy) else proof.next_path(record, policy)
     return views.DeviceStatus(
         device=device.uuid,
         index=device.index,
@@ -78,7 +79,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=_owner(record),
         job=job_status(record.job, *progress, queue_place) if record.job else None,
-        quarantine=quarantine_status(quarantine, proof.next_path(record, policy), now) if quarantine else None,
+        quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
         slice=device.slice,
@@ -130,9 +131,11 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
 
 
-def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
+def advice(record: Record, blocked: str = "", *, reset_forbidden: bool = False) -> tuple[str, ...]:
     """What a person should do now; empty when there is nothing. ``blocked`` says what blocks the device's scrub."""
     if record.quarantine is not None:
+        if reset_forbidden and remedy.of(record.quarantine.ailment).course is not remedy.Course.PERSON:
+            return (f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}",)
         asked = remedy.of(record.quarantine.ailment)
         if record.quarantine.next_probe is None and asked.course is not remedy.Course.PERSON:
             return ("it waits for a person: run `autoclave reinstate` to try it again",)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from policies.hardware import WhenReset
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Facts, Moment, Receipt, Record, ScrubPath, State, most_thorough
+
+RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
 
 
 def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
@@ -61,3 +64,13 @@ def next_path(record: Record, policy: Policy) -> ScrubPath:
     # After another MIG layout, as at a first observation, nothing is known about the memory.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
     return most_thorough(route, record.due_path)
+
+
+def reset_forbidden(record: Record, policy: Policy) -> bool:
+    """Whether the device's next scrub needs a reset that the policy forbids: only a person can bring it back."""
+    return forbids(policy, next_path(record, policy))
+
+
+def forbids(policy: Policy, path: ScrubPath | None) -> bool:
+    """Whether the policy forbids this path, because it has a reset."""
+    return path is ScrubPath.RESET and policy.reset.when is WhenReset.NEVER

@@ -32,6 +32,10 @@ class Remedy:
 _BACK = "it is retried automatically"
 _RMA = "replace it (RMA); then `autoclave reinstate`"
 _REBOOT = "drain and reboot the node"
+RESET_BY_PERSON = (
+    "reboot the node, or reset the device and run `autoclave reinstate --without-scrub --i-know --reason TEXT`,"
+    " or allow resets in the policy"
+)
 _RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
 
 REMEDIES: dict[AilmentKind, Remedy] = {

@@ -55,7 +55,8 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
     """The probation of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.quarantine.next_probe if record.quarantine else None
-    return None if due is None or now.uptime < due else answers.StartProbation(proof.next_path(record, policy))
+    waits = due is None or now.uptime < due or proof.reset_forbidden(record, policy)
+    return None if waits else answers.StartProbation(proof.next_path(record, policy))
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
@@ -84,15 +85,18 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         case State.GRANTED | State.IN_USE:
             return _tend_tenancy(record, facts, policy, now)
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
-            return _tend_free(record, facts, policy, now)
+            return _tend_free(record, facts, policy, now, chance)
 
 
-def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
+def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     soiled = proof.ended_by_use(facts) if record.state is State.CLEAN else None
     if soiled is not None:
         return answers.RecordFirst(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
+    if proof.reset_forbidden(record, policy):
+        needed = Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
+        return answers.RecordFirst(quarantine(record, needed, "autoclave", facts.vitals, policy, now, chance))
     return _tend_idle(record, facts, policy, now)
 
 

@@ -27,7 +27,7 @@ from typing import Protocol
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
-from scrubber.core import fence, leftover, pauses, siblings, upkeep, verdict
+from scrubber.core import fence, leftover, pauses, proof, siblings, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.model import (
     Blame,
@@ -462,7 +462,8 @@ class ScrubJob:
         if isinstance(judged, verdict.Passed):
             name = (self.device_policy.rule, self._policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
-        escalate, quarantined = self._policy.paths.escalate, record.quarantine is not None
+        escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
+        quarantined = record.quarantine is not None
         given_up = pauses.given_up(record, self._policy, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
             case verdict.Escalate(path):

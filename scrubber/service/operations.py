@@ -6,11 +6,13 @@ Each operation holds the lock of its device from the observation until the decis
 from __future__ import annotations
 
 from scrubber.core import events as ev
-from scrubber.core import eviction, ownership, proof, refusals, upkeep
+from scrubber.core import eviction, ownership, proof, refusals, remedy, upkeep
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
+
+RESET_REFUSED = "the policy forbids resets (reset.when: never); choose the path slow"
 
 
 class Operations:
@@ -29,10 +31,12 @@ class Operations:
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             record = context.record(device)
+            self._require_allowed(record, path, "scrub")
             running = context.jobs.of(device)
             if running is not None and most_thorough(running.path, path) is running.path:
                 return running
             if record.quarantine is not None:
+                self._require_allowed(record, proof.next_path(record, context.policy(device)), "scrub")
                 why = "it is quarantined; run `autoclave reinstate`"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
@@ -48,6 +52,7 @@ class Operations:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
             due = proof.next_path(record, device_policy.policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
+            self._require_allowed(record, taken, "scrub")
             return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
@@ -84,6 +89,7 @@ class Operations:
             device_policy = context.active_policy.device_policy(record.device)
             context.require_running()  # again: the service may have begun to stop since
             path = most_thorough(ScrubPath.SLOW, proof.next_path(context.record(device), device_policy.policy))
+            self._require_allowed(record, path, "reinstate")
             return await context.jobs.start(
                 device, path, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )
@@ -133,6 +139,14 @@ class Operations:
         if stuck:
             names = ownership.holder_names(tuple(stuck))
             raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
+
+    def _require_allowed(self, record: Record, path: ScrubPath | None, verb: str) -> None:
+        """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
+        device = record.device.uuid
+        if proof.forbids(self._context.policy(device), path):
+            due = proof.reset_forbidden(record, self._context.policy(device))
+            why = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}" if due else RESET_REFUSED
+            raise Refused(Reason.SICK if due else Reason.INVALID_REQUEST, f"cannot {verb} {device}: {why}")
 
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from policies import concessions
 from policies.model import Policy
-from scrubber.core import answers, cluster_programs, device_status, event_text, offering, presence, views
+from scrubber.core import answers, cluster_programs, device_status, event_text, offering, presence, proof, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record, State
@@ -176,13 +176,14 @@ class StatusReporter:
         uuid = self.find(gpu)
         record = self._context.ledger.records[uuid]
         entries = _since_last_grant(await self._context.ledger.history(uuid, None, EXPLAINED), record.state)
-        why = self._context.active_policy.device_policy(record.device).why
+        device_policy = self._context.active_policy.device_policy(record.device)
+        forbidden = proof.reset_forbidden(record, device_policy.policy)
         blocked = self._context.blocked.get(uuid, "")
-        advice = device_status.advice(record, blocked)
+        advice = device_status.advice(record, blocked, reset_forbidden=forbidden)
         if blocked or record.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         [device] = await self._with_pods([uuid])
-        return views.Explanation(device, tuple(map(self._entry, entries)), advice, why)
+        return views.Explanation(device, tuple(map(self._entry, entries)), advice, device_policy.why)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

@@ -3,12 +3,15 @@
 import pytest
 from hypothesis import given
 
-from policies.load import load
+from policies.hardware import Reset, WhenReset
+from policies.load import load, load_text
 from policies.model import Paths, Policy
+from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core import proof, remedy, states, verdict
 from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
+from scrubber.ground.documents.faults import DocumentError
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
 
@@ -102,3 +105,42 @@ def test_a_path_that_does_more_is_more_thorough():
 def test_a_proof_without_resets_is_none_where_policy_demands_them():
     slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (ScrubPath.SLOW, ScrubPath.RESET))
     assert slow != reset
+
+
+NO_RESETS = Policy(reset=Reset(when=WhenReset.NEVER))
+NEEDS_ONE = live(lives.UNKNOWN, ev.ErrorsNoted(((48, 1),), 1, grave=True))
+
+
+@pytest.mark.parametrize("record", [NEEDS_ONE, live(lives.SCRUBBING, ev.Escalated("job-1", "x", ScrubPath.RESET),
+                                                    ev.ScrubFailed("job-1", "x"))])  # fmt: skip
+def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
+    seen, late = lives.facts(), lives.later(lives.NOW.uptime)
+    answer = upkeep.tend(record, seen, NO_RESETS, late, 0.0)
+    assert isinstance(answer, answers.RecordFirst)
+    assert isinstance(answer.event, ev.Quarantined)
+    assert answer.event.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
+    out = live(record, answer.event)
+    assert upkeep.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
+    assert upkeep.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
+    shown = device_status.quarantine_status(answer.event.quarantine, None, late)
+    assert (shown.next_path, shown.sticky, shown.next_probe_seconds) == ("", True, None)
+    assert "reboot the node" in device_status.advice(out, reset_forbidden=True)[0]
+    rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
+    assert upkeep.probation(rebooted, NO_RESETS, lives.later(1e6)) == answers.StartProbation(ScrubPath.SLOW)
+    by_person = live(out, ev.Reinstated("ann: reset by hand"))
+    assert not proof.reset_forbidden(by_person, NO_RESETS)
+
+
+def test_a_request_is_refused_while_its_reset_is_forbidden():
+    refused = acquire.decide(NEEDS_ONE, lives.facts(), NO_RESETS, lives.NOW)
+    assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {proof.RESET_FORBIDDEN}")
+    assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW) == answers.Scrub(
+        ScrubPath.FAST, Trigger.ACQUIRE
+    )
+
+
+@pytest.mark.parametrize("place", ["first_look", "new_tenant"])
+def test_a_policy_cannot_forbid_and_demand_resets(place):
+    text = f"name: x\ndefaults: {{reset: {{when: never}}, paths: {{{place}: reset}}}}\n"
+    with pytest.raises(DocumentError, match=f"found reset.when never with paths.{place} reset"):
+        load_text(text, "x.yaml")

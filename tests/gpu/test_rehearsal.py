@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchmarks.trial.records import Records, Writer
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.cuda.gpu import PAGE
+from tests.fakes.kmsg import Kmsg
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 from tests.gpu.test_reads_only import CHANGERS
 
@@ -284,3 +286,14 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     states = {row["device"]: row["state"] for row in json.loads(evidence["status.json"])["items"]}
     assert states[gpus[1].uuid] == "clean"
     assert "scrub-passed" in evidence["ledger.jsonl"]
+
+
+@needs_namespace
+def test_an_old_grave_error_makes_the_trial_change_nothing(stage, tmp_path) -> None:
+    """The service finds that the GPU needs a reset, says so, and does none."""
+    gpu, output = stage.machine.gpu(1), tmp_path / "out"
+    with closing(Kmsg(stage.root.path / "dev/kmsg")) as log:
+        log.xid(gpu.pci, 48)
+        run = trial(stage, equip(tmp_path / "cuda", [stage.machine.gpu(0), gpu], stage.root, SIZE), output, "service")
+    assert run.returncode == 1
+    assert "the policy forbids resets" in Records(output / "nvidia-h200.jsonl").part("service").why

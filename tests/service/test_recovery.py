@@ -304,6 +304,34 @@ async def test_errors_before_discovery_need_a_reset_only(build):
     assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]
 
 
+async def test_a_forbidden_reset_waits_for_a_person(build, tmp_path):
+    world = build(gpus=2, policy="fast")
+    device, other = world.uuids
+    policy = tmp_path / "tuned.yaml"
+    policy.write_text("name: tuned\ndefaults: {reset: {when: never}}\n")
+    world.change_policy(str(policy))
+    world.node.report(device, (79, 61))
+    await world.start()
+    await world.clean(other)
+    with pytest.raises(Refused, match=r"cannot scrub .*: the policy forbids resets \(reset.when: never\); choose"):
+        await world.operations.scrub(other, ScrubPath.RESET)
+    await world.reach(device, State.QUARANTINED)
+    await asyncio.sleep(7200)
+    assert rows(world, ev.ProbationStarted, device) == []
+    with pytest.raises(Refused, match=r"cannot scrub .*: it needs a reset, and the policy forbids"):
+        await world.operations.scrub(device, None)
+    with pytest.raises(
+        Refused, match=r"cannot reinstate .*: it needs a reset, and the policy forbids .*: reboot the node"
+    ):
+        await world.operations.reinstate(device, "again", "ann")
+    explained = await world.life.reporter.explain(device)
+    assert explained.device.quarantine.next_probe_seconds is None
+    assert "reboot the node" in explained.advice[0]
+    await (await world.operations.reinstate_without_proof(device, "reset by hand", "ann")).finished.wait()
+    assert world.state(device) is State.CLEAN
+    assert [it.step for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET] == []
+
+
 class Copied(memory_store.MemoryStore):
     """A ledger that may be an older copy, once ``put_back``; so many writes fail."""
 
