@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from scrubber.cuda import device, memory, warmth
@@ -193,6 +193,14 @@ def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the accounts that a worker keeps."""
     open_card: OpenCard = lambda *_asked: opened(where)  # noqa: E731 - a port with one method
     return MeasuredHolding(target(where), library, open_card)
+
+
+def part_of(whole: GpuMemory, size: int) -> GpuMemory:
+    """The first bytes of the memory."""
+    spans = tuple(
+        replace(span, size=min(span.size, size - span.start)) for span in whole.spans if span.start < size
+    )  # fmt: skip
+    return GpuMemory(whole.card, spans)
 
 
 def fresh(label: str) -> Pattern:

@@ -1,4 +1,4 @@
-"""The memory on the chip, and what a later process can read of it."""
+"""The memory on the chip, what a later process can read of it, and the self-test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.trial.card import Listening, Where, opened, opened_as
+from benchmarks.trial.card import Listening, Where, opened, opened_as, taken, unwatched, zeroed
 from benchmarks.trial.figures import Measured, one, rounds
 from benchmarks.trial.forks import in_a_fork
-from scrubber.cuda import clearing
+from scrubber.cuda import clearing, selftest
 from scrubber.cuda.card import KernelProgram
+from scrubber.cuda.selftest import Clock
 
 KINDS = {
     "shared memory": (KernelProgram.PLANT, KernelProgram.LISTEN),
@@ -71,3 +72,28 @@ def _heard(
         return sum(unit.wrong for unit in card.everywhere(listen, canary))
 
     return float(in_a_fork(life))
+
+
+def tested(where: Where) -> Iterator[Measured]:
+    """The self-test within its time limit, and what the units compute."""
+    card, whole = taken(where)
+    began = time.perf_counter()
+    done = selftest.run(whole, secrets.token_bytes(16), where.seconds, unwatched, Clock(time.monotonic, time.sleep))
+    took = time.perf_counter() - began
+    if done.mismatch is not None or done.deviating:
+        raise RuntimeError(f"cannot measure: the device failed its test: {done.mismatch}, {done.deviating}")
+    yield one(f"self-test, in a box of {where.seconds:g} s", took, "s")
+    yield one("tests that came to their end", len(done.tests), "", ", ".join(done.tests))
+    yield one("tests that no time was left for", len(done.skipped), "", ", ".join(done.skipped))
+    yield one("memory tested", whole.size, "bytes")
+    yield one("units that computed, before and after", done.units, "")
+    computed, most = [], 0
+    for _ in rounds(where.rounds, where.share(3 / 4)):
+        number = secrets.randbits(64)
+        began = time.perf_counter()
+        units = card.everywhere(KernelProgram.EXACT, number)
+        computed.append(1000 * (time.perf_counter() - began))
+        most = max(most, len({unit.digest for unit in units}))
+    yield Measured("arithmetic on every unit, once", tuple(computed), "ms")
+    yield one("different results of one computation, at most", most, "", "1: all units agree")
+    zeroed(whole)

@@ -44,6 +44,8 @@ PARTS = {
     "timeline": Kind("start", 50),
     "one worker": Kind("job", 60),
     "tests": Kind("checks", 120),
+    "self-test": Kind("chip", 40, "tested"),
+    "sizes": Kind("passes", 30, "sizes"),
     "variants": Kind("variants", 60),
     "sanitizer": Kind("sanitizer", 120),
     LAST: Kind("proof", 20, "leave_zeros"),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
-from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, taken, unheard, zeroed
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
 from benchmarks.trial.figures import Measured, one, rounds
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library
 
+SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all memory
 BASELINE = "cudaMemset"
 COPY = "cudaMemcpy, device to device"
 _ON_DEVICE = 3
@@ -140,3 +141,22 @@ def _ratio(name: str, watch: Watch) -> Measured:
     pairs = zip(watch.device[BASELINE], watch.device[name], strict=True)
     note = "by the device, round by round"
     return Measured(f"{name}: speed as a part of that of {BASELINE}", tuple(base / it for base, it in pairs), "", note)
+
+
+def sizes(where: Where) -> Iterator[Measured]:
+    """Write and read back growing parts of the memory."""
+    card, whole = taken(where)
+    growing = (*(size for size in SIZES if size < whole.size), whole.size)
+    for number, size in enumerate(growing, start=1):
+        watch, some = Watch(), part_of(whole, size)
+        for _ in rounds(where.rounds, where.share(3 / 4 * number / len(growing))):
+            key = fresh("a size")
+            watch.swept(card, "write", lambda some=some, key=key: some.write(key, unheard))
+            watch.swept(card, "check", lambda some=some, key=key: some.check(key, unheard))
+        unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+        for clock, seconds in (("wall", watch.wall), ("device", watch.device)):
+            both = [write + check for write, check in zip(seconds["write"], seconds["check"], strict=True)]
+            about = f"write and check {size / unit:g} {name}, by the {clock}"
+            yield Measured(about, tuple(1000 * each for each in both), "ms")
+            yield Measured(f"{about}: for each GB", tuple(1e12 * each / size for each in both), "ms")
+    zeroed(whole)
