@@ -13,7 +13,17 @@ from demo.standins.holdings import DeviceHolding
 from tests.live import Service
 
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
-SERVICE = {"service", "scrubber-socket", "ledger", "ledger-set-aside", "policy", "concession", "device", "disk"}
+SERVICE = {
+    "service",
+    "scrubber-socket",
+    "ledger",
+    "ledger-set-aside",
+    "policy",
+    "concession",
+    "bystanders",
+    "device",
+    "disk",
+}
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {

@@ -35,7 +35,7 @@ LOOK = """
 import os, sys
 from scrubber.node.open_files import Search, Timer
 try:
-    print(sorted(Search({"gpu": ["/dev/zero"]}).devices(f"/proc/{sys.argv[1]}", Timer())))
+    print(sorted(Search({"gpu": ["/dev/zero"]}).held_by(f"/proc/{sys.argv[1]}", Timer())))
 except PermissionError:
     print("blind")
 try:

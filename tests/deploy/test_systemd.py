@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "without-kubernetes.md"
 
 LOOK = (
     "import sys; from scrubber.node.open_files import Search, Timer; "
-    "print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1], Timer()))"
+    "print(Search({'it': [sys.argv[2]]}).held_by(sys.argv[1], Timer()))"
 )
 
 
