@@ -16,7 +16,7 @@ from policies.model import GateMode, Mode, Policy
 from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
-from scrubber.core.model import Facts, Moment, Record, State, Trigger
+from scrubber.core.model import Facts, Moment, Record, ScrubPath, State, Trigger
 from scrubber.core.refusals import Action
 from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
@@ -49,7 +49,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answers.Refuse(Reason.IN_USE, refusals.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
-        return under_way(action, record)  # also when it is sick: no device goes out before its job ends
+        return under_way(action, record, policy)  # also when it is sick: no device goes out before its job ends
     if policy.mode is Mode.OBSERVE and facts.domain_resetting and isinstance(answer, (answers.Wait, answers.Refuse)):
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
@@ -104,7 +104,7 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action:
     if record.state is State.QUARANTINED:
         return answers.Refuse(Reason.QUARANTINED, refusals.sentence(action, record, "it is quarantined"))
     if record.state is State.SCRUBBING:
-        return under_way(action, record)
+        return under_way(action, record, policy)
     if facts.domain_resetting:
         return answers.Wait(Reason.NOT_READY, refusals.sentence(action, record, "it is being reset"))
     match record.state:
@@ -158,12 +158,16 @@ def _from_dirty(
         return refusals.busy(action, record)
     if proof.reset_forbidden(record, policy):
         return answers.Refuse(Reason.SICK, refusals.sentence(action, record, proof.RESET_FORBIDDEN))
-    return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)
+    return answers.Scrub(proof.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
 
 
-def under_way(action: Action, record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
-    """The device has a job: wait for it. A burn-in is cancelled instead, except during its reset."""
+def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | answers.CancelJob | answers.Wait:
+    """The device has a job: wait for it. A test that nobody needs now is cancelled instead, except during its reset."""
     job = record.job
-    if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
+    if job is None or record.quarantine is not None:
         return answers.Join()
-    return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(action, record)
+    if job.trigger is Trigger.BURN_IN:
+        return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(action, record)
+    # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
+    tested = job.path is not ScrubPath.FAST
+    return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()

@@ -58,11 +58,17 @@ def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted 
     return ev.Distrusted(why, record.incarnation, older_ledger=True)
 
 
-def next_path(record: Record, policy: Policy) -> ScrubPath:
-    """Which path the device's next scrub takes."""
+def next_path(record: Record, policy: Policy, *, awaited: bool = False) -> ScrubPath:
+    """Which path the device's next scrub takes. ``awaited``: a request waits for it.
+
+    A self-test takes longer than a request can wait. So after a reboot, a device that was proven before takes the path
+    between two tenants for a request.
+    """
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
     # After another MIG layout, as at a first observation, nothing is known about the memory.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
+    if awaited and route is ScrubPath.SLOW and record.state is State.UNKNOWN and record.tested is not None:
+        route = policy.paths.new_tenant
     return most_thorough(route, record.due_path)
 
 

@@ -95,7 +95,7 @@ def _enforced(
         case State.QUARANTINED:
             return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Action.START_ON, record, "it is quarantined"))
         case State.SCRUBBING:
-            return _as_start(acquire.under_way(Action.START_ON, record))
+            return _as_start(acquire.under_way(Action.START_ON, record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
             return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))

@@ -18,8 +18,9 @@ fields of the record:
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
 * ``due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The start of
-  a burn-in does not change it. An ailment makes the path due that ``remedy.path`` names, and a grave error from before
-  the first observation the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
+  a burn-in, or of the first look at a device that was proven before, does not change it: such a test may end for a
+  request. An ailment makes the path due that ``remedy.path`` names, and a grave error from before the first observation
+  the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
 * ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
@@ -224,8 +225,9 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubPassed():
             return _pass(record, event, at)
         case ev.ScrubFailed():
-            setback = pauses.setback(record, event.why, at)
-            return replace(record, job=None, setback=setback, half_cleared=_half_cleared(record))
+            setback, job = pauses.setback(record, event.why, at), _job(record)
+            due = record.due_path if job.trigger is Trigger.BURN_IN else most_thorough(record.due_path, job.path)
+            return replace(record, job=None, setback=setback, half_cleared=_half_cleared(record), due_path=due)
         case ev.ScrubInterrupted():
             return replace(record, job=None, half_cleared=_half_cleared(record))
         case ev.ErrorsNoted():
@@ -283,8 +285,10 @@ def _job(record: Record) -> Job:
 
 
 def _begin(record: Record, job: Job) -> Record:
-    """The record with this job. Unless the job is a burn-in, its path stays due until a scrub passes."""
-    due = record.due_path if job.trigger is Trigger.BURN_IN else most_thorough(record.due_path, job.path)
+    """The record with this job. Unless the job may end for a request, its path stays due until a scrub passes."""
+    known = job.trigger is Trigger.FIRST_LOOK and record.tested is not None and job.path is not ScrubPath.RESET
+    may_end = job.trigger is Trigger.BURN_IN or known
+    due = record.due_path if may_end else most_thorough(record.due_path, job.path)
     begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.burn_in_begun
     return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=due, burn_in_begun=begun)
 

@@ -13,6 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core.answers import (
     AcquireAnswer,
     Blocked,
+    CancelJob,
     Defer,
     Fenced,
     HandOut,
@@ -58,6 +59,11 @@ SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
+AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
+TESTED_AGAIN = live(AFTER_REBOOT, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
+TEST_ENDED = live(TESTED_AGAIN, ev.ScrubInterrupted("job-1", "a request"))
+TEST_FAILED = live(TESTED_AGAIN, ev.ScrubFailed("job-1", "a process is on it"))
+RESET_AGAIN = live(TESTED_AGAIN, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
 
 
 SHORT = replace(facts(None), shortage="the node has too many files open")
@@ -196,6 +202,26 @@ OBSERVED = rows(
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), ACQUIRE)
 def test_acquire(record, seen, policy, answer):
     assert acquire.decide(record, seen, policy, later(1)) == answer
+
+
+FIRST_LOOKS = rows(
+    ("a device that was never proven is tested first", lives.FIRST_LOOK, ENFORCE, Join()),
+    ("after a reboot no request waits for a test to begin", AFTER_REBOOT, ENFORCE, FAST),
+    ("nor for one to end", TESTED_AGAIN, ENFORCE, CancelJob()),
+    ("after which the path between two tenants is enough", TEST_ENDED, ENFORCE, FAST),
+    ("a first look without a test is joined",
+     live(AFTER_REBOOT, ev.ScrubStarted(lives.job(trigger=Trigger.FIRST_LOOK))), ENFORCE, Join()),
+    ("a test that follows every tenant does not give way", TESTED_AGAIN, STRICT, Join()),
+    ("nor does a reset", RESET_AGAIN, ENFORCE, Join()),
+    ("a test that failed is repeated", TEST_FAILED, ENFORCE, SLOW),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "policy", "answer"), FIRST_LOOKS)
+def test_the_first_look_after_a_reboot_gives_way(record, policy, answer):
+    assert acquire.decide(record, facts(incarnation=record.incarnation), policy, later(1)) == answer
+    starting = start.decide(record, facts(incarnation=record.incarnation), policy, A, later(1))
+    assert starting == (replace(answer, trigger=Trigger.START) if isinstance(answer, Scrub) else answer)
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), OBSERVED)

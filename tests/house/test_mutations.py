@@ -128,6 +128,7 @@ PLANTED = [
     Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=CONFIRMED),
     Mutant(VERDICT, "= (Step.CLEAR, Step.VERIFY,", "= (Step.CLEAR,", tests=CONFIRMED),
     Mutant(STATES, "was_reset or record.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
+    Mutant(STATES, "Trigger.FIRST_LOOK and record.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(STATES, "Path.SLOW if due is", "Path.RESET if due is", tests=IN_RESETS),
     Mutant(STATES, "remedy.path(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
