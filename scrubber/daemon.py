@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from scrubber import app
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.devices.base import Backend
-from scrubber.ground import aio, http_server, log, private_files, unix_sockets
+from scrubber.ground import aio, http_server, log, private_files, systemd, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
@@ -33,6 +34,7 @@ def run(config: ScrubberConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     log.configure(config.log_level, json=None if config.log_format == "auto" else config.log_format == "json")
     os.umask(0o077)
+    faulthandler.enable()  # a crash, or the end by systemd's watchdog, shows what each thread did
     try:
         active_policy = ActivePolicy(config.policy)
     except DocumentError as error:
@@ -82,6 +84,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
         loop.add_signal_handler(number, stop.set)
     policy_changed = asyncio.Event()
     aio.on_hangup(policy_changed.set)
+    life = asyncio.create_task(systemd.show_life(), name="signs of life")
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         return 0
@@ -94,6 +97,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
     metrics.register(built.collector)
+    systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
@@ -104,7 +108,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
         tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(built, servers, tasks)
+    await _shut_down(built, servers, [*tasks, life])
     backend.close()
     for task in done - {stopped}:
         task.result()  # no task ends by itself without an error, and that error ends the program
@@ -114,6 +118,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
 async def _shut_down(built: app.App, servers: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
+    systemd.tell(systemd.STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,6 +141,7 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
                 refusing = refusing or await server.RefusingServers.open(config.run_dir)
                 refusing.message = metrics.start_obstacle = error.message
+                systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):

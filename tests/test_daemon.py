@@ -6,6 +6,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -297,8 +298,11 @@ def test_a_full_disk_grants_nothing_until_it_has_room(service):
     assert service.process.poll() is None
 
 
-def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service):
+def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monkeypatch):
     service.settled(0, "clean")
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(f"{service.root}/notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", f"{service.root}/notify")
     service.stop()
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
@@ -308,12 +312,36 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service):
         resource.setrlimit(resource.RLIMIT_FSIZE, previous)
     service.log = service.process.stderr
     service.hear("no ledger: nothing is granted")
+    with systemd:
+        assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=grants nothing: cannot")
     with pytest.raises(AutoclaveError) as refusal:
         device(service)
     assert refusal.value.reason is Reason.LEDGER_UNAVAILABLE
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_hears_readiness_signs_of_life_and_the_stop(short_tmp, monkeypatch, abstract):
+    address = f"@{short_tmp}" if abstract else f"{short_tmp}/notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address.replace("@", "\0"))
+        systemd.settimeout(WITHIN)
+
+        def received(line: str) -> list[str]:
+            while line not in (said := systemd.recv(4096).decode().splitlines()):
+                pass
+            return said
+
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        service = Service(short_tmp, 1)
+        assert received("READY=1")[1] == "STATUS=serving, devices: 1"
+        assert device(service).device  # it answers
+        received("WATCHDOG=1")
+        service.stop()
+        received("STOPPING=1")
 
 
 def test_two_services_never_share_a_set_of_gpus(shared, short_tmp):
