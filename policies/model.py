@@ -70,6 +70,7 @@ class Passes(Word):
 
     ZERO = "zero"
     RANDOM_ZERO = "random+zero"
+    RANDOM_ONES_ZERO = "random+ones+zero"
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -276,7 +277,7 @@ class Clear(Model):
     """What is written over the memory, and how much of it must be covered."""
 
     passes: Passes = Passes.RANDOM_ZERO
-    """What is written and read back: a keyed pattern and then zeros, or zeros alone."""
+    """What is written and read back, one after the other: a keyed pattern, ones (every bit set), zeros."""
 
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
     """The share of the allocatable memory that must be overwritten and read back, from 0 to 1."""

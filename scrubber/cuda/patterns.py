@@ -80,6 +80,8 @@ def by_name(name: str, key: bytes) -> Pattern:
     match name:
         case "zero":
             return ZERO
+        case "ones":
+            return repeated(0xFF)
         case "random":
             return keyed(key, "clear")
     raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown")

@@ -88,6 +88,11 @@ def test_only_the_first_places_of_residue_are_reported(monkeypatch):
     assert cleared.residue_at == tuple(number * PAGE for number in range(clearing.PLACES))
 
 
+def test_ones_set_every_bit(gpu):
+    clearing.clear(taken(gpu), KEY, ("random", "ones"), nothing)
+    assert (gpu.cells == 0xFF).all()
+
+
 @pytest.mark.parametrize("passes", [("zero",), PASSES])
 def test_a_bit_that_is_stuck_is_found_wherever_it_is(gpu, passes):
     place = 6 * PAGE + 77

@@ -302,4 +302,4 @@ def test_an_obstacle_of_a_step_is_no_device_fault(bank) -> None:
 
 def test_a_bug_is_not_a_report(bank) -> None:
     with pytest.raises(ValueError, match="cannot write pattern"):
-        roster.perform(Step.CLEAR, Order(patterns=("ones",)), bench(bank.gpu(bank.first)))
+        roster.perform(Step.CLEAR, Order(patterns=("noise",)), bench(bank.gpu(bank.first)))

@@ -15,6 +15,7 @@ CHUNK = 2**18  # a chunk and its pattern fit into the cache of a core
 Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
 
 _ZEROS = memoryview(bytes(CHUNK))
+_ONES = memoryview(b"\xff" * CHUNK)
 _EVEN = memoryview(b"\x55" * CHUNK)
 _ODD = memoryview(b"\xaa" * CHUNK)
 _WORDS = array.array("Q", range(0, CHUNK, 8)).tobytes()  # each word is its offset in the chunk
@@ -24,6 +25,11 @@ _TURN = 0x5BD1  # odd: each chunk number below CHUNK has its own rotation, and t
 def zero(_number: int, length: int) -> memoryview:
     """Zeros."""
     return _ZEROS[:length]
+
+
+def ones(_number: int, length: int) -> memoryview:
+    """Every bit set."""
+    return _ONES[:length]
 
 
 def keyed(key: bytes) -> Pattern:
@@ -60,6 +66,8 @@ def by_name(name: str, key: bytes) -> Pattern:
     match name:
         case "zero":
             return zero
+        case "ones":
+            return ones
         case "random" if key:
             return keyed(key)
     raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown, or its key is missing")

@@ -42,6 +42,11 @@ def test_a_clear_counts_residue_and_leaves_zeros(bank, patterns) -> None:
     assert bank.gpu(bank.first).verify(nowhere) == Findings(size, size)
 
 
+def test_ones_set_every_bit(bank) -> None:
+    bank.gpu(bank.first).clear(KEY, ("random", "ones"), nowhere)
+    assert set(bank.place(bank.first).memory.read_bytes()) == {0xFF}
+
+
 def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
     memory = bank.place(bank.first).memory
     bank.gpu(bank.first).clear(KEY, ("random",), nowhere)
@@ -56,7 +61,7 @@ def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
 def test_an_invalid_pattern_is_refused_before_any_change(bank) -> None:
     memory = bank.place(bank.first).memory
     memory.write_bytes(b"x" * size_of(bank))
-    for key, patterns in ((b"", BOTH), (KEY, ("zero", "ones"))):
+    for key, patterns in ((b"", BOTH), (KEY, ("zero", "noise"))):
         with pytest.raises(ValueError, match="cannot write pattern"):
             bank.gpu(bank.first).clear(key, patterns, nowhere)
     assert memory.read_bytes() == b"x" * size_of(bank)
