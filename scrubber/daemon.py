@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from asyncinotify import Inotify, Mask
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -15,10 +16,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from scrubber import app
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
-from scrubber.devices.base import Backend
-from scrubber.ground import aio, http_server, log, private_files, systemd, unix_sockets
+from scrubber.devices.base import Backend, DeviceError
+from scrubber.ground import aio, http_server, log, paths, private_files, systemd, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
-from scrubber.ground.errors import FatalError, LedgerUnavailable
+from scrubber.ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
@@ -34,17 +35,34 @@ def run(config: ScrubberConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     log.configure(config.log_level, json=None if config.log_format == "auto" else config.log_format == "json")
     os.umask(0o077)
-    faulthandler.enable()  # a crash, or the end by systemd's watchdog, shows what each thread did
+    faulthandler.enable(2)  # a crash, or the end by systemd's watchdog, shows what each thread did
+    lock = unix_sockets.lock_run_dir(config.run_dir)
+    try:
+        return _run(config)
+    except Exception as error:
+        _leave(error, paths.last_error(config.run_dir))
+        raise
+    finally:
+        os.close(lock)
+
+
+def _run(config: ScrubberConfig) -> int:
     try:
         active_policy = ActivePolicy(config.policy)
     except DocumentError as error:
         raise FatalError(str(error)) from error
-    lock = unix_sockets.lock_run_dir(config.run_dir)
+    private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
+    return asyncio.run(_serve(config, app.build_backend(config), active_policy))
+
+
+def _leave(error: Exception, path: Path) -> None:
+    """Leave the error that ends the service where ``autoclave doctor`` finds it."""
+    expected = isinstance(error, FatalError | AutoclaveError | DeviceError)
     try:
-        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
-        return asyncio.run(_serve(config, app.build_backend(config), active_policy))
-    finally:
-        os.close(lock)
+        with os.fdopen(private_files.opened(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), "w") as file:
+            file.write(str(error) if expected else f"unexpected error: {type(error).__name__}: {error}")
+    except OSError as fault:
+        logger.warning("the error is not left for the doctor", error=str(fault))
 
 
 async def _serve(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy) -> int:
@@ -97,6 +115,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
     metrics.register(built.collector)
+    paths.last_error(config.run_dir).unlink(missing_ok=True)
     systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [

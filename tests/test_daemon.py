@@ -111,8 +111,11 @@ def test_a_stop_interrupts_a_scrub_without_a_setback(service):
     assert gone_within(handle, 0)
     os.close(handle)
     assert list(service.run_dir.glob("*.sock")) == []
+    (service.run_dir / "last-error").write_text("of an earlier run")
+    (service.run_dir / "last-error").chmod(0o600)
     drills.heal(service.simulated_dir, uuid)
     service.start()
+    assert not (service.run_dir / "last-error").exists()
     after = service.settled(0, "clean")
     assert (after.setback, after.quarantine) == ("", None)
     assert "scrub cancelled, nothing was proven: the service was stopped" in texts(service)

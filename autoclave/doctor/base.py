@@ -175,8 +175,17 @@ class Posture:
     )  # the healthy devices of each resource, as the kubelet knows them
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
     numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
+    on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs
     amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The error that ended the last run of the service, and its wall time."""
+
+    text: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +201,7 @@ class NodeFacts:
     checkpoint: Checkpoint
     plugin: Sockets
     posture: Posture
+    last_error: LastError | None = None  # that ended the service
     cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
     slices: SliceFields | None = None  # None: nobody asked for the DRA driver
 
@@ -202,10 +212,11 @@ class NodeFacts:
 
     @property
     def guards_nvidia(self) -> bool:
-        """Whether the service guards NVIDIA GPUs. Without an answer: whether their driver is present."""
+        """Whether the service guards NVIDIA GPUs. Without an answer: whether there is a driver or a GPU of NVIDIA."""
         if self.status is not None:
             return self.status.service.backend == NVIDIA
-        return isinstance(self.posture.driver, str) or not self.posture.driver.absent
+        posture = self.posture
+        return isinstance(posture.driver, str) or not posture.driver.absent or bool(posture.on_bus)
 
 
 def ok(name: str, text: str) -> Finding:

@@ -52,6 +52,7 @@ def gather(
         checkpoint=_checkpoint(kubelet_dir),
         plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
         posture=_posture(answer, run_dir, kubelet_dir, host_root),
+        last_error=_last_error(paths.last_error(run_dir)),
         cdi_kind=cdi_kind,
         slices=_slice_fields(driver) if driver else None,
         now=time.time(),  # last, because gathering takes time
@@ -109,6 +110,14 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
     return base.Directory(str(path), private=private, ours=found.st_uid == os.geteuid())
 
 
+def _last_error(path: Path) -> base.LastError | None:
+    text = safe_read.text(path)
+    try:
+        return base.LastError(text.strip(), path.stat().st_mtime) if isinstance(text, str) else None
+    except FileNotFoundError:  # the service has just come back
+        return None
+
+
 def _socket(path: Path) -> base.Socket:
     refused = unix_sockets.connect_error(path)
     if refused is None:
@@ -145,6 +154,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         registered=kubelet_devices.devices(kubelet_dir),
         kernel_log=posture.kernel_log(root),
         numa_gpus=posture.numa_gpus(root),
+        on_bus=posture.on_bus(root),
         amdgpu=posture.amdgpu(root),
         openers=_openers(answer, run_dir, root),
     )

@@ -119,7 +119,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
-            uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.listed())
+            uuids = [self._reporter.history.find(name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
         each = [(uuid, partial(self._service.operations.scrub, uuid, path, op=asked.op)) for uuid in uuids]
@@ -134,7 +134,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "quarantine") as asked:
-            uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
+            uuid = self._reporter.history.find(request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
             by = request_limits.one_line(request.by, "the name of the caller")
@@ -147,7 +147,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
-            uuids = [self._reporter.find(name) for name in request_limits.devices(request.gpus)]
+            uuids = [self._reporter.history.find(name) for name in request_limits.devices(request.gpus)]
             reason = request_limits.one_line(request.reason, "the reason")
             by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # each device has its own line
@@ -172,7 +172,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             window = Window(
                 request.before or None, request.after, frozenset(request.kinds), request.until or None, request.warnings
             )
-            for entry in await self._reporter.history(
+            for entry in await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
             ):
                 convert.to_message(entry, answer.entries.add())

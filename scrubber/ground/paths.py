@@ -25,6 +25,11 @@ def ledger_head(run_dir: Path) -> Path:
     return run_dir / "ledger.head"
 
 
+def last_error(run_dir: Path) -> Path:
+    """The error that ended the last run of the service; missing while it serves, and after a stop."""
+    return run_dir / "last-error"
+
+
 def ledger(state_dir: Path) -> Path:
     """The ledger in a state directory."""
     return state_dir / "ledger.db"

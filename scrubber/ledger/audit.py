@@ -1,16 +1,18 @@
-"""Verify and export a ledger file. Read only: a service may write to the ledger meanwhile."""
+"""Verify, export and read a ledger file. Read only: a service may write to the ledger meanwhile."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Record
 from scrubber.ground.errors import FatalError
-from scrubber.ledger import chain, codec, database, files, store
+from scrubber.ledger import chain, codec, database, files, ledger, sqlite, store
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
@@ -65,6 +67,35 @@ def _check_evidence(connection: sqlite3.Connection, cut: chain.MissingTail) -> N
         chain.check_evidence(batch, kept)
         chain.entries(kept)
         after = batch.cut
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """A ledger whose chain holds, as it is on the disk, and the devices after its newest row."""
+
+    path: Path
+    records: Mapping[str, Record]
+    kept: store.Kept
+
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest entries of the window, of one device or of all, newest last."""
+        with _reading(files.Places(self.path)) as connection:
+            return chain.entries(database.newest(connection, device, since, limit, window))
+
+
+def read(path: Path) -> LedgerFile:
+    """Read a ledger; LedgerUnavailable if it is damaged or cannot be read, FatalError if there is none."""
+    where = files.Places(path)
+    with database.translated("read the ledger", path):
+        where.demand_regular()
+        noted = files.read_head(where.head)
+    with _reading(where) as connection:
+        loaded = sqlite.checked(connection, noted)
+        kept = database.kept(connection)
+    records = ledger.replay(loaded.snapshot, loaded.entries)
+    return LedgerFile(path, {record.device.uuid: record for record in records}, kept)
 
 
 def export(path: Path) -> Iterator[dict[str, object]]:

@@ -111,12 +111,9 @@ class SqliteStore:
             if outdated:
                 self._connected()  # migrates
             with database.transaction(connection, "BEGIN"):
-                noted = files.read_head(self._where.head)
-                cut = database.cut(connection)
-                entries = chain.entries(chain.check(cut, database.rows(connection), noted))
-                records = codec.decode_records(cut.records) if cut else ()
+                loaded = checked(connection, files.read_head(self._where.head))
                 self._kept = database.kept(connection)
-                return store.Loaded(records, entries, database.head(connection), self._may_be_old(connection))
+                return replace(loaded, may_be_old=self._may_be_old(connection))
 
     def _read_only(self) -> closing[sqlite3.Connection]:
         self._where.demand_own()
@@ -181,6 +178,13 @@ class SqliteStore:
         if self._run_headfile is None:
             self._run_headfile = files.HeadFile(self._where.run_head)
         self._run_headfile.write(head)
+
+
+def checked(connection: sqlite3.Connection, noted: store.Head | None) -> store.Loaded:
+    """The snapshot and all rows after it, if the chain holds. ``noted``: the newest row by the head file."""
+    cut = database.cut(connection)
+    entries = chain.entries(chain.check(cut, database.rows(connection), noted))
+    return store.Loaded(codec.decode_records(cut.records) if cut else (), entries, database.head(connection))
 
 
 def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: store.Head) -> store.Head:

@@ -8,24 +8,17 @@ from types import MappingProxyType
 
 from policies import concessions
 from policies.model import Policy
-from scrubber.core import answers, cluster_programs, device_status, event_text, offering, presence, proof, views
-from scrubber.core import events as ev
-from scrubber.core.events import LedgerEntry
+from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
-from scrubber.ground.errors import InvalidRequest, Reason
-from scrubber.ledger import codec
-from scrubber.ledger.store import EVERYTHING, Window
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
+from scrubber.service.history import History
 from scrubber.workers.wire import Ready
 
-MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
-_KINDS = f"the kinds are {', '.join(codec.CLASSES)}"
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
-EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ async def no_pods() -> Tenants:
 
 
 class StatusReporter:
-    """Answers questions about devices by index, UUID or unique prefix."""
+    """Answers questions about devices, and has their history."""
 
     def __init__(
         self,
@@ -61,35 +54,15 @@ class StatusReporter:
         ``elsewhere``: programs that would be bystanders in other places, and the uptime when each last had a device.
         """
         self._context = context
+        self.history = History(context.ledger)
         self._cupy = cupy
         self._tenants = tenants
         self._identity = identity
         self._elsewhere = elsewhere
 
-    def find(self, gpu: str) -> str:
-        """The UUID of the one device with this name; InvalidRequest when no device or several devices have it."""
-        records = self._context.ledger.records
-        if gpu in records:
-            return gpu
-        if gpu.replace(":", "", 1).isdecimal():  # an index stands for all slices of its GPU
-            named = [record for record in records.values() if gpu in (record.device.name, str(record.device.index))]
-            present = [
-                record for record in named if not presence.is_gone(record)
-            ]  # a replaced device may have the same index
-            found = present or named
-        else:
-            found = [record for uuid, record in records.items() if uuid.lower().startswith(gpu.lower())] if gpu else []
-        if len(found) == 1:
-            return found[0].device.uuid
-        choice = sorted(f"{record.device.name} ({record.device.uuid})" for record in found)
-        why = f"it could be any of {', '.join(choice)}" if found else "no device has this name"
-        raise InvalidRequest(
-            f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
-        )
-
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
-        uuids = [self.find(gpu) for gpu in gpus] or self.listed()
+        uuids = [self.history.find(gpu) for gpu in gpus] or self.listed()
         about = self.about()  # first: a client waits for rows after ``ledger_rows``, and must miss none
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
@@ -146,36 +119,10 @@ class StatusReporter:
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy
 
-    async def history(
-        self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
-    ) -> tuple[views.HistoryEntry, ...]:
-        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more.
-
-        ``without_steps``: a scrub is the row of its end.
-        """
-        device = self.find(gpu) if gpu else None
-        if limit < 0:
-            raise InvalidRequest("cannot list history: the limit is negative")
-        if unknown := sorted(window.kinds - codec.CLASSES.keys()):
-            raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
-        limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
-        if not window.kinds and (window.warnings or without_steps):
-            wanted = set(ev.WARNINGS) if window.warnings else codec.KINDS.keys() - set(ev.STEPS)
-            window = replace(window, kinds=frozenset(codec.KINDS[event] for event in wanted))
-        entries: list[LedgerEntry] = []
-        while True:
-            rows = MAX_ENTRIES if window.warnings else limit
-            page = await self._context.ledger.history(device, since or None, rows, window)
-            entries[:0] = [entry for entry in page if not window.warnings or ev.is_warning(entry.event)]
-            if not window.warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
-                return tuple(self._entry(entry) for entry in entries[-limit:])
-            window = replace(window, before=page[0].seq)
-
     async def explain(self, gpu: str) -> views.Explanation:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
-        uuid = self.find(gpu)
+        uuid = self.history.find(gpu)
         record = self._context.ledger.records[uuid]
-        entries = _since_last_grant(await self._context.ledger.history(uuid, None, EXPLAINED), record.state)
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
         blocked = self._context.blocked.get(uuid, "")
@@ -183,7 +130,7 @@ class StatusReporter:
         if blocked or record.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         [device] = await self._with_pods([uuid])
-        return views.Explanation(device, tuple(map(self._entry, entries)), advice, device_policy.why)
+        return views.Explanation(device, await self.history.of_present_state(uuid), advice, device_policy.why)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""
@@ -261,23 +208,8 @@ class StatusReporter:
             )
         )
 
-    def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
-        kind, body = codec.encode(entry.event)
-        record = self._context.ledger.records.get(entry.device)
-        index, number = (record.device.index, record.device.slice) if record else (-1, None)
-        text = event_text.tell(entry.event)
-        return views.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
-
 
 def _ailment(record: Record) -> str:
     """Why the device is quarantined, or will be when it is released; empty for a healthy device."""
     ailment = record.quarantine.ailment if record.quarantine is not None else record.ailment
     return ailment.kind.value if ailment is not None else ""
-
-
-def _since_last_grant(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:
-    """The entries since the last grant. For a device that is granted or in use, they begin one grant earlier."""
-    begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
-    starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
-    wanted = 2 if state in (State.GRANTED, State.IN_USE) else 1
-    return entries[starts[-min(wanted, len(starts))] :] if starts else entries

@@ -14,7 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
-from scrubber.service import context, report
+from scrubber.service import context, history
 from tests.patience import WITHIN
 
 
@@ -233,7 +233,7 @@ async def test_history_in_several_answers_is_complete_without_repeats(house, mon
 
 
 async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
-    monkeypatch.setattr(report, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(history, "MAX_ENTRIES", 2)
     async with house.admin() as admin:
         await admin.quarantine("0", "because", "a test")
         everything = await admin.history(limit=2)
@@ -247,7 +247,7 @@ async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
 
 
 async def test_warnings_are_found_among_other_rows(house, monkeypatch):
-    monkeypatch.setattr(report, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(history, "MAX_ENTRIES", 1)
     async with house.admin() as admin, house.scrubber() as scrubber:
         await admin.quarantine("0", "because", "a test")
         other = (await admin.status(["1"])).devices[0].device

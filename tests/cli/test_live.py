@@ -372,6 +372,31 @@ def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
     assert autoclave("history", gpu, "--since", "9d").stderr == ""
 
 
+def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
+    own_service.settled(0, "clean")
+    down = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir), "AUTOCLAVE_SERVICE_WAIT": "0s"}
+    assert autoclave("quarantine", 0, "--reason", "smells", **down).exit_code == 0
+    up = json.loads(autoclave("history", "-o", "json", **down).stdout)
+    own_service.kill()
+    state_dir = own_service.root / "state"
+    run = autoclave("history", "-o", "json", "--state-dir", state_dir, **down)
+    assert json.loads(run.stdout) == {**up, "from_file": f"{state_dir}/ledger.db"}
+    assert (
+        f"no process listens on it; start `autoclave scrubber` again; this is what its ledger {state_dir}" in run.stderr
+    )
+    run = autoclave("explain", 0, "--state-dir", state_dir, **down)
+    assert "last    quarantined since" in run.stdout
+    assert (
+        "        operator: smells\n        not offered to pods or jobs: the scrub service does not answer\n"
+        in run.stdout
+    )
+    (state_dir / "ledger.db").write_bytes(b"x" * 4096)
+    run = autoclave("explain", 0, "--state-dir", state_dir, **down)
+    assert run.exit_code == 3
+    assert "start `autoclave scrubber` again; without it, cannot " in run.stderr
+    own_service.start()
+
+
 def test_history_shows_kinds_and_warnings(autoclave, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
     output_of(autoclave("reinstate", gpu))
@@ -573,6 +598,7 @@ def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path
 def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short_tmp, backend):
     where = ("--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s", "--host-root", short_tmp / "no")
     run = autoclave("scrubber", "--backend", backend, *where)
+    assert f"autoclave: {(short_tmp / 'r/last-error').read_text()}\n" == run.stderr
     assert run.exit_code == 1  # a driver may be loaded later: systemd tries again
     output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert output_of in run.stderr

@@ -130,6 +130,11 @@ def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
     assert ("mps" in names, "driver" in names) == (judged, judged)
 
 
+def test_without_a_service_a_gpu_without_a_driver_is_broken():
+    facts = replace(stands(driver=ABSENT, on_bus=("0000:17:00.0",)), answer=HIDDEN)
+    assert only(facts, "driver") == (Level.BROKEN, "the NVIDIA driver is not loaded: no such file or directory")
+
+
 @pytest.mark.parametrize("option", ["RegistryDwords", "RegistryDwordsPerDevice"])
 @pytest.mark.parametrize(
     ("value", "level"),

@@ -45,6 +45,16 @@ def test_an_unusable_ledger_is_broken_but_its_service_is_ok():
     assert not {it.name for it in roster.judge(facts)} & {"policy", "device", "concession"}
 
 
+def test_a_service_that_does_not_run_names_its_last_error():
+    silent = replace(FACTS, answer=Unreachable("cannot reach the scrub service; start it"))
+    assert only(silent, "service") == (Level.BROKEN, "cannot reach the scrub service")
+    ended = replace(silent, last_error=base.LastError("cannot use it: no driver; load it", 0.0))
+    [found] = [it for it in roster.judge(ended) if it.name == "service"]
+    assert found.text.startswith("the scrub service does not run. It ended at 19")
+    assert found.text.endswith(": cannot use it: no driver")
+    assert found.remedy == "load it"
+
+
 @pytest.mark.parametrize(
     ("device", "pods", "answer", "level"),
     [

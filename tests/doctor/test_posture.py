@@ -86,6 +86,17 @@ def test_virtual_functions_or_the_vgpu_module_mean_virtual_machines(tmp_path):
     )
 
 
+def test_gpus_on_the_bus_are_found_without_a_driver(tmp_path):
+    assert posture.on_bus(tmp_path) == ()
+    devices = {"0000:17:00.0": ("0x10de", "0x030200"), "0000:18:00.0": ("0x10de", "0x068000"), "1": ("0x8086", "0x03")}
+    for address, (vendor, kind) in devices.items():
+        place = tmp_path / "sys/bus/pci/devices" / address
+        place.mkdir(parents=True)
+        (place / "vendor").write_text(f"{vendor}\n")
+        (place / "class").write_text(f"{kind}\n")
+    assert posture.on_bus(tmp_path) == ("0000:17:00.0",)
+
+
 def test_without_a_list_of_devices_guests_are_unknown(tmp_path):
     assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
     write(tmp_path, gpu("0000:3b:00.0", "many"))

@@ -24,7 +24,7 @@ async def reporter(world):
 
 @pytest.mark.parametrize("name", ["1", "GPU-0001", "gpu-0001", "GPU-0001"[:8]])
 async def test_a_device_is_found_by_index_uuid_and_prefix(reporter, name):
-    assert reporter.find(name) == "GPU-0001"
+    assert reporter.history.find(name) == "GPU-0001"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ async def test_a_device_is_found_by_index_uuid_and_prefix(reporter, name):
 )
 async def test_an_unknown_or_ambiguous_name_is_refused(reporter, name, reason):
     with pytest.raises(InvalidRequest) as refused:
-        reporter.find(name)
+        reporter.history.find(name)
     assert refused.value.reason is reason
 
 
@@ -47,20 +47,20 @@ async def test_a_slice_is_named_by_its_gpu_and_its_number(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
     await asyncio.sleep(OBSERVED_WITHIN + 1)
-    assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
+    assert [reporter.history.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
-        reporter.find("3")
+        reporter.history.find("3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
     await asyncio.sleep(OBSERVED_WITHIN + 1)
-    assert reporter.find("3") == world.uuids[1]
+    assert reporter.history.find("3") == world.uuids[1]
 
 
 async def test_a_full_uuid_wins_over_a_prefix(world, reporter):
     gpu = world.node.gpus[world.uuids[0]]
     world.node.gpus["GPU-00001"] = replace(gpu, info=replace(gpu.info, uuid="GPU-00001", index=2))
     await world.life.monitor.round()
-    assert reporter.find("GPU-0000") == "GPU-0000"
+    assert reporter.history.find("GPU-0000") == "GPU-0000"
 
 
 async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
@@ -93,10 +93,10 @@ async def test_status_shows_a_ledger_fault_until_it_ends(world, reporter):
 
 
 async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
-    everything = await reporter.history("", 0.0, 0)
+    everything = await reporter.history.entries("", 0.0, 0)
     assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)
     assert {entry.device for entry in everything} == {"GPU-0000", "GPU-0001"}
-    newest = await reporter.history("1", 0.0, 3)
+    newest = await reporter.history.entries("1", 0.0, 3)
     assert [entry.device for entry in newest] == ["GPU-0001"] * 3
     assert newest[-1].kind
     assert newest[-1].text

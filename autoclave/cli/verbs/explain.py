@@ -6,6 +6,7 @@ The service makes the sentences about events (``core/event_text``), about the of
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,37 +16,49 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
+from scrubber.ground.errors import Unreachable
 
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpu
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpu: str, output: str, run_dir: Path) -> None:
-    """Explain why a GPU is in its state, and what to do."""
+@options.state_dir
+def command(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
+    """Explain why a GPU is in its state, and what to do.
+
+    If the service does not answer, this is about the last state in the ledger in --state-dir, and stderr says so.
+    """
 
     async def ask(admin: client.AdminClient) -> tuple[views.Explanation, views.ServiceStatus]:
         return await admin.explain(gpu), (await admin.status([gpu])).service
 
-    explanation, service = service_call.ask(run_dir, ask)
+    service: views.ServiceStatus | None = None
+    try:
+        explanation, service = service_call.ask(run_dir, ask)
+        about = {"policy": service.policy, "policy_source": service.policy_source}
+    except Unreachable as error:
+        file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
+        explanation, about = file.explain(gpu), {"from_file": str(file.path)}
     if output == "text":
         click.echo("\n".join(map(human.printable, story(explanation, service, time.time()))))
     else:
-        policy = {"policy": service.policy, "policy_source": service.policy_source}
-        document.emit(document.single("Explanation", document.explanation(explanation) | policy), output)
+        document.emit(document.single("Explanation", document.explanation(explanation) | about), output)
 
 
-def story(explanation: views.Explanation, service: views.ServiceStatus, now: float) -> Iterator[str]:
-    """The lines: the GPU, its events, its state, its policy, and what to do."""
+def story(explanation: views.Explanation, service: views.ServiceStatus | None, now: float) -> Iterator[str]:
+    """The lines: the GPU, its events, its state, its policy, and what to do. ``service`` None: it does not answer."""
     device = explanation.device
     yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
     yield ""
     for entry in _without_step_starts(explanation.entries):
         yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
     yield ""
-    yield f"now     {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
+    when = "last" if service is None else "now "
+    yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
     yield from _state(device)
-    yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
+    if service is not None:
+        yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
     for line in explanation.advice or ("nothing to do",):
         yield f"advice  {line}"
 
@@ -61,7 +74,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     """The lines about the present state."""
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
-        yield f"        {_way_back(device.quarantine)}"
+        if device.policy_rule:
+            yield f"        {_way_back(device.quarantine)}"
     elif note := table.note(device):
         yield f"        {note}"
     if device.owner and device.pod:  # the entries above name the pod by its UID

@@ -15,6 +15,7 @@ from autoclave.cli import ENVIRONMENT, document, human, options, service_call, s
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
+from scrubber.ledger import store
 
 EVERY = 2**31  # rows: more than a ledger has
 
@@ -49,7 +50,8 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event.")
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
-def command(
+@options.state_dir
+def command(  # noqa: PLR0913, PLR0917 - its flags
     gpu: str,
     since: float,
     limit: int,
@@ -57,6 +59,7 @@ def command(
     follow: bool,
     output: str,
     run_dir: Path,
+    state_dir: Path,
     **which: Unpack[client.Which],
 ) -> None:
     """List the events of the ledger, oldest first.
@@ -64,6 +67,8 @@ def command(
     A scrub is one event, at its end. The table shows local time with the UTC offset; json and yaml show UTC. If older
     events are left out, or are no longer there, stderr says so. The ledger keeps starts and steps of about two thousand
     scrubs, and all other events as long as --evidence-rows and --evidence-age of the service say.
+
+    If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
     """
     which["without_steps"] = not steps
     if follow and which["until"]:
@@ -74,10 +79,10 @@ def command(
     async def ask(admin: client.AdminClient) -> None:
         service = (await admin.status([gpu] if gpu else ())).service
         seen = service.ledger_rows
-        entries = await admin.history(gpu, since=since, limit=limit + 1, **which)
-        older, entries = entries[:-limit], entries[-limit:]
-        if said := left_out(service, since, limit if older else None, steps=steps):
-            click.echo(f"autoclave: {said}", err=True)
+        entries = newest(
+            await admin.history(gpu, since=since, limit=limit + 1, **which),
+            store.Kept(service.history_since, service.steps_since),
+        )
         if not follow:
             _show(entries, output)
             return
@@ -85,28 +90,40 @@ def command(
         lines(entries)
         await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
 
-    service_call.ask(run_dir, ask)
+    def newest(entries: Sequence[views.HistoryEntry], kept: store.Kept) -> Sequence[views.HistoryEntry]:
+        if said := left_out(kept, since, limit if len(entries) > limit else None, steps=steps):
+            click.echo(f"autoclave: {said}", err=True)
+        return entries[-limit:]
+
+    try:
+        service_call.ask(run_dir, ask)
+    except Unreachable as error:
+        if follow:
+            raise
+        file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
+        entries = newest(file.history(gpu, since=since, limit=limit + 1, **which), file.kept)
+        _show(entries, output, from_file=str(file.path))
 
 
-def left_out(service: views.ServiceStatus, since: float, limit: int | None, *, steps: bool) -> str:
+def left_out(kept: store.Kept, since: float, limit: int | None, *, steps: bool) -> str:
     """Which events of the asked time are not shown; empty if all are."""
     if limit is not None:
         return f"older events are not shown: only the newest {limit}; --limit shows more"
-    if since < service.history_since:
-        return f"the ledger has no events from before {human.local(service.history_since)}"
-    if steps and since < service.steps_since:
-        return f"the ledger has no steps from before {human.local(service.steps_since)}"
+    if since < kept.since:
+        return f"the ledger has no events from before {human.local(kept.since)}"
+    if steps and since < kept.steps_since:
+        return f"the ledger has no steps from before {human.local(kept.steps_since)}"
     return ""
 
 
-def _show(entries: Sequence[views.HistoryEntry], output: str) -> None:
+def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> None:
     if output == "table":
         table.show(table.HISTORY, table.history(entries))
     elif output == "jsonl":
         for entry in entries:
             document.emit_line(document.entry(entry))
     else:
-        document.emit(document.listing("HistoryEntry", map(document.entry, entries)), output)
+        document.emit(document.listing("HistoryEntry", map(document.entry, entries)) | about, output)
 
 
 async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines, which: client.Which) -> None:

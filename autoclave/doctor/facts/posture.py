@@ -15,6 +15,7 @@ from autoclave.doctor.facts import safe_read
 from scrubber.node import kernellog
 
 VENDOR = "0x10de"  # NVIDIA, on the PCI bus
+DISPLAY = "0x03"  # the class of GPUs there
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)*\b")
 _LIBRARY = re.compile(rf"libnvidia-ml\.so\.({_VERSION.pattern})")
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
@@ -55,6 +56,21 @@ def amdgpu(root: Path) -> str:
     release = safe_read.text(root / "proc/sys/kernel/osrelease")
     loaded = safe_read.there(root / "sys/module/amdgpu") is True
     return (release if isinstance(release, str) else os.uname().release).strip() if loaded else ""
+
+
+def on_bus(root: Path) -> tuple[str, ...]:
+    """The PCI addresses of NVIDIA's GPUs, with or without a driver; none where the bus cannot be seen."""
+    devices = root / "sys/bus/pci/devices"
+    addresses = safe_read.names(devices)
+    if isinstance(addresses, CheckFault):
+        return ()
+    return tuple(address for address in addresses if _is_gpu(devices / address))
+
+
+def _is_gpu(device: Path) -> bool:
+    vendor, kind = safe_read.text(device / "vendor"), safe_read.text(device / "class")
+    found = isinstance(vendor, str) and vendor.strip().lower() == VENDOR
+    return found and isinstance(kind, str) and kind.startswith(DISPLAY)
 
 
 def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:

@@ -9,6 +9,7 @@ from policies.model import Clear
 from scrubber.core import remedy, views
 from scrubber.core.measurements import own_memory
 from scrubber.core.model import State
+from scrubber.ground import calendar_time
 from scrubber.ground.errors import AutoclaveError, Reason, Unreachable
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
@@ -23,6 +24,11 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.ok("service", f"the scrub service answers: {about}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
             yield base.ok("service", "the scrub service answers, but cannot use its ledger")
+        case Unreachable() if facts.last_error is not None:
+            at = calendar_time.utc(facts.last_error.at).astimezone().isoformat(sep=" ", timespec="seconds")
+            text, _, remedy = facts.last_error.text.partition("; ")
+            remedy = remedy or "correct that, and start `autoclave scrubber` again"
+            yield base.broken("service", f"the scrub service does not run. It ended at {at}: {text}", remedy)
         case Unreachable(message=message):
             text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")

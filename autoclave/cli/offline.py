@@ -1,0 +1,74 @@
+"""What ``history`` and ``explain`` say when the service does not answer: the events in its ledger's file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack
+
+import click
+
+from autoclave.cli import human
+from policies.model import Policy
+from scrubber.api import client
+from scrubber.core import device_status, views
+from scrubber.core.answers import Offer
+from scrubber.core.model import Moment
+from scrubber.ground import paths
+from scrubber.ground.errors import AutoclaveError, FatalError, Unreachable
+from scrubber.ledger import audit, store
+from scrubber.service.history import MAX_ENTRIES, History
+
+NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
+ADVICE = "start the scrub service: until it answers, no GPU is handed out; `autoclave doctor` says why it does not run"
+
+
+class Offline:
+    """Answers from a ledger's file, in the form of the service's answers."""
+
+    def __init__(self, state_dir: Path, unreachable: Unreachable) -> None:
+        """Read the ledger. If that is impossible, the error says why neither the service nor the ledger answers."""
+        path = paths.ledger(state_dir)
+        try:
+            self._file = audit.read(path)
+        except (AutoclaveError, FatalError) as error:
+            raise Unreachable(f"{unreachable.message}; without it, {error}") from error
+        self._history = History(self._file)
+        click.echo(human.printable(f"autoclave: {unreachable.message}; this is what its ledger {path} says"), err=True)
+
+    @property
+    def path(self) -> Path:
+        """The ledger."""
+        return self._file.path
+
+    @property
+    def kept(self) -> store.Kept:
+        """From when on there are rows."""
+        return self._file.kept
+
+    def history(
+        self, gpu: str, *, since: float, limit: int, **which: Unpack[client.Which]
+    ) -> Sequence[views.HistoryEntry]:
+        """The newest events that are asked for, newest last."""
+        window = store.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])
+        found: tuple[views.HistoryEntry, ...] = ()
+        while len(found) < limit:
+            older = replace(window, before=found[0].seq if found else None)
+            entries = self._history.entries(gpu, since, limit - len(found), older, without_steps=which["without_steps"])
+            found = (*(page := asyncio.run(entries)), *found)
+            if len(page) < MAX_ENTRIES:
+                break
+        return found
+
+    def explain(self, gpu: str) -> views.Explanation:
+        """The events that led to the last known state. What the service would do next is left out."""
+        uuid = self._history.find(gpu)
+        record = self._file.records[uuid]
+        status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0), (0, 0), None)
+        if status.quarantine is not None:
+            status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
+        entries = asyncio.run(self._history.of_present_state(uuid))
+        return views.Explanation(status, entries, (ADVICE,), "")

@@ -1,0 +1,105 @@
+"""The events of the ledger as people read them, from the service's own ledger or from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from scrubber.core import event_text, presence, views
+from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Record, State
+from scrubber.ground.errors import InvalidRequest, Reason
+from scrubber.ledger import codec
+from scrubber.ledger.store import EVERYTHING, Window
+
+MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
+_KINDS = f"the kinds are {', '.join(codec.CLASSES)}"
+EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
+
+
+class Rows(Protocol):
+    """A ledger that can be read."""
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """The devices by UUID."""
+
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest entries of the window, of one device or of all, newest last."""
+
+
+class History:
+    """Finds devices by index, UUID or unique prefix, and their events."""
+
+    def __init__(self, ledger: Rows) -> None:
+        self._ledger = ledger
+
+    def find(self, gpu: str) -> str:
+        """The UUID of the one device with this name; InvalidRequest when no device or several devices have it."""
+        records = self._ledger.records
+        if gpu in records:
+            return gpu
+        if gpu.replace(":", "", 1).isdecimal():  # an index stands for all slices of its GPU
+            named = [record for record in records.values() if gpu in (record.device.name, str(record.device.index))]
+            present = [
+                record for record in named if not presence.is_gone(record)
+            ]  # a replaced device may have the same index
+            found = present or named
+        else:
+            found = [record for uuid, record in records.items() if uuid.lower().startswith(gpu.lower())] if gpu else []
+        if len(found) == 1:
+            return found[0].device.uuid
+        choice = sorted(f"{record.device.name} ({record.device.uuid})" for record in found)
+        why = f"it could be any of {', '.join(choice)}" if found else "no device has this name"
+        raise InvalidRequest(
+            f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
+        )
+
+    async def entries(
+        self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
+    ) -> tuple[views.HistoryEntry, ...]:
+        """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more.
+
+        ``without_steps``: a scrub is the row of its end.
+        """
+        device = self.find(gpu) if gpu else None
+        if limit < 0:
+            raise InvalidRequest("cannot list history: the limit is negative")
+        if unknown := sorted(window.kinds - codec.CLASSES.keys()):
+            raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
+        limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
+        if not window.kinds and (window.warnings or without_steps):
+            wanted = set(ev.WARNINGS) if window.warnings else codec.KINDS.keys() - set(ev.STEPS)
+            window = replace(window, kinds=frozenset(codec.KINDS[event] for event in wanted))
+        entries: list[LedgerEntry] = []
+        while True:
+            rows = MAX_ENTRIES if window.warnings else limit
+            page = await self._ledger.history(device, since or None, rows, window)
+            entries[:0] = [entry for entry in page if not window.warnings or ev.is_warning(entry.event)]
+            if not window.warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
+                return tuple(self._entry(entry) for entry in entries[-limit:])
+            window = replace(window, before=page[0].seq)
+
+    async def of_present_state(self, uuid: str) -> tuple[views.HistoryEntry, ...]:
+        """How a device came into its state: its newest events, back to a grant or to its discovery."""
+        rows = await self._ledger.history(uuid, None, EXPLAINED)
+        return tuple(map(self._entry, _since_last_grant(rows, self._ledger.records[uuid].state)))
+
+    def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
+        kind, body = codec.encode(entry.event)
+        record = self._ledger.records.get(entry.device)
+        index, number = (record.device.index, record.device.slice) if record else (-1, None)
+        text = event_text.tell(entry.event)
+        return views.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
+
+
+def _since_last_grant(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:
+    """The entries since the last grant. For a device that is granted or in use, they begin one grant earlier."""
+    begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
+    starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
+    wanted = 2 if state in (State.GRANTED, State.IN_USE) else 1
+    return entries[starts[-min(wanted, len(starts))] :] if starts else entries
