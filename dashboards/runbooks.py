@@ -26,16 +26,28 @@ COMMAND = re.compile(r"`autoclave ([^`]*)`")
 _BLOCK = re.compile(f"\n{re.escape(BEGIN)}\n.*?{re.escape(END)}\n", re.DOTALL)
 _IF_CLUSTER = re.compile(r"\{\{ with .*?\{\{ end \}\}")
 _LABEL = re.compile(r"\{\{ \$(?:labels\.)?(\w+) \}\}")
+_NO_LABELS = {
+    ": <reason>": "",
+    ": <sign>": "",
+    ": <outcome>": "",
+    "XID <xid>": "a grave XID",
+    "GPU <gpu> on <node>": "the GPU",
+    "<value> GPUs": "several GPUs",
+    "policy <policy>": "a policy",
+    "<node>": "the node",
+    "<resource>": "the resource",
+    "<job>": "the program",
+}
 
 
 def summaries() -> dict[str, str]:
-    """The summary of each alert, with words in capitals for its labels."""
-    return {name: _in_words(text, gpu="N") for name, text in _annotations("summary")}
+    """The summary of each alert without its labels: where it is shown, they have columns of their own."""
+    return {name: _without_labels(text) for name, text in _annotations("summary")}
 
 
 def descriptions() -> dict[str, str]:
     """The description of each alert, with words in capitals for its labels."""
-    return {name: _in_words(text, gpu="GPU") for name, text in _annotations("description")}
+    return {name: _in_words(text) for name, text in _annotations("description")}
 
 
 def _annotations(kind: str) -> Iterator[tuple[str, str]]:
@@ -44,9 +56,16 @@ def _annotations(kind: str) -> Iterator[tuple[str, str]]:
         yield from ((rule["alert"], rule["annotations"][kind]) for rule in group["rules"])
 
 
-def _in_words(text: str, gpu: str) -> str:
-    words = {"gpu": gpu, "value": "N", "xid": "CODE"}
+def _in_words(text: str) -> str:
+    words = {"value": "N", "xid": "CODE"}
     return _LABEL.sub(lambda found: words.get(found[1], found[1].upper()), _IF_CLUSTER.sub("", text))
+
+
+def _without_labels(text: str) -> str:
+    text = _LABEL.sub(r"<\1>", _IF_CLUSTER.sub("", text))
+    for labels, words in _NO_LABELS.items():
+        text = text.replace(labels, words)
+    return text[0].upper() + text[1:]
 
 
 def commands(description: str, page: str) -> list[str]:

@@ -58,6 +58,8 @@ def test_an_alert_has_severity_wait_and_links(alert):
     uid, _, asked = notes["dashboard_url"].removeprefix("/d/").partition("?")
     assert set(re.findall(r"var-(\w+)=", asked)) <= VARIABLES[uid]
     assert len(COMMAND.findall(notes["description"])) == 1, "one command to run"
+    counted = re.search(r"{{ \$value( \| humanize)? }}", notes["description"])
+    assert counted is None or alert["expr"].startswith("count"), "46.08 refusals"
 
 
 @each_alert

@@ -16,6 +16,7 @@ import helm_python
 import msgspec
 import yaml
 
+from dashboards import runbooks
 from deploy import generate
 
 POLICY = "name: mine\n"
@@ -29,8 +30,8 @@ MATRIX: dict[str, dict[str, Any]] = {
     "taint": {"clusterReports": {"enabled": True, "taint": True, "ownNodeOnly": False}},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"}},
     "service monitor": {"serviceMonitor": {"enabled": True}},
-    "rules": {"prometheusRule": {"enabled": True, "disabled": ["AutoclaveAbsent"]}},
-    "dashboards": {"dashboards": {"enabled": True, "annotations": {"folder": "GPUs"}}},
+    "rules": {"prometheusRule": {"enabled": True, "disabled": ["AutoclaveAbsent"]}, "runbookUrl": runbooks.URL},
+    "dashboards": {"dashboards": {"enabled": True, "annotations": {"folder": "GPUs"}}, "runbookUrl": runbooks.URL},
     "policy": {"policy": {"inline": POLICY, "operatorNamespaces": ["site-gpus"]}},
     "policy of others": {"policy": {"existingConfigMap": "theirs", "key": "site.yaml"}},
     "runtime class": {"runtimeClass": {"create": True}},

@@ -364,8 +364,11 @@ def test_a_verb_in_the_pod_needs_no_flags_for_directories(case):
 
 def test_links_to_runbooks_follow_the_value():
     values = {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}
-    shipped = manifests.loaded(values)
-    assert VALUES["runbookUrl"] == runbooks.URL
+    shipped = manifests.loaded(values | {"runbookUrl": runbooks.URL})
+    without = json.dumps(manifests.loaded(values))
+    assert "runbook_url" not in without
+    assert runbooks.URL not in without
+    assert "/alerting/list?search=${__data.fields.alertname}" in without
     for url in ("https://wiki.example/gpus", "https://wiki.example/gpus/"):
         moved = json.dumps(manifests.loaded(values | {"runbookUrl": url}))
         assert runbooks.URL not in moved
