@@ -5,7 +5,8 @@ description lives until its last use ends: a descriptor, a mapping, a message in
 io_uring. So the answer counts holders that do not show under /proc, and holders that fork or open and close the file
 faster than anyone can read /proc. The lease belongs to the inode, so names, mounts and namespaces do not matter.
 
-Device nodes have no leases: for them the answer is always None.
+Device nodes have no leases: for them the answer is always None. Where the kernel refuses to answer about another file,
+nothing is known: a tenant may have given away its file, whose lease only the owner may ask for.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ _libc = ctypes.CDLL(None)
 Beside = Mapping[int, float | None]
 
 
+class RefusedError(Exception):
+    """The kernel refuses to say whether a file is open: it may be."""
+
+
 def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool | None:
-    """Whether a process has one of the files open or mapped; None if the kernel cannot tell.
+    """Whether a process has one of the files open or mapped; None for device nodes. RefusedError if it is not known.
 
     ``beside``: processes that do not count, by pid, with their start times. Without a start time (None), any process
-    with that pid does not count. Of these processes, only one may have the file open, and only once: otherwise the
-    answer is None.
+    with that pid does not count. Of these processes, only one may have the file open, and only once: otherwise it is
+    not known.
     """
     answers = {_is_open(path, beside) for path in files}
     if True in answers:
@@ -60,10 +65,11 @@ def _asked(path: str, beside: Beside) -> bool | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
             return None
-        # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder.
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder. To
+        # read only: a tenant may have taken away the right to write.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        return _refusal(error)
+        return _refused(error)
     try:
         held = _others_have(handle)
         if held is not True or not beside:
@@ -74,7 +80,7 @@ def _asked(path: str, beside: Beside) -> bool | None:
     return _held_besides(identity, beside)
 
 
-def _others_have(handle: int) -> bool | None:
+def _others_have(handle: int) -> bool:
     """Whether there is another open file description of this open file."""
     try:
         # A process that opens the file during our lease causes a signal to us: SIGIO would end us, SIGURG is ignored.
@@ -82,12 +88,12 @@ def _others_have(handle: int) -> bool | None:
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return _refusal(error)
+        return _refused(error)
     return False
 
 
-def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
-    """Whether there is another description than the one that these processes have. None if they have several."""
+def _held_besides(file: os.stat_result, beside: Beside) -> bool:
+    """Whether there is another description than the one that these processes have."""
     with ExitStack() as closing:
         own: list[int] = []
         for handle in _borrowed(file, beside):
@@ -95,7 +101,9 @@ def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
             own.append(handle)
         if not own:
             return True
-        return _others_have(own[0]) if all(_same(own[0], other) for other in own[1:]) else None
+        if not all(_same(own[0], other) for other in own[1:]):
+            raise RefusedError("no lease shows others where several descriptions are known")
+        return _others_have(own[0])
 
 
 def _borrowed(file: os.stat_result, processes: Beside) -> Iterator[int]:
@@ -145,5 +153,7 @@ def _same(one: int, other: int) -> bool:
     return _KCMP is not None and _libc.syscall(_KCMP, pid, pid, _KCMP_FILE, one, other) == 0
 
 
-def _refusal(error: OSError) -> bool | None:
-    return True if error.errno == errno.EAGAIN else None
+def _refused(error: OSError) -> bool:
+    if error.errno == errno.EAGAIN:
+        return True
+    raise RefusedError(error.strerror) from error

@@ -1,9 +1,10 @@
 """Find the processes that have a device's files open or mapped.
 
 The kernel is asked first whether any process has them open (``open_check``). If it says no, there is no holder. If it
-says yes or cannot tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
+says yes or does not tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
 process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
-says that the device is open and the pass finds no process to explain this, the holders are unknown.
+says that the device is open, or refuses to say it, and the pass finds no process to explain this, the holders are
+unknown. Only of device nodes does the kernel never tell: for them the pass alone counts.
 
 A search may follow up an earlier one. Then it leaves out what has probably not changed, and is no proof on its own
 (``_Earlier``).
@@ -113,14 +114,27 @@ class Processes:
                 self.gave_up = True
                 break
             known = {**dict.fromkeys((*exclude, os.getpid())), **bystanders}
-            hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
+            hidden = {it for it, seen in holders.items() if seen == () and self._may_be_open(files[it], known)}
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
             earlier = {}
         return {device: found.get(device) for device in files}
 
     def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
         """Whether a process has each device open, as the kernel says; None if it cannot tell. No pass over /proc."""
-        return {device: self._is_open(paths, dict.fromkeys(exclude)) for device, paths in files.items()}
+        return {device: self._open_state(paths, dict.fromkeys(exclude)) for device, paths in files.items()}
+
+    def _open_state(self, paths: Sequence[str], beside: open_check.Beside) -> bool | None:
+        try:
+            return self._is_open(paths, beside)
+        except open_check.RefusedError:
+            return None
+
+    def _may_be_open(self, paths: Sequence[str], beside: open_check.Beside) -> bool:
+        """Whether a process may have files open that a pass did not find open. Of device nodes, the pass tells it."""
+        try:
+            return self._is_open(paths, beside) is True
+        except open_check.RefusedError:
+            return True
 
     def slowest(self) -> tuple[float, int]:
         """The seconds that one process took in the last pass, or takes until now, and its pid."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.node import open_check
-from scrubber.node.open_check import is_open
+from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status
 
 READ = "import os,sys,time; os.open(sys.argv[1], os.O_RDONLY); print(1, flush=True); time.sleep(60)"
@@ -125,8 +125,8 @@ def test_duplicates_of_our_one_description_do_not_count(memory: Path) -> None:
 
 
 def test_two_open_files_of_ours_prevent_the_answer(memory: Path) -> None:
-    with memory.open("rb"), memory.open("rb"):
-        assert is_open([str(memory)], {os.getpid(): None}) is None
+    with memory.open("rb"), memory.open("rb"), pytest.raises(RefusedError):
+        is_open([str(memory)], {os.getpid(): None})
 
 
 def test_one_open_file_of_several_is_enough(memory: Path) -> None:
@@ -147,7 +147,8 @@ def test_an_open_file_in_this_process_counts_too(memory: Path) -> None:
 
 
 def test_an_unanswered_check_is_unknown(memory: Path) -> None:
-    assert is_open([str(memory.with_name("missing"))]) is None
+    with pytest.raises(RefusedError):
+        is_open([str(memory.with_name("missing"))])
     assert is_open([os.devnull]) is None
 
 

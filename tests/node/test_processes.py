@@ -118,6 +118,39 @@ def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> No
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
 
 
+ASK = """
+import sys
+from pathlib import Path
+from scrubber.node.processes import Processes
+print(Processes(Path("/proc"), lambda _pid: None, whole_node=False).holders({"gpu": sys.argv[1:]}))
+"""
+FEW_RIGHTS = "-all,+dac_read_search,+kill,+sys_admin,+sys_ptrace"  # those of the chart
+
+
+takes_setpriv = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes root, setpriv")
+
+
+def asked_with_few_rights(file: Path) -> str:
+    few = ["setpriv", "--bounding-set", FEW_RIGHTS, "--inh-caps", FEW_RIGHTS, sys.executable, "-c", ASK, str(file)]
+    return subprocess.run(few, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@takes_setpriv
+def test_a_question_that_the_kernel_refuses_leaves_holders_unknown(file: Path, launch) -> None:
+    """A tenant may give its GPU's file away: only the owner of a file may ask for a lease, or who has CAP_LEASE."""
+    launch(IN_TRANSIT, file)
+    os.chown(file, 65534, 65534)
+    assert asked_with_few_rights(file) == "{'gpu': None}"
+
+
+@takes_setpriv
+def test_a_file_without_any_mode_can_be_asked_about(file: Path, launch) -> None:
+    file.chmod(0)
+    assert asked_with_few_rights(file) == "{'gpu': ()}"
+    launch(IN_TRANSIT, file)
+    assert asked_with_few_rights(file) == "{'gpu': None}"
+
+
 @pytest.mark.parametrize("code", [RESTLESS, FORKING], ids=["moves its descriptor", "forks and exits"])
 def test_a_holder_that_keeps_moving_never_looks_absent(file: Path, launch, code: str) -> None:
     """Passes alone missed such holders in most looks."""

@@ -170,7 +170,10 @@ class Simulated:
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
-    return None if lost else open_check.is_open(_files(place))
+    try:
+        return None if lost else open_check.is_open(_files(place))
+    except open_check.RefusedError:
+        return None
 
 
 def _files(place: GpuFiles) -> tuple[str, ...]:
