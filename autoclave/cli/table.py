@@ -54,11 +54,11 @@ def plain(headers: Sequence[str], rows: Rows) -> str:
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
-    "UNITS", "TESTS", "OWNER", "MODEL", "NOTE",
+    "MODEL", "NOTE",
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
-RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
+RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 
@@ -70,7 +70,7 @@ def status(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]
 
 
 def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
-    """One row for each device, with every short field."""
+    """One row for each device, usually at most 200 columns wide."""
     return [
         [
             *_head(device, device.device, now),
@@ -80,9 +80,8 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
-            *_measurements(device.receipt),
-            device.pod.replace(", ", ",") or device.owner.replace(" ", "_"),
-            f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
+            _coverage(device.receipt) if device.receipt else "",
+            _model(device),
             note(device),
         ]
         for device in devices
@@ -157,7 +156,6 @@ def _result(result: views.ScrubResult) -> list[str]:
         "yes",
         human.size(receipt.residue_bytes),
         _coverage(receipt),
-        _units(receipt),
         str(len(receipt.tests) or ""),
         human.took(sum(step.seconds for step in receipt.steps)),
         receipt.id,
@@ -186,10 +184,9 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"tested: {', '.join(receipt.tests)}"
 
 
-def _measurements(receipt: views.ReceiptView | None) -> list[str]:
-    if receipt is None:
-        return ["", "", ""]
-    return [_coverage(receipt), _units(receipt), ",".join(receipt.tests)]
+def _model(device: views.DeviceStatus) -> str:
+    model = device.model.removeprefix("NVIDIA ")
+    return f"{model} (MIG)" if device.mig and "MIG" not in model else model
 
 
 def _coverage(receipt: views.ReceiptView) -> str:

@@ -79,7 +79,10 @@ def blocks(
 
 def drawn(headers: Sequence[str], rows: table.Rows, whole: int | None = None) -> Table:
     """A table for a terminal. Only the last column gives way when the terminal is too narrow."""
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", show_header=bool(headers))
+    shown = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold",
+        show_header=bool(headers),
+    )  # fmt: skip
     columns = headers or [""] * max(map(len, rows), default=0)
     for number, header in enumerate(columns, start=1):
         shown.add_column(header, no_wrap=number < len(columns), overflow="fold")

@@ -167,7 +167,7 @@ def test_filters_apply_to_documents(capsys):
 def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     terminal.show((), table.status([CLEAN, SICK], NOW))
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "probation"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "in"]
     assert table.plain((), []) == ""
 
 

@@ -56,9 +56,9 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
     """Explain a driver error code, and what this node does about it.
 
-    Without CODE, lists all codes of the catalogue. The running service says which policy is in force; when it does
-    not answer, the shipped default is used. The policy file is read from this machine. If the service runs in a
-    container and reads another file, name that file with --policy.
+    Without CODE, lists all codes of the catalogue: what the policy does, what NVIDIA asks for, and the meaning. The
+    running service says which policy is in force; when it does not answer, the shipped default is used. The policy file
+    is read from this machine. If the service runs in a container and reads another file, name that file with --policy.
     """
     chosen = _named(policy) if policy else _in_force(run_dir)
     if output != "text" and code is None:
@@ -66,7 +66,7 @@ def command(code: int | None, policy: str | None, output: str, run_dir: Path) ->
     elif output != "text":
         document.emit(document.single("Xid", _fields(code or 0, chosen)), output)
     elif code is None:
-        table.show(("CODE", "NAME", "ASKS", *(it.value.upper() for it in Preset), "POLICY"), list(_rows(chosen)))
+        table.show(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
     else:
         click.echo("\n".join(map(human.printable, _story(code, chosen))))
 
@@ -155,7 +155,7 @@ def _rows(chosen: XidPolicy) -> Iterator[list[str]]:
     for known in xids.ROWS.values():
         done = {xids.treatment(rules, known.code).value for rules in chosen.rules.values()}
         policy = "by rule" if len(done) > 1 else "".join(done)
-        yield [str(known.code), known.mnemonic, known.action.value, *_presets(known.code).values(), policy]
+        yield [str(known.code), policy.replace(" ", "-"), known.action.value, known.description]
 
 
 def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
