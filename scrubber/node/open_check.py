@@ -39,11 +39,12 @@ class RefusedError(Exception):
 
 
 def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool | None:
-    """Whether a process has one of the files open or mapped; None for device nodes. RefusedError if it is not known.
+    """Whether a process has one of the files open or mapped. RefusedError if the kernel refuses to say it.
+
+    None: no lease can tell it, because a file is a device node, or the processes in ``beside`` have it open twice.
 
     ``beside``: processes that do not count, by pid, with their start times. Without a start time (None), any process
-    with that pid does not count. Of these processes, only one may have the file open, and only once: otherwise it is
-    not known.
+    with that pid does not count.
     """
     answers = {_is_open(path, beside) for path in files}
     if True in answers:
@@ -92,8 +93,8 @@ def _others_have(handle: int) -> bool:
     return False
 
 
-def _held_besides(file: os.stat_result, beside: Beside) -> bool:
-    """Whether there is another description than the one that these processes have."""
+def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
+    """Whether there is another description than the one that these processes have. None if they have several."""
     with ExitStack() as closing:
         own: list[int] = []
         for handle in _borrowed(file, beside):
@@ -101,9 +102,7 @@ def _held_besides(file: os.stat_result, beside: Beside) -> bool:
             own.append(handle)
         if not own:
             return True
-        if not all(_same(own[0], other) for other in own[1:]):
-            raise RefusedError("no lease shows others where several descriptions are known")
-        return _others_have(own[0])
+        return _others_have(own[0]) if all(_same(own[0], other) for other in own[1:]) else None
 
 
 def _borrowed(file: os.stat_result, processes: Beside) -> Iterator[int]:
