@@ -45,9 +45,9 @@ class Offline:
         return self._file.path
 
     @property
-    def kept(self) -> store.Kept:
-        """From when on there are rows."""
-        return self._file.kept
+    def kept(self) -> tuple[float, float]:
+        """From when on there are events, and from when on there are steps."""
+        return self._file.kept.since, self._file.kept.steps_since
 
     def history(
         self, gpu: str, *, since: float, limit: int, **which: Unpack[client.Which]

@@ -124,7 +124,7 @@ def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gp
 def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
     assert " is granted to job 4711: grant " in output_of(autoclave("acquire", gpu, "--owner", "job 4711"))
     assert "granted to job 4711" in output_of(autoclave("status", gpu))
-    assert "job_4711" in output_of(autoclave("status", gpu, "-o", "wide"))
+    assert "job 4711" in output_of(autoclave("status", gpu, "-o", "wide"))
     (shown,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
     assert (shown["owner"], shown["receipt"]["last_owner"]) == ("job 4711", "")
     for verb in ("explain", "history"):

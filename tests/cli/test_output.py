@@ -15,7 +15,6 @@ from autoclave.cli import document, human, job_progress, status_view, table, ter
 from autoclave.cli.verbs import explain, history
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
-from scrubber.ledger.store import Kept
 
 NOW = 1_800_000_000.0
 RECEIPT = views.ReceiptView(
@@ -326,8 +325,8 @@ def test_an_explanation_shows_only_the_start_of_the_last_step():
     ],
 )
 def test_history_says_which_events_are_no_longer_there(since, limit, steps, said):
-    assert history.left_out(Kept(100.0, 1000.0), since, limit, steps=steps) == said
-    assert history.left_out(Kept(), 0.0, None, steps=True) == ""
+    assert history.left_out((100.0, 1000.0), since, limit, steps=steps) == said
+    assert history.left_out((0.0, 0.0), 0.0, None, steps=True) == ""
 
 
 async def stream(*messages):

@@ -15,7 +15,6 @@ from autoclave.cli import ENVIRONMENT, document, human, options, service_call, s
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
-from scrubber.ledger import store
 
 EVERY = 2**31  # rows: more than a ledger has
 
@@ -81,7 +80,7 @@ def command(  # noqa: PLR0913, PLR0917 - its flags
         seen = service.ledger_rows
         entries = newest(
             await admin.history(gpu, since=since, limit=limit + 1, **which),
-            store.Kept(service.history_since, service.steps_since),
+            (service.history_since, service.steps_since),
         )
         if not follow:
             _show(entries, output)
@@ -90,7 +89,7 @@ def command(  # noqa: PLR0913, PLR0917 - its flags
         lines(entries)
         await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
 
-    def newest(entries: Sequence[views.HistoryEntry], kept: store.Kept) -> Sequence[views.HistoryEntry]:
+    def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
         if said := left_out(kept, since, limit if len(entries) > limit else None, steps=steps):
             click.echo(f"autoclave: {said}", err=True)
         return entries[-limit:]
@@ -105,14 +104,14 @@ def command(  # noqa: PLR0913, PLR0917 - its flags
         _show(entries, output, from_file=str(file.path))
 
 
-def left_out(kept: store.Kept, since: float, limit: int | None, *, steps: bool) -> str:
-    """Which events of the asked time are not shown; empty if all are."""
+def left_out(kept: tuple[float, float], since: float, limit: int | None, *, steps: bool) -> str:
+    """Which events of the asked time are not shown; empty if all are. ``kept``: since when it has events, and steps."""
     if limit is not None:
         return f"older events are not shown: only the newest {limit}; --limit shows more"
-    if since < kept.since:
-        return f"the ledger has no events from before {human.local(kept.since)}"
-    if steps and since < kept.steps_since:
-        return f"the ledger has no steps from before {human.local(kept.steps_since)}"
+    if since < kept[0]:
+        return f"the ledger has no events from before {human.local(kept[0])}"
+    if steps and since < kept[1]:
+        return f"the ledger has no steps from before {human.local(kept[1])}"
     return ""
 
 
