@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 
 import pytest
 
 from scrubber.core import measurements
-from scrubber.core.measurements import Mismatch, Scratched, Uncovered
+from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import Gpu, NotNowError, Progress
 from scrubber.devices.simulated import chip, drills, layout, tenants
@@ -166,12 +165,6 @@ def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
 def test_a_clear_of_bad_memory_reports_no_patterns(bank) -> None:
     drills.bad_memory(bank.root, bank.first)
     assert perform(Step.CLEAR, bank).findings.patterns == ()
-
-
-def test_a_clear_reports_the_cause_of_uncovered_memory(bank) -> None:
-    size = bank.place(bank.first).memory.stat().st_size
-    os.truncate(bank.place(bank.first).memory, size - 4096)
-    assert perform(Step.CLEAR, bank).findings.uncovered == (Uncovered("cut off", 4096),)
 
 
 def left_on_the_chip(bank) -> int:

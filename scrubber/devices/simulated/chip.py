@@ -9,11 +9,13 @@ from collections.abc import Collection
 
 from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError, NotNowError
+from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.ground import private_files
 
 UNITS = 8
 UNIT_BYTES = 128 * 1024
+_BYTES = UNITS * UNIT_BYTES
 _ROUNDS = 2000  # of the computation: some milliseconds in total
 _ZEROS = bytes(UNIT_BYTES)
 
@@ -21,27 +23,28 @@ _ZEROS = bytes(UNIT_BYTES)
 def make(place: GpuFiles) -> None:
     """Create the on-chip memory of all units."""
     handle = private_files.opened(place.chip, os.O_WRONLY | os.O_CREAT)
-    os.ftruncate(handle, UNITS * UNIT_BYTES)
+    os.ftruncate(handle, _BYTES)
     os.close(handle)
 
 
 def scrub(place: GpuFiles, key: bytes) -> Scratched:
-    """Write a keyed pattern and then zeros to each unit, and read both back. A truncated unit counts as not reached.
+    """Write a keyed pattern and then zeros to new pages of each unit, and read both back.
 
     A unit is faulty if it fails twice. NotNowError if it does not fail the second time.
     """
     try:
-        handle = os.open(place.chip, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = layout.open_memory(place.chip)
         try:
-            there = min(UNITS, os.fstat(handle).st_size // UNIT_BYTES)
-            faulty = [unit for unit in range(there) if not _holds(handle, unit, key)]
+            os.ftruncate(handle, 0)
+            os.ftruncate(handle, _BYTES)
+            faulty = [unit for unit in range(UNITS) if not _holds(handle, unit, key)]
             if any(_holds(handle, unit, key) for unit in faulty):
                 raise NotNowError("another process wrote to the on-chip memory meanwhile; the memory itself is good")
         finally:
             os.close(handle)
     except OSError as error:
         raise DeviceError(f"cannot open the on-chip memory of {place.directory.name}: {error}") from error
-    return Scratched(UNITS, there, len(faulty))
+    return Scratched(UNITS, UNITS, len(faulty))
 
 
 def deviating(key: bytes, bad: Collection[int]) -> tuple[int, ...]:

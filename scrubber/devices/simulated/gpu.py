@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
-from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered, joined
+from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
 from scrubber.devices.simulated import chip, condition, layout, memory, patterns, selftest
@@ -42,15 +42,17 @@ class SimulatedGpu:
     def clear(
         self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True
     ) -> Findings:
-        """Count all of the old data; write each pattern and read it back, but the last one only to confirm it."""
+        """Count the old data, cut it off, write each pattern and read it back, but the last one only to confirm."""
         chosen = _patterns(patterns, key)
         faults = self._answer()
         written = () if faults.skip_clears else chosen
         with memory.opened(self._place, faults.stuck_bits) as cells:
-            # A stalled clear stops in the middle of its first write: the worst moment for a kill.
+            # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
-            step = _counted(stalling, cells.size * (len(chosen) + confirm))
-            residue = cells.residue(step, *written[:1])
+            step = _counted(stalling, cells.size * (1 + len(chosen) + confirm))
+            residue = cells.residue(step, cut=bool(written))
+            if written:
+                cells.fill(written[0], step)
             mismatch: Mismatch | None = None
             for pattern, *then in zip_longest(written if confirm else written[:-1], written[1:]):
                 self._answer()
@@ -58,9 +60,8 @@ class SimulatedGpu:
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             if mismatch is not None and cells.holds(mismatch):
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
-            covered, allocatable = cells.size if chosen else 0, self._allocatable(cells.size)
-            missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
-            return Findings(covered, allocatable, residue.bytes, mismatch, residue_at=residue.begins, uncovered=missing)
+            covered = cells.size if chosen else 0
+            return Findings(covered, cells.size, residue.bytes, mismatch, residue_at=residue.begins)
 
     def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero. NotNowError if each byte is zero after one more clear."""
@@ -77,7 +78,7 @@ class SimulatedGpu:
         faults = self._answer()
         with memory.opened(self._place, faults.stuck_bits) as cells:
             mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
-            return Findings(cells.size, self._allocatable(cells.size), mismatch=mismatch)
+            return Findings(cells.size, cells.size, mismatch=mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
@@ -115,10 +116,6 @@ class SimulatedGpu:
         if faults.lost:
             raise DeviceLostError("the device has fallen off the bus: reseat or replace it, then reboot the node")
         return faults
-
-    def _allocatable(self, size: int) -> int:
-        # A truncated memory file must count as memory that was not reached.
-        return max(size, self._place.info().memory_bytes)
 
 
 def _silent(_done: int, _total: int) -> None:

@@ -162,6 +162,18 @@ class GpuFiles:
         return read(self.device, DeviceInfo)
 
 
+def open_memory(path: Path) -> int:
+    """Open a memory file, with its owner and mode restored: its tenant may change them, as those of any file."""
+    made = path.parent.stat()  # no tenant sees the directory
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(handle, made.st_uid, made.st_gid)
+        os.fchmod(handle, private_files.PRIVATE_FILE)
+    finally:
+        os.close(handle)
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def driver_file(root: Path) -> Path:
     """The document of the driver, which all GPUs under a root share."""
     return root / "driver.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scrubber.core.measurements import Mismatch, joined
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import patterns
+from scrubber.devices.simulated import layout, patterns
 from scrubber.devices.simulated.layout import GpuFiles, StuckBit
 from scrubber.devices.simulated.patterns import CHUNK, Pattern
 
@@ -35,13 +35,20 @@ class MemoryFile:
     size: int
     stuck_bits: tuple[StuckBit, ...]
 
-    def residue(self, step: Step, then: Pattern | None = None) -> Residue:
-        """Count the bytes that are not zero, and find where they begin. ``then`` overwrites each chunk after that."""
+    def residue(self, step: Step, *, cut: bool) -> Residue:
+        """Count the bytes that are not zero, from the end to the beginning, and find where they begin.
+
+        ``cut`` takes away each page that was counted; new ones take their places. A tenant may have kept the old pages
+        without the file, in a pipe or an io_uring.
+        """
         count, begins = 0, list[int]()
-        for number, chunk in self._chunks(step, then):
+        for number, chunk in self._chunks(step, None, downwards=True):
             if chunk != patterns.zero(number, len(chunk)):
                 count += len(chunk) - chunk.count(0)
-                begins.append(number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
+                begins.insert(0, number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
+            if cut:
+                os.ftruncate(self.handle, number * CHUNK)
+        os.ftruncate(self.handle, self.size)
         return Residue(count, tuple(begins[:PLACES]))
 
     def fill(self, pattern: Pattern, step: Step) -> None:
@@ -107,17 +114,13 @@ class MemoryFile:
 
 @contextmanager
 def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[MemoryFile]:
-    """Open the memory during the block only: an idle worker is not a holder.
-
-    A process that had the file open may have made it larger. The memory of a GPU does not grow, so the rest is cut off.
-    """
+    """Open the memory during the block only: an idle worker is not a holder."""
+    size = place.info().memory_bytes
     try:
-        handle = os.open(place.memory, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = layout.open_memory(place.memory)
         try:
-            found, most = os.fstat(handle).st_size, place.info().memory_bytes
-            if found > most:
-                os.ftruncate(handle, most)
-            yield MemoryFile(handle, min(found, most), stuck_bits)
+            os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
+            yield MemoryFile(handle, size, stuck_bits)
         finally:
             os.close(handle)
     except OSError as error:

@@ -21,12 +21,6 @@ def test_the_chip_is_zero_after_a_scratch(bank) -> None:
     assert file.read_bytes() == bytes(size)
 
 
-@pytest.mark.parametrize(("left", "reached"), [(3, 3), (0, 0)])
-def test_units_that_are_cut_off_are_not_reached(bank, left: int, reached: int) -> None:
-    os.truncate(bank.place(bank.first).chip, left * chip.UNIT_BYTES + 7)
-    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, reached)
-
-
 def test_a_chip_that_cannot_be_opened_is_an_error(bank) -> None:
     gpu = bank.gpu(bank.first)
     bank.place(bank.first).chip.unlink()
