@@ -210,8 +210,7 @@ def test_a_faulty_unit_fails_the_scratch(bank) -> None:
 
 
 LIES = [
-    (measurements.Tested((), ("address",), 4096, None, 8), "no test came to its end"),
-    (measurements.Tested(()), "no test came to its end"),
+    (measurements.Tested(()), "nothing was tested"),
     (measurements.Tested(("address",)), "nothing was tested"),
     (
         measurements.Tested(("address",), covered_bytes=4096, mismatch=Mismatch(16, 0, 1, 3)),
@@ -227,6 +226,12 @@ def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements
     assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
     assert words in report.detail
     assert (report.findings.mismatch, report.findings.deviating) == (said.mismatch, said.deviating)
+
+
+def test_a_self_test_out_of_time_is_no_device_fault(bank) -> None:
+    report = report_of(Step.SELFTEST, bank, measurements.Tested((), ("address",), 4096))
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
+    assert report.detail == "no test came to its end: selftest.time in the policy may be too short"
 
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
