@@ -147,6 +147,10 @@ class Containers:
                     continue
         return None
 
+    def has_group(self, pod: str) -> bool:
+        """Whether the pod has a control group, at a usual place."""
+        return any(True for _ in self._groups_of(pod))
+
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""
         if not _WHOLE_UID.fullmatch(pod):

@@ -111,11 +111,11 @@ class Simulated:
 
     def container_of(self, pid: int) -> str | None:
         """The simulated container that a process belongs to."""
-        return containers.of(pid)
+        return containers.of(pid, self._pods)
 
     def living(self) -> dict[str, int]:
         """The simulated containers that have a live process, each with one of its processes."""
-        return containers.living()
+        return containers.living(self._pods)
 
     def member(self, container: str) -> int | None:
         """A process of the pod, by the pod's control group. Of a container with a mark, only ``living`` finds one."""

@@ -1,7 +1,7 @@
 """Find the containers of processes on a node with simulated GPUs.
 
 A pod of Kubernetes has its own control groups. Elsewhere, for example in the demo, an environment variable names the
-simulated container of a process.
+simulated container of a process. It cannot name a pod that has a control group: the processes of that pod are in it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ PODS = Containers(PROC)
 _PREFIX = f"{MARK}=".encode()
 
 
-def of(pid: int) -> str | None:
+def of(pid: int, pods: Containers = PODS) -> str | None:
     """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
-    return _pod(pid) or _marked(pid)
+    if (pod := _pod(pid)) is not None:
+        return pod
+    marked = _marked(pid)
+    return None if marked is None or pods.has_group(marked) else marked
 
 
-def members() -> Iterator[tuple[int, str]]:
+def members(pods: Containers = PODS) -> Iterator[tuple[int, str]]:
     """All processes in containers, each with its container."""
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            container = of(int(entry.name))
+            container = of(int(entry.name), pods)
         except BlindError as error:
             shortage.demand_none(error)  # a container whose processes cannot be read now would count as ended
             continue
@@ -41,9 +44,9 @@ def members() -> Iterator[tuple[int, str]]:
             yield int(entry.name), container
 
 
-def living() -> dict[str, int]:
+def living(pods: Containers = PODS) -> dict[str, int]:
     """The containers that have a live process, each with one of its processes."""
-    return {name: pid for pid, name in members()}
+    return {name: pid for pid, name in members(pods)}
 
 
 def _pod(pid: int) -> str | None:

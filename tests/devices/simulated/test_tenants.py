@@ -133,3 +133,11 @@ def test_a_pods_control_group_counts_more_than_the_mark(running_pod, monkeypatch
     monkeypatch.setenv(containers.MARK, "pod-of-somebody-else")
     assert containers.of(sandbox) == uid
     assert containers.living()[uid] == sandbox
+
+
+def test_a_mark_names_no_pod_that_has_a_control_group(bank, running_pod) -> None:
+    """A process outside the pod could use its GPU and pass for the owner."""
+    uid, sandbox = running_pod
+    outside = tenants.occupy(bank.root, bank.first, SECRET, uid)
+    assert bank.backend.container_of(outside) is None
+    assert bank.backend.living()[uid] == sandbox
