@@ -133,19 +133,20 @@ class Containers:
         return dict(self._walk())
 
     def member(self, pod: str) -> int | None:
-        """A live process of the pod, found in the pod's control group.
+        """The oldest live process of the pod, found in the pod's control group: the sandbox, which also ends last.
 
         None proves nothing: the kubelet may create its groups at an unusual place. ``living`` goes through all
         processes.
         """
-        for group in self._groups_of(pod):
-            for pid in _processes(group):
-                try:
-                    if self.of(pid) == pod and runs(f"{self._proc}/{pid}"):
-                        return pid
-                except BlindError:
-                    continue
-        return None
+        found: list[tuple[float, int]] = []
+        for pid in (pid for group in self._groups_of(pod) for pid in _processes(group)):
+            process = f"{self._proc}/{pid}"
+            try:
+                if self.of(pid) == pod and runs(process):
+                    found.append((status(process).started, pid))
+            except (BlindError, *ENDED):
+                continue
+        return min(found)[1] if found else None
 
     def has_group(self, pod: str) -> bool:
         """Whether the pod has a control group, at a usual place."""

@@ -129,11 +129,13 @@ def test_a_pod_lives_while_any_of_its_processes_runs(driver, group, enter, obser
 @pytest.mark.parametrize("driver", [it for it in POD if "kind" not in it])
 @pytest.mark.parametrize("runtime", CONTAINER)
 def test_a_process_in_the_pods_group_counts(driver, runtime, group, enter) -> None:
+    observer = Containers(Path("/proc"), groups=group(""))
+    sandbox = enter(group(f"{pod(driver)}/{CONTAINER[runtime].replace(ID, 'c3' * 32)}"))
     process = enter(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
-    mount = group("")
-    observer = Containers(Path("/proc"), groups=mount)
-    assert observer.member(UID) == process.pid
+    assert observer.member(UID) == sandbox.pid, "the oldest one ends last"
     assert observer.member(NEIGHBOUR) is None
+    sandbox.collect()
+    assert observer.member(UID) == process.pid
     process.collect()
     assert observer.member(UID) is None
 

@@ -17,7 +17,6 @@ from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
 from scrubber.core.model import Owner, Record
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.node.cgroups import Containers
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
@@ -32,26 +31,12 @@ HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
 GONE = RecordFirst(ev.Released("its owner is gone"))
 
 
-class Grouped(Simulated):
-    """Simulated GPUs on a node whose containers are real groups."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.containers = Containers(Path("/proc"), Path("/proc/self/ns/pid").stat().st_ino)
-
-    def container_of(self, pid: int) -> str | None:
-        return self.containers.of(pid)
-
-    def living(self) -> dict[str, int]:
-        return self.containers.living()
-
-
 class Watched:
     """On one GPU that is a pod's."""
 
     def __init__(self, root: Path) -> None:
         creation.create(root, 1, 2**20)
-        backend = Grouped(root)
+        backend = Simulated(root)
         [device] = backend.inventory()
         self.memory = layout.find(root, device.uuid).memory
         self.ends = ProcessEnds()
@@ -125,6 +110,24 @@ async def test_only_the_end_of_the_sandbox_releases_a_pod(
     end(last)
     while await watched.look() != GONE:
         await watched.left()  # the pidfd of one of them, then of the other
+
+
+@pytest.mark.parametrize("names", [(ID, "c3" * 32), ("c3" * 32, ID)], ids=["one order", "other order"])
+async def test_the_end_of_the_sandbox_is_reported_after_its_containers(
+    names: tuple[str, str], group: Group, enter: Callable[[Path], Process], watched: Watched, hold
+) -> None:
+    """The runtime may take its time to collect the sandbox; it is the end of the pod all the same."""
+    place = pod("cgroupfs, guaranteed")
+    sandbox = enter(group(f"{place}/{names[0]}"))
+    container = hold(group(f"{place}/{names[1]}"))
+    assert await watched.look() == Proceed()
+    end(container)
+    waiting = asyncio.create_task(watched.left())
+    assert await watched.look() == Proceed()
+    assert not waiting.done(), "the pod is there: nothing is to be done"
+    sandbox.end()
+    assert await waiting == {watched.record.device.uuid}
+    assert await watched.look() == GONE
 
 
 async def test_without_a_sandbox_the_last_container_ends_the_pod(group: Group, watched: Watched, hold) -> None:

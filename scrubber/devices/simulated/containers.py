@@ -45,8 +45,12 @@ def members(pods: Containers = PODS) -> Iterator[tuple[int, str]]:
 
 
 def living(pods: Containers = PODS) -> dict[str, int]:
-    """The containers that have a live process, each with one of its processes."""
-    return {name: pid for pid, name in members(pods)}
+    """The containers that have a live process, each with one of its processes: the oldest, unless pids began again."""
+    found: dict[str, int] = {}
+    for pid, name in members(pods):
+        if runs(str(PROC / str(pid))):
+            found.setdefault(name, pid)
+    return found
 
 
 def _pod(pid: int) -> str | None:
