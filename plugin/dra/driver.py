@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from plugin.cluster.base import Failure
 from plugin.cluster.credentials import is_subdomain
@@ -41,6 +42,8 @@ A = TypeVar("A", wire.NodePrepareResourceResponse, wire.NodeUnprepareResourceRes
 
 CALL_WITHIN = 45.0  # seconds that the kubelet waits
 MARGIN = 2.0  # seconds for the answer itself
+READ_WITHIN = 10.0  # seconds: a new claim, a new right or a restarted API server may be a moment late
+READ_PAUSES = wait_exponential(multiplier=0.05, max=1.0)
 HEALTH_EVERY = 10.0  # seconds between two messages without a change; the kubelet forgets a health after 30
 HEALTH = "v1alpha1.DRAResourceHealth"
 FAULT = "a fault inside the DRA driver"
@@ -143,7 +146,7 @@ class Driver:
         return claim.uid, await self._answer(Call.UNPREPARE, claim, until, self._unprepare, _unprepare_failed)
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
-        found = await self._source.claim(claim.namespace, claim.name)
+        found = await self._read(claim, until)
         if claims.uid(found) != claim.uid:
             raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
         uuids = await self._devices.uuids(list(claims.allocated(found, self._chosen.driver)), until)
@@ -157,6 +160,22 @@ class Driver:
             if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
                 self._statuses.prepared(found, {it: grant for it, grant in got.items() if not it.admin})
         return answer
+
+    async def _read(self, claim: wire.Claim, until: float) -> Mapping[str, Any]:
+        """The ResourceClaim. The kubelet has just read it, so an API server that does not show it is asked again."""
+        clock = asyncio.get_running_loop().time
+        last = min(until, clock() + READ_WITHIN)
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(Failure), wait=READ_PAUSES, stop=lambda _: clock() >= last, reraise=True
+        )
+        try:
+            return await attempts(self._source.claim, claim.namespace, claim.name)
+        except Failure as failure:
+            text = (
+                f"the DRA driver could not read the ResourceClaim {claim.namespace}/{claim.name}, and the kubelet asks"
+                f" again after 60 to 90 s: {failure.message}"
+            )
+            raise Failure(failure.kind, text) from failure
 
     async def _unprepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodeUnprepareResourceResponse:
         answer = await self._devices.unprepare(claim, until)

@@ -201,7 +201,10 @@ async def test_a_claim_of_the_same_name_is_another_claim(cluster):
 
 
 async def test_a_missing_claim_gets_no_device(cluster):
-    assert "does not exist" in (await cluster.prepare("missing")).error
+    assert (await cluster.prepare("missing", SOON)).error == (
+        "autoclave: the DRA driver could not read the ResourceClaim default/missing, and the kubelet asks again after"
+        " 60 to 90 s: cannot get resourceclaims, the object does not exist"
+    )
 
 
 async def test_a_device_of_another_node_is_refused(cluster):
