@@ -14,6 +14,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
 from plugin.registration.sockets import FileWatch
+from tests import few_rights
 from tests.deploy import manifests
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
@@ -21,7 +22,6 @@ from tests.plugin.scraping import get
 
 ALONE = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"']
 ISOLATES = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-NEEDED = {"DAC_READ_SEARCH", "SYS_PTRACE", "SYS_ADMIN"}  # to see a user of a device at all
 GPU = "nvidia.com/gpu"
 
 TENANT = """
@@ -52,9 +52,7 @@ def reduced(container, spared=()):
     context = container["securityContext"]
     assert context["capabilities"]["drop"] == ["ALL"]
     assert (context["allowPrivilegeEscalation"], context["runAsUser"]) == (False, 0)
-    kept = sorted(set(context["capabilities"].get("add", ())) - set(spared))
-    words = ",".join(["-all", *(f"+{it.lower()}" for it in kept)])
-    return ["setpriv", "--bounding-set", words, "--inh-caps", words, "--no-new-privs"]
+    return few_rights.prefix(frozenset(context["capabilities"].get("add", ())) - frozenset(spared))
 
 
 @pytest.fixture
@@ -76,11 +74,11 @@ def look(pid, spared=()):
 
 def test_four_capabilities_let_the_scrubber_end_foreign_processes(tenant):
     given = manifests.container("default", "scrubber")["securityContext"]["capabilities"]["add"]
-    assert set(given) == NEEDED | {"KILL"}
+    assert set(given) == few_rights.GIVEN
     assert look(tenant) == ["['gpu']"]
 
 
-@pytest.mark.parametrize("spared", sorted(NEEDED))
+@pytest.mark.parametrize("spared", sorted(few_rights.NEEDED))
 def test_without_three_capabilities_the_scrubber_reports_blindness(tenant, spared):
     assert look(tenant, [spared]) == ["blind"]
 

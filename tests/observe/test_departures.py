@@ -80,21 +80,6 @@ async def test_the_end_of_a_holder_is_reported(place, container):
     assert await place.left() == {place.uuid}
 
 
-async def test_only_the_followed_process_of_a_pod_is_a_departure(place):
-    """As that of a container that crashes: what holds the pod together goes last."""
-    record, some = place.record(POD), [place.occupy(POD), place.occupy(POD)]
-    assert (await place.observation.full(record)).owner_alive is True
-    followed = place.ends._followed[place.uuid][0]
-    [other] = [pid for pid in some if pid != followed]
-    place.end(other)
-    waiting = asyncio.create_task(place.left())
-    await place.observation.full(record)
-    assert not waiting.done()
-    place.end(followed)
-    assert await waiting == {place.uuid}
-    assert (await place.observation.full(record)).owner_alive is False
-
-
 async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU

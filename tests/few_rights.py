@@ -1,0 +1,28 @@
+"""Run code with the capabilities that the chart gives the scrubber, and no others. Giving up the others takes root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEEDED = frozenset({"DAC_READ_SEARCH", "SYS_PTRACE", "SYS_ADMIN"})  # to see a user of a device at all
+GIVEN = NEEDED | {"KILL"}
+
+takes_setpriv = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes root, setpriv")
+
+
+def prefix(kept: frozenset[str]) -> list[str]:
+    """A command in front of another that leaves it these capabilities."""
+    words = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(kept))])
+    return ["setpriv", "--bounding-set", words, "--inh-caps", words, "--no-new-privs"]
+
+
+def printed(code: str, path: Path, more: frozenset[str] = frozenset()) -> str:
+    """The last line that this code prints about a path."""
+    command = [*prefix(GIVEN | more), sys.executable, "-c", code, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
