@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from autoclave import cli
 from tests.deploy import manifests
+from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/kubectl/kubectl-autoclave"
@@ -33,10 +35,22 @@ said = sys.argv[1:]
 with open(os.environ["CLUSTER"] + ".log", "a") as log:
     log.write(json.dumps(said) + "\\n")
 flags = dict(word[2:].split("=", 1) for word in said if word.startswith("--") and "=" in word)
+if "exec" in said and "--no-headers" in said:
+    rows = cluster["rows"][said[2]]
+    if rows == "late":
+        open(os.environ["CLUSTER"] + ".late", "w").write(str(os.getpid()))
+        sys.stdin.close(), __import__("signal").pause()
+    print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec")
 if "exec" in said:
     sys.exit(cluster["exit"])
 if cluster["refuses"] in said:
     sys.exit("Error from server (Forbidden)")
+if "node" in said:
+    print(cluster["condition"], end="")
+    sys.exit()
+if "nodes" in said and "selector" in flags:
+    print("\\n".join(f"node/{{name}}" for name in cluster["nodes"]) if flags["selector"] == "pool=gpu" else "")
+    sys.exit()
 if "nodes" in said:
     print("\\n".join(f"node/{{name}}" for name in cluster["nodes"] if name == said[-1]), end="")
     sys.exit()
@@ -45,7 +59,7 @@ for pod in cluster["pods"]:
     here = flags.get("field-selector", "spec.nodeName=" + pod["node"]) == "spec.nodeName=" + pod["node"]
     named = flags.get("namespace", pod["namespace"]) == pod["namespace"]
     if here and named and wanted.items() <= pod["labels"].items():
-        print(pod["node"] if "spec.nodeName" in flags["output"] else pod["line"])
+        print(pod["line"] if "phase" in flags["output"] else pod["node"])
 """
 
 
@@ -70,7 +84,7 @@ class Pod:
 
     def line(self) -> str:
         about = f"{self.namespace}|{self.name}|{self.release}|{self.deleted}"
-        return f"{about}|{self.phase}|{self.started}|{self.ready}|{self.waiting}"
+        return f"{about}|{self.phase}|{self.started}|{self.ready}|{self.waiting}|{self.node}"
 
     def document(self) -> dict[str, object]:
         """As the API server says it."""
@@ -97,9 +111,11 @@ class Shell:
         (programs / "kubectl").chmod(0o755)
         self.environment = {"PATH": f"{programs}:{os.defpath}", "CLUSTER": str(self.cluster)}
 
-    def has(self, *pods: Pod, code: int = 0, refuses: str = "") -> None:
+    def has(self, *pods: Pod, code: int = 0, refuses: str = "", condition: str = "", **rows: str) -> None:
         listed = [{"labels": pod.labels(), "line": pod.line(), **vars(pod)} for pod in pods]
-        self.cluster.write_text(json.dumps({"pods": listed, "nodes": NODES, "exit": code, "refuses": refuses}))
+        rows = {name.replace("_", "-"): text for name, text in rows.items()}
+        about = {"nodes": NODES, "exit": code, "refuses": refuses, "condition": condition, "rows": rows}
+        self.cluster.write_text(json.dumps({"pods": listed, **about}))
 
     def run(self, *words: str, script: Path = SCRIPT) -> tuple[int, str, str]:
         run = subprocess.run(
@@ -182,7 +198,55 @@ def test_a_pod_that_is_not_ready_is_asked(shell):
     assert shell.asked()[-1] == [*EXEC, "doctor"]
 
 
+FREE = "0    GPU-aa    clean        5m   yes      -\n10   GPU-ab  scrubbing  1s  no  fast path: clear 3%"
+SICK = "0    GPU-ba    quarantined  1h   no       xid: xid 79 was reported"
+SEVERAL = """\
+NODE   GPU  UUID    STATE        FOR  HEALTHY  NOTE
+gpu-2  0    GPU-ba  quarantined  1h   no       xid: xid 79 was reported
+gpu-1  10   GPU-ab  scrubbing    1s   no       fast path: clear 3%
+gpu-1  0    GPU-aa  clean        5m   yes      -
+"""
+
+
+def test_all_nodes_are_shown_with_their_trouble_first(shell):
+    shell.has(*CLUSTER, scrubber_a=FREE, scrubber_b=SICK)
+    assert shell.run("status", "-A", "--unhealthy") == shell.run("-A", "status", "--unhealthy") == (0, SEVERAL, "")
+    assert [asked[-2:] for asked in shell.asked() if "exec" in asked] == [["--no-headers", "--unhealthy"]] * 4
+
+
+def test_nodes_without_an_answer_are_named_with_their_condition(shell):
+    shell.has(*CLUSTER, scrubber_a=FREE, scrubber_b="", condition="False, SomeDevicesOut: 1 of 8 devices are out")
+    code, out, said = shell.run("status", "-l", "pool=gpu")
+    assert (code, len(out.splitlines())) == (3, 3)
+    out_of = "Its condition is False, SomeDevicesOut: 1 of 8 devices are out"
+    refused, missing = said.splitlines()
+    forbidden = "Error from server (Forbidden): pods/exec"
+    assert refused == f"kubectl autoclave: no status of node gpu-2: {forbidden}. {out_of}"
+    assert missing.startswith(
+        "kubectl autoclave: no status of node cpu-1: cannot find a pod of the scrubber on node cpu-1"
+    )
+    assert missing.endswith(out_of)
+
+
+def test_a_node_that_is_late_holds_up_no_other(shell):
+    shell.has(*CLUSTER, scrubber_a="late", scrubber_b=SICK)
+    code, out, said = shell.run("status", "-A", "--within", "1")
+    assert (code, out.splitlines()[1]) == (3, SEVERAL.splitlines()[1])
+    assert said == "kubectl autoclave: no status of node gpu-1: no answer within 1 seconds\n"
+    try:
+        ended = os.pidfd_open(int(Path(f"{shell.cluster}.late").read_text()))
+    except ProcessLookupError:
+        return
+    assert select.select([ended], [], [], WITHIN)[0], "kubectl goes on"
+    os.close(ended)
+
+
 PROBLEMS = {
+    "status of no node": ((), ("status",), 2, "which node you mean: 'kubectl autoclave NODE status', or 'status -A' "),
+    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "cannot run scrub on several nodes: only 'kubectl auto"),
+    "a document of all nodes": ((), ("status", "-A", "-o", "json"), 2, "cannot use '-o json' for several nodes: "),
+    "no such label": ((), ("status", "-l", "pool=x"), 2, "cannot find a node with the labels pool=x: see 'kubectl "),
+    "no number": ((), ("status", "-A", "--within", "1m"), 2, "cannot read --within 1m: give a number of seconds"),
     "no such node": ((), ("gpu-9", "status"), 2, "cannot find node gpu-9: see 'kubectl get nodes'"),
     "no pod on the node": ((), ("cpu-1", "status"), 3, "find a pod of the scrubber on node cpu-1: see 'kubectl get "),
     "no pod in the namespace": (
