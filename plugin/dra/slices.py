@@ -88,6 +88,10 @@ GATES = {"taints": "DRADeviceTaints", "bindingConditions": "DRADeviceBindingCond
 """The feature gates without which the API server drops a field of devices."""
 
 
+# Fields that a slice or a device may lose. A taint that stayed would keep all pods away from a healthy device.
+_OPTIONAL = frozenset({"devices", "capacity", "taints", "bindingConditions", "bindingFailureConditions", "bindsToNode"})
+
+
 def with_all_fields(pool: Pool) -> dict[str, Any]:
     """A slice to try: its devices do not exist, and have each optional field."""
     unhealthy = Device("gpu-a", healthy=False, clean=False, numa_node=None, resource="")
@@ -111,10 +115,17 @@ def has(resource_slice: Mapping[str, Any], field: str) -> bool:
 
 
 def covers(found: object, wanted: object) -> bool:
-    """Whether an object has all fields of the wanted one. The API server adds fields of its own."""
+    """Whether an object has all fields of the wanted one, and none that the wanted one leaves out.
+
+    The API server adds fields of its own: they do not count.
+    """
     match wanted:
         case Mapping():
-            return isinstance(found, Mapping) and all(covers(found.get(key), value) for key, value in wanted.items())
+            return (
+                isinstance(found, Mapping)
+                and all(covers(found.get(key), value) for key, value in wanted.items())
+                and not any(found.get(key) for key in _OPTIONAL - wanted.keys())
+            )
         case list():
             return (
                 isinstance(found, list)

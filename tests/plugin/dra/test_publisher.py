@@ -72,6 +72,10 @@ async def test_the_slice_follows_the_devices(api, door, publishing):
         assert owner["uid"] == api.find("nodes", NODE)["metadata"]["uid"]
         door.say(gpu(0, healthy=False, clean=False), gpu(1))
         await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000!"])
+        door.say(gpu(0, healthy=False, clean=False), gpu(1, healthy=False, clean=False))
+        await api.until(lambda: api.devices() == ["gpu-0000!", "gpu-0001!"])
+        door.say(gpu(0), gpu(1))  # in the same order
+        await api.until(lambda: api.devices() == ["gpu-0000", "gpu-0001"])
 
 
 async def test_many_changes_of_devices_are_few_writes(api, door, publishing):
@@ -119,6 +123,8 @@ async def test_an_api_server_without_taints_gets_no_unhealthy_device(api, door, 
     door.say(gpu(0, healthy=False), gpu(1))
     async with publishing():
         await api.until(lambda: api.devices() == ["gpu-0001"])
+        door.say(gpu(0, healthy=False), gpu(1, healthy=False))
+        await api.until(lambda: api.devices() == [])
 
 
 async def test_an_api_server_without_binding_conditions_gets_plain_devices(api, door, publishing):

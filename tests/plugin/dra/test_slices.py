@@ -83,12 +83,14 @@ def test_the_attributes_say_what_the_device_is():
         ({"a": [{"b": 1, "added": 2}], "more": 3}, True),
         ({"a": [{"b": 2}]}, False),
         ({"a": [{"b": 1}, {"b": 1}]}, False),
+        ({"a": [{"b": 1, "taints": [{"key": "unhealthy"}]}]}, False),
+        ({"a": [{"b": 1}], "devices": [{"name": "gone"}]}, False),
         ({"a": None}, False),
         (None, False),
     ],
 )
 def test_a_slice_is_written_again_if_a_field_differs(found, same):
-    """Fields that the API server has added do not count."""
+    """Fields that the API server has added do not count, but those that the driver leaves out now do."""
     assert slices.covers(found, {"a": [{"b": 1}]}) is same
 
 
