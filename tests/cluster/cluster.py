@@ -166,7 +166,9 @@ class Cluster:
         try:
             await files.until(self.journals, lambda: len(spoken()) >= wanted)
         except TimeoutError:
-            raise AssertionError(f"{name} did not say {word}:\n{self.story()}") from None
+            pod = (await self.client.get(Pod, name)).to_dict()
+            why = json.dumps(pod["status"], default=str)
+            raise AssertionError(f"{name} did not say {word}: {why}\n{self.story()}") from None
         return spoken()[-1]
 
     def gpus(self, name: str) -> set[str]:

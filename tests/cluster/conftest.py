@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lightkube.resources.batch_v1 import Job
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import CascadeType
 
 from demo.standins.do_nothing_plugin import RESOURCE
@@ -84,6 +84,7 @@ async def bare(node: programs.Node, request: pytest.FixtureRequest) -> AsyncIter
     journals.mkdir(parents=True)
     async with Cluster.connect() as client:
         cluster = Cluster(client, journals)
+        await cluster.until(Node, programs.NODE, lambda node: node is not None)  # the kubelet may just start
         yield cluster
         await client.deletecollection(Job, cascade=CascadeType.BACKGROUND)
         names = await cluster.names()

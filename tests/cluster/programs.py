@@ -33,10 +33,10 @@ OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl",
 NETWORK_PROGRAMS = "/usr/lib/cni:/opt/cni/bin"  # Debian's place, and that of others
 PODS = "10.244.0.0/24"
 PORT = 443  # the service of the API server has it, too: nothing forwards
-TOKEN = "admin"  # noqa: S105 - known only on this machine's loopback
+TOKEN, NODE_TOKEN = "admin", "node"  # known only on this machine's loopback
 CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
-KUBECONFIG = STATE / "kubeconfig"
+KUBECONFIG, NODE_KUBECONFIG = STATE / "kubeconfig", STATE / "kubelet.kubeconfig"
 MANIFESTS = STATE / "manifests"  # of static pods
 
 
@@ -117,7 +117,8 @@ class Node:
         emulated = f"--emulated-version={self._version}"
         self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER, emulated)
         until_ready(self._started[-1], _api_ready)
-        _kubeconfig()
+        _kubeconfig(KUBECONFIG, TOKEN)
+        _kubeconfig(NODE_KUBECONFIG, NODE_TOKEN)
         for name in ("kube-controller-manager", "kube-scheduler"):
             more = _CONTROLLERS if name == "kube-controller-manager" else ()
             self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", emulated, *more)
@@ -159,7 +160,7 @@ def until_ready(program: Program, ready: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-_KUBELET = (f"--kubeconfig={KUBECONFIG}", f"--hostname-override={NODE}", f"--node-ip={ADDRESS}", "--v=2")
+_KUBELET = (f"--kubeconfig={NODE_KUBECONFIG}", f"--hostname-override={NODE}", f"--node-ip={ADDRESS}", "--v=2")
 _APISERVER = (
     "--etcd-servers=http://127.0.0.1:2379",
     f"--advertise-address={ADDRESS}",
@@ -168,6 +169,7 @@ _APISERVER = (
     f"--tls-private-key-file={KEY}",
     f"--token-auth-file={STATE / 'tokens.csv'}",
     "--authorization-mode=Node,RBAC",
+    "--enable-admission-plugins=NodeRestriction",
     "--allow-privileged",
     "--service-cluster-ip-range=10.96.0.0/16",
     "--kubelet-preferred-address-types=InternalIP",  # the name of the node is in no DNS
@@ -179,24 +181,25 @@ _CONTROLLERS = (f"--service-account-private-key-file={KEY}", f"--root-ca-file={C
 
 
 def _credentials() -> None:
-    """A certificate whose key signs the tokens of service accounts, too, and the token of the administrator."""
+    """A certificate, whose key signs the tokens of service accounts, too; the administrator's and kubelet's tokens."""
     name = ("-subj", "/CN=node", "-addext", f"subjectAltName=IP:127.0.0.1,IP:{SERVICE}")
     made = ("-newkey", "rsa:2048", "-nodes", "-keyout", KEY, "-out", CERTIFICATE)
     subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
-    (STATE / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+    users = (f"{TOKEN},admin,admin,system:masters", f"{NODE_TOKEN},system:node:{NODE},{NODE},system:nodes")
+    (STATE / "tokens.csv").write_text("\n".join(users))
 
 
-def _kubeconfig() -> None:
+def _kubeconfig(path: Path, token: str) -> None:
     cluster = {"server": f"https://127.0.0.1:{PORT}", "certificate-authority": str(CERTIFICATE)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "node", "cluster": cluster}],
-        "users": [{"name": "admin", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "node", "context": {"cluster": "node", "user": "admin"}}],
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": "node", "context": {"cluster": "node", "user": "user"}}],
         "current-context": "node",
     }
-    KUBECONFIG.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
 
 
 def _runtime_files() -> None:

@@ -67,6 +67,14 @@ async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):
     assert cluster.words("first")[-1] == "TERM"
 
 
+async def test_claims_made_at_once_are_all_prepared(claims):
+    """The API server may show them late to the kubelet, which then asks no driver. Our driver refuses none."""
+    names = [f"pod-{index}" for index in range(GPUS)]
+    await asyncio.gather(*(claims.create(name, 1) for name in names))
+    await asyncio.gather(*map(claims.holds, names))
+    assert [text for text in await claims.refusals() if "NodePrepareResources" in text] == []
+
+
 async def test_a_claim_waits_for_a_force_deleted_pod(claims):
     """Its Prepare comes before the Unprepare of the claim before, whose container ignores SIGTERM."""
     cluster = claims.cluster
