@@ -114,12 +114,13 @@ def test_every_alert_is_given_the_labels_that_were_asked_for():
 
 def leaves(tree, schema, place=""):
     """Each value that the schema knows by its name, with its default or an AssertionError where they differ."""
-    assert (schema.get("additionalProperties"), tree.keys()) == (False, schema["properties"].keys() - {"global"}), place
-    for name, inner in schema["properties"].items():
+    known = {name: inner for name, inner in schema["properties"].items() if name not in {"global", "sharing"}}
+    assert (schema.get("additionalProperties"), tree.keys()) == (False, known.keys()), place
+    for name, inner in known.items():
         path = f"{place}.{name}" if place else name
-        if name != "global" and "properties" in inner and not path.endswith("resources"):
+        if "properties" in inner and not path.endswith("resources"):
             yield from leaves(tree[name], inner, path)
-        elif name != "global":
+        else:
             yield path
 
 
@@ -271,6 +272,37 @@ def test_jobs_and_nodes_have_the_labels_of_the_alerts(case, kind, where):
         assert given["job"]["replacement"] == f"autoclave-{side}"
     assert 'job="autoclave-scrubber"' in alerts
     assert 'job=~"autoclave-(scrubber|plugin|dra)"' in alerts
+
+
+def test_a_label_of_nodes_chooses_their_policy():
+    pools = {"strict": {"shipped": "strict"}, "bank": {"inline": "name: bank\n"}}
+    found = manifests.loaded({"policy": {"shipped": "fast", "nodeLabel": "pool", "byNodeLabel": pools}})
+    policies: dict[str, object] = {}
+    for doc in found:
+        if doc["kind"] != "DaemonSet" or "scrubber" not in doc["metadata"]["name"]:
+            continue
+        pod = doc["spec"]["template"]["spec"]
+        [policy] = [it for it in pod["containers"][0]["args"] if it.startswith("--policy=")]
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        without = {json.dumps(term["matchExpressions"][1:]) for term in terms}
+        policies[doc["metadata"]["name"]] = (policy, pod.get("nodeSelector"), *without)
+    nowhere = json.dumps([{"key": "pool", "operator": "DoesNotExist"}])
+    assert policies == {
+        "autoclave-scrubber": ("--policy=fast", None, nowhere),
+        "autoclave-scrubber-bank": ("--policy=/etc/autoclave/policy/policy.yaml", {"pool": "bank"}, "[]"),
+        "autoclave-scrubber-strict": ("--policy=strict", {"pool": "strict"}, "[]"),
+    }
+    texts = {doc["metadata"]["name"]: doc["data"] for doc in found if doc["kind"] == "ConfigMap"}
+    assert texts == {"autoclave-policy-bank": {"policy.yaml": "name: bank\n"}}
+
+
+@pytest.mark.parametrize(("side", "verbs"), [("scrubber", ("scrubber",)), ("plugin", ("plugin", "dra"))])
+def test_more_flags_are_real_flags(side, verbs):
+    schema = json.loads((generate.CHART / "values.schema.json").read_text())
+    pattern = schema["properties"][side]["properties"]["extraArgs"]["items"]["pattern"]
+    commands = [cli.cli.get_command(click.Context(cli.cli), verb) for verb in verbs]
+    flags = {flag for it in commands if it for param in it.params for flag in param.opts if flag.startswith("--")}
+    assert sorted(flag for flag in flags if re.fullmatch(pattern, flag)) == sorted(flags - {"--help"})
 
 
 def test_all_rules_are_shipped_but_those_that_were_left_out():

@@ -40,6 +40,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a class without a name": ({"runtimeClass": {"create": True, "name": ""}}, "set runtimeClass.name"),
     "a flag twice": ({"plugin": {"extraArgs": ["--run-dir=/x"]}}, "plugin.extraArgs: --run-dir is set by a value"),
+    "a flag that there is not": ({"scrubber": {"extraArgs": ["--evidenc-rows=9"]}}, "/scrubber/extraArgs/0.*not match"),
+    "shared GPUs": ({"sharing": {"timeSlicing": {}}}, "sharing: a GPU belongs to one container at a time"),
+    "shared GPUs of the plugin": ({"plugin": {"sharing": {"mps": {}}}}, "sharing: a GPU belongs to one container"),
+    "policies that no label chooses": ({"policy": {"byNodeLabel": {"a": {"shipped": "fast"}}}}, "set policy.nodeLabel"),
+    "a label beside an affinity": (
+        {"policy": {"nodeLabel": "pool"}, "affinity": {"podAffinity": {}}},
+        "policy.nodeLabel: the chart needs the affinity",
+    ),
+    "two policies of a label": (
+        {"policy": {"nodeLabel": "pool", "byNodeLabel": {"a": {"shipped": "fast", "inline": "name: a"}}}},
+        "/policy/byNodeLabel/a.*maxProperties",
+    ),
+    "a policy of a label that is no YAML": (
+        {"policy": {"nodeLabel": "pool", "byNodeLabel": {"a": {"inline": "name: [a"}}}},
+        "policy.byNodeLabel.a.inline: it is no YAML",
+    ),
     "an alert that there is not": ({"prometheusRule": {"disabled": ["Nope"]}}, "there is no alert Nope"),
     "a policy that is no YAML": ({"policy": {"inline": "name: [a"}}, "policy.inline: it is no YAML"),
     "a namespace that is none": ({"policy": {"operatorNamespaces": ["gpu.x"]}}, "operatorNamespaces/0.*not match"),

@@ -4,6 +4,15 @@
 {{- if and $v.podMonitor.enabled $v.serviceMonitor.enabled -}}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled: every pod would be asked twice; switch one off" -}}
 {{- end -}}
+{{- if or (hasKey $v "sharing") (hasKey $v.plugin "sharing") -}}
+{{- fail "sharing: a GPU belongs to one container at a time, as nothing is cleared between two that share it; take it out, use MIG (plugin.migStrategy), or leave such nodes to NVIDIA's plugin (nodeSelector)" -}}
+{{- end -}}
+{{- if and $v.policy.byNodeLabel (not $v.policy.nodeLabel) -}}
+{{- fail "policy.byNodeLabel: no label chooses among them; set policy.nodeLabel too" -}}
+{{- end -}}
+{{- if and $v.policy.nodeLabel $v.affinity -}}
+{{- fail "policy.nodeLabel: the chart needs the affinity to keep nodes apart; leave affinity empty, and use nodeSelector" -}}
+{{- end -}}
 {{- if and $v.policy.inline $v.policy.existingConfigMap -}}
 {{- fail "policy.inline and policy.existingConfigMap: there can be one policy; leave one of them empty" -}}
 {{- end -}}
@@ -96,17 +105,19 @@
   {{- fail (printf "prometheusRule.disabled: there is no alert %s" .) -}}
   {{- end -}}
 {{- end -}}
-{{- if $v.policy.inline -}}
-  {{- $policy := $v.policy.inline | fromYaml -}}
+{{- $inline := dict "policy.inline" $v.policy.inline -}}
+{{- range $value, $policy := $v.policy.byNodeLabel }}{{ $_ := set $inline (printf "policy.byNodeLabel.%s.inline" $value) ($policy.inline | default "") }}{{ end -}}
+{{- range $where, $text := $inline -}}
+  {{- $policy := $text | default "name: none" | fromYaml -}}
   {{- if hasKey $policy "Error" -}}
-  {{- fail (printf "policy.inline: it is no YAML: %s; see `autoclave policy check`" $policy.Error) -}}
+  {{- fail (printf "%s: it is no YAML: %s; see `autoclave policy check`" $where $policy.Error) -}}
   {{- end -}}
   {{- if not $policy.name -}}
-  {{- fail "policy.inline: a policy has a name; see `autoclave policy check`" -}}
+  {{- fail (printf "%s: a policy has a name; see `autoclave policy check`" $where) -}}
   {{- end -}}
   {{- range $key, $_ := $policy -}}
     {{- if not (has $key (list "name" "description" "defaults" "rules")) -}}
-    {{- fail (printf "policy.inline: a policy has no %s; see `autoclave policy check`" $key) -}}
+    {{- fail (printf "%s: a policy has no %s; see `autoclave policy check`" $where $key) -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}

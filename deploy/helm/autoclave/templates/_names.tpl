@@ -16,6 +16,11 @@ app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
 app.kubernetes.io/component: {{ last . }}
 {{- end -}}
 
+{{- /* What the objects of a pool are called: called with the pool's context. */ -}}
+{{- define "autoclave.of-pool" -}}
+{{- with .pool }}-{{ . }}{{ end -}}
+{{- end -}}
+
 {{- define "autoclave.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: {{ .Chart.Name }}

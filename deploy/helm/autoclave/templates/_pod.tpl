@@ -6,9 +6,12 @@ imagePullSecrets: {{ toJson . }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
-{{- with .Values.nodeSelector }}
+{{- /* Each pod of the scrubber has a pool: the nodes whose label has this value, or has none. */ -}}
+{{- $label := ternary .Values.policy.nodeLabel "" (hasKey . "pool") }}
+{{- with merge (dict) .Values.nodeSelector (ternary (dict $label .pool) (dict) (and $label .pool | not | not)) }}
 nodeSelector: {{ toJson . }}
 {{- end }}
+{{- $without := ternary (printf ", {key: %s, operator: DoesNotExist}" $label) "" (and $label (not .pool) | not | not) }}
 {{- if .Values.affinity }}
 affinity: {{ toJson .Values.affinity }}
 {{- else if and .Values.gpuNodesOnly (include "autoclave.real" .) }}
@@ -16,9 +19,15 @@ affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       nodeSelectorTerms: # one of them is enough
-        - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
-        - matchExpressions: [{key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}]
-        - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}{{ $without }}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}{{ $without }}]
+        - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}{{ $without }}]
+{{- else if $without }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions: [{{ $without | trimPrefix ", " }}]
 {{- end }}
 {{- with .Values.tolerations }}
 tolerations: {{ toJson . }}
