@@ -161,7 +161,8 @@ def try_again(autoclave):
 @pytest.mark.usefixtures("at_rest")
 def test_a_holder_is_ended_where_the_policy_allows_it(service, autoclave):
     with service.hold(0) as holder:
-        assert try_again(autoclave).exit_code == 0
+        done = try_again(autoclave)
+        assert done.exit_code == 0, done.output
         assert holder.wait(WITHIN) == -signal.SIGTERM
     assert any("evict passed" in text and "ended" in text for text in service.texts(0))
 

@@ -314,12 +314,17 @@ async def test_the_driver_decides_which_version_is_used(node):
 
 
 async def test_the_newest_connected_instance_is_called(node):
-    old, new = await node.driver(), await node.driver(socket="new-reg.sock")
-    await node.kubelet.until(lambda: new.notified)
+    def endpoint() -> str:
+        return str(node.kubelet._life.claims.plugins.plugin(NIC).endpoint)
+
+    old = await node.driver()
+    await node.kubelet.until(lambda: old.notified and endpoint() == str(old.sockets[0]))
+    new = await node.driver(socket="new-reg.sock")
+    await node.kubelet.until(lambda: endpoint() == str(new.sockets[0]))
     await node.kubelet.run(node.pod("p", "a"))
     assert (old.asked, new.asked) == ([], [("Prepare", ("a",))])
     await new.stop()
-    await node.kubelet.until(lambda: node.kubelet._life.claims.plugins.plugin(NIC).endpoint == str(old.sockets[0]))
+    await node.kubelet.until(lambda: endpoint() == str(old.sockets[0]))
     await node.kubelet.run(node.pod("q", "b"))
     assert old.asked == [("Prepare", ("b",))]
 
