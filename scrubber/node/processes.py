@@ -4,7 +4,8 @@ The kernel is asked first whether any process has them open (``open_check``). If
 says yes or does not tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
 process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
 says that the device is open, or refuses to say it, and the pass finds no process to explain this, the holders are
-unknown. Only of device nodes does the kernel never tell: for them the pass alone counts.
+unknown. Of device nodes, and of files that our own processes have open twice, it can never tell: for them the pass
+alone counts.
 
 A search may follow up an earlier one. Then it leaves out what has probably not changed, and is no proof on its own
 (``_Earlier``).

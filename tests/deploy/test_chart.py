@@ -274,9 +274,10 @@ def test_jobs_and_nodes_have_the_labels_of_the_alerts(case, kind, where):
     assert 'job=~"autoclave-(scrubber|plugin|dra)"' in alerts
 
 
-def test_a_label_of_nodes_chooses_their_policy():
+@pytest.mark.parametrize("own", [{"shipped": "fast"}, {"inline": "name: mine\n"}, {"existingConfigMap": "theirs"}])
+def test_a_label_of_nodes_chooses_their_policy(own):
     pools = {"strict": {"shipped": "strict"}, "bank": {"inline": "name: bank\n"}}
-    found = manifests.loaded({"policy": {"shipped": "fast", "nodeLabel": "pool", "byNodeLabel": pools}})
+    found = manifests.loaded({"policy": {**own, "nodeLabel": "pool", "byNodeLabel": pools}})
     policies: dict[str, object] = {}
     for doc in found:
         if doc["kind"] != "DaemonSet" or "scrubber" not in doc["metadata"]["name"]:
@@ -286,14 +287,18 @@ def test_a_label_of_nodes_chooses_their_policy():
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         without = {json.dumps(term["matchExpressions"][1:]) for term in terms}
         policies[doc["metadata"]["name"]] = (policy, pod.get("nodeSelector"), *without)
-    nowhere = json.dumps([{"key": "pool", "operator": "DoesNotExist"}])
+    in_file, nowhere = (
+        "--policy=/etc/autoclave/policy/policy.yaml",
+        json.dumps([{"key": "pool", "operator": "DoesNotExist"}]),
+    )
     assert policies == {
-        "autoclave-scrubber": ("--policy=fast", None, nowhere),
-        "autoclave-scrubber-bank": ("--policy=/etc/autoclave/policy/policy.yaml", {"pool": "bank"}, "[]"),
+        "autoclave-scrubber": ("--policy=fast" if "shipped" in own else in_file, None, nowhere),
+        "autoclave-scrubber-bank": (in_file, {"pool": "bank"}, "[]"),
         "autoclave-scrubber-strict": ("--policy=strict", {"pool": "strict"}, "[]"),
     }
     texts = {doc["metadata"]["name"]: doc["data"] for doc in found if doc["kind"] == "ConfigMap"}
-    assert texts == {"autoclave-policy-bank": {"policy.yaml": "name: bank\n"}}
+    mine = {"autoclave-policy": {"policy.yaml": own["inline"]}} if "inline" in own else {}
+    assert texts == {"autoclave-policy-bank": {"policy.yaml": "name: bank\n"}} | mine
 
 
 @pytest.mark.parametrize(("side", "verbs"), [("scrubber", ("scrubber",)), ("plugin", ("plugin", "dra"))])

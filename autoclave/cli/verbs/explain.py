@@ -74,7 +74,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     """The lines about the present state."""
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
-        if device.policy_rule:
+        if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
             yield f"        {_way_back(device.quarantine)}"
     elif note := table.note(device):
         yield f"        {note}"

@@ -16,6 +16,19 @@ app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
 app.kubernetes.io/component: {{ last . }}
 {{- end -}}
 
+{{- /* The policies by pool, as JSON: of the nodes without the label of policy.nodeLabel (""), and of each of its values.
+       Each pool has a DaemonSet. No policy of a pool takes anything from the one above it. */ -}}
+{{- define "autoclave.pools" -}}
+{{- $pools := dict "" .Values.policy -}}
+{{- range $pool, $chosen := .Values.policy.byNodeLabel -}}
+  {{- $policy := deepCopy $.Values.policy -}}
+  {{- $_ := set (set (set $policy "shipped" "default") "inline" "") "existingConfigMap" "" -}}
+  {{- range $key, $value := $chosen }}{{ $_ := set $policy $key $value }}{{ end -}}
+  {{- $_ := set $pools $pool $policy -}}
+{{- end -}}
+{{- toJson $pools -}}
+{{- end -}}
+
 {{- /* What the objects of a pool are called: called with the pool's context. */ -}}
 {{- define "autoclave.of-pool" -}}
 {{- with .pool }}-{{ . }}{{ end -}}

@@ -6,12 +6,16 @@ imagePullSecrets: {{ toJson . }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
-{{- /* Each pod of the scrubber has a pool: the nodes whose label has this value, or has none. */ -}}
-{{- $label := ternary .Values.policy.nodeLabel "" (hasKey . "pool") }}
-{{- with merge (dict) .Values.nodeSelector (ternary (dict $label .pool) (dict) (and $label .pool | not | not)) }}
+{{- /* A pod of the scrubber runs on the nodes of its pool: those whose label has this value, or those without it. */ -}}
+{{- $label := .Values.policy.nodeLabel }}
+{{- $nodes := deepCopy .Values.nodeSelector }}
+{{- $without := "" }}
+{{- if and $label (hasKey . "pool") }}
+{{- if .pool }}{{ $_ := set $nodes $label .pool }}{{ else }}{{ $without = printf ", {key: %s, operator: DoesNotExist}" $label }}{{ end }}
+{{- end }}
+{{- with $nodes }}
 nodeSelector: {{ toJson . }}
 {{- end }}
-{{- $without := ternary (printf ", {key: %s, operator: DoesNotExist}" $label) "" (and $label (not .pool) | not | not) }}
 {{- if .Values.affinity }}
 affinity: {{ toJson .Values.affinity }}
 {{- else if and .Values.gpuNodesOnly (include "autoclave.real" .) }}
