@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,19 @@ from prometheus_client import CollectorRegistry
 from plugin import config, response, stopping
 from plugin.cluster.reporter import ClusterReporter, make_reporter
 from plugin.config import Config
-from plugin.device_plugin import DevicePlugin
+from plugin.device_plugin import DevicePlugin, Handout
+from plugin.devices import own_devices
 from plugin.gate import Gate
+from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
 from plugin.registration import kubelet, sockets
-from plugin.stopping import InFlight
+from plugin.stopping import DRAINED_WITHIN, InFlight
+from plugin.vendor import doubts
+from plugin.vendor import handout as vendor
+from plugin.vendor.directory import VendorDirectory
+from plugin.vendor.offer import VendorOffer
 from scrubber.api import client
 from scrubber.ground import log
 
@@ -55,19 +61,48 @@ async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
 async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InFlight) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
-        listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
-        async with _metrics_served(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
+        listing, vendors = _listing(chosen, scrubber)
+        async with _metrics_served(chosen, listing, vendors) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
+                if vendors is not None:
+                    registrations.create_task(vendors.run(), name="vendor's plugins")
+                    registrations.create_task(doubts.end_proofs(scrubber, vendors.doubts), name="doubts")
+                gate = Gate(scrubber, listing, in_flight)
+                handout = partial(_handout, chosen, listing, vendors, gate, in_flight)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         if reporter is not None:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, Gate(scrubber, listing, in_flight), counters, registrations)
+                        await _register(chosen, listing, gate, counters, handout, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
-                    await asyncio.create_task(stopping.drain(in_flight))
+                    within = DRAINED_WITHIN if vendors is None else vendor.DRAINED_WITHIN
+                    await asyncio.create_task(stopping.drain(in_flight, within))
+
+
+def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, VendorDirectory | None]:
+    """The lists of devices; with a directory for a vendor's plugin, that plugin says which devices are offered."""
+    if chosen.vendor_dir is None:
+        return Listing(scrubber, own_devices(chosen.resource_prefix, chosen.mig_strategy)), None
+    offer = VendorOffer()
+    listing = Listing(scrubber, offer)
+    return listing, VendorDirectory(chosen.vendor_dir, chosen.kubelet_dir, chosen.resource_prefix, offer, listing)
+
+
+def _handout(
+    chosen: Config,
+    listing: Listing,
+    vendors: VendorDirectory | None,
+    gate: Gate,
+    in_flight: InFlight,
+    resource: str,
+) -> Handout:
+    """How the containers get the devices of a resource."""
+    if vendors is None:
+        return OwnHandout(chosen.style, partial(_shared_nodes, chosen.style.dev_root))
+    return vendor.VendorHandout(resource, vendors, listing, gate, in_flight, chosen.cdi_dirs)
 
 
 @asynccontextmanager
@@ -92,24 +127,30 @@ async def _sole_instance(chosen: Config, counters: PluginCounters) -> AsyncItera
 
 
 @asynccontextmanager
-async def _metrics_served(chosen: Config, listing: Listing) -> AsyncIterator[PluginCounters]:
+async def _metrics_served(
+    chosen: Config, listing: Listing, vendors: VendorDirectory | None
+) -> AsyncIterator[PluginCounters]:
     """Counters that are served under ``--metrics-address``, if that is set."""
     metrics = CollectorRegistry()
     counters = PluginCounters(metrics)
-    async with PluginCollector(listing, counters, chosen.version).served(metrics, chosen.metrics_address):
+    async with PluginCollector(listing, counters, chosen.version, vendors).served(metrics, chosen.metrics_address):
         yield counters
 
 
 async def _register(
-    chosen: Config, listing: Listing, gate: Gate, counters: PluginCounters, tasks: asyncio.TaskGroup
+    chosen: Config,
+    listing: Listing,
+    gate: Gate,
+    counters: PluginCounters,
+    handout: Callable[[str], Handout],
+    tasks: asyncio.TaskGroup,
 ) -> None:
     """Register each resource, now and when the service adds one."""
     known: frozenset[str] = frozenset()
-    shared_nodes = partial(_shared_nodes, chosen.style.dev_root)
     while True:
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
-            plugin = DevicePlugin(resource, listing, gate, counters, chosen.style, shared_nodes)
+            plugin = DevicePlugin(resource, listing, gate, counters, handout(resource))
             tasks.create_task(_stay_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
         known = listing.resources()
 

@@ -30,6 +30,8 @@ class Config:
     style: response.Style = field(default_factory=response.Style)
     mig_strategy: MigStrategy = MigStrategy.NONE
     cluster: ReportChoice = field(default_factory=ReportChoice)
+    vendor_dir: Path | None = None  # a vendor's plugin registers there, and this one stands in front of it
+    cdi_dirs: tuple[Path, ...] = tuple(map(Path, paths.CDI_DIRS))
     standby: bool = False  # wait for the end of another plugin of this node, instead of an error
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
@@ -53,10 +55,32 @@ def check(config: Config) -> None:
     except ValueError as error:
         raise FatalError(str(error)) from error
     check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
+    if config.vendor_dir is not None:
+        _check_vendor(config, config.vendor_dir)
     _check_cluster(config.cluster)
     check_length(config.scrubber_socket, "--run-dir")
     # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
     check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
+
+
+def _check_vendor(config: Config, directory: Path) -> None:
+    """Make the directory, and refuse what the vendor's plugin decides."""
+    if (config.style, config.mig_strategy) != (response.Style(), MigStrategy.NONE):
+        raise FatalError(
+            "cannot use --strategy, --cdi-kind, --pass-device-specs, --driver-root or --mig-strategy with --vendor-dir:"
+            " the vendor's plugin decides them; set them there"
+        )
+    try:
+        directory.mkdir(mode=sockets.GROUP_MAY_ENTER, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise FatalError(f"cannot use --vendor-dir {directory}: {why}; give a directory that can be made") from error
+    if directory.resolve() == config.kubelet_dir.resolve():
+        raise FatalError(
+            f"cannot use --vendor-dir {directory}: it is the kubelet's own directory; give one below it, such as"
+            f" {config.kubelet_dir}/vendor"
+        )
+    check_length(directory / ".kubelet.new", "--vendor-dir")
 
 
 def _check_prefix(prefix: str) -> None:

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 
-from plugin import preferred, response
-from plugin.devices import Device
+from plugin.devices import HEALTHY, UNHEALTHY, Device
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
@@ -35,9 +33,7 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Refus
 logger = log.get("device plugin")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-SharedNodes: TypeAlias = Callable[[], Collection[str]]
 
-HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 FAULT = "a fault inside the device plugin"
 _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
 
@@ -50,6 +46,24 @@ class _Operation:
     receipt: str = ""
 
 
+class Handout(Protocol):
+    """How the containers get the devices that the gate lets through."""
+
+    async def allocate(
+        self,
+        request: wire.AllocateRequest,
+        groups: Sequence[Sequence[Device]],
+        acquire: Callable[[], Awaitable[None]],
+    ) -> wire.AllocateResponse:
+        """The answer for these devices of each container. ``acquire`` is the gate for all of them."""
+
+    async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
+        """What is left to do before a container starts, after the gate."""
+
+    async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> Sequence[str]:
+        """The devices that the kubelet should take; none: it chooses."""
+
+
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     """Answers the kubelet's calls for one resource."""
 
@@ -59,16 +73,13 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         listing: Listing,
         gate: Gate,
         counters: PluginCounters,
-        style: response.Style,
-        shared_nodes: SharedNodes,
+        handout: Handout,
     ) -> None:
-        """``shared_nodes`` returns the device nodes of the driver that exist now."""
         self._resource = resource
         self._listing = listing
         self._gate = gate
         self._counters = counters
-        self._style = style
-        self._shared_nodes = shared_nodes
+        self._handout = handout
 
     async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:
         """Ask the kubelet for both optional calls."""
@@ -89,7 +100,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
         known = self._listing.shown(self._resource)
-        choices = [self._prefer(known, each) for each in request.container_requests]
+        choices = [await self._prefer(known, each) for each in request.container_requests]
         outcome = HookOutcome.FAULT if None in choices else HookOutcome.OK
         self._counters.answer(Hook.PREFERRED, outcome, _since(begun))
         return wire.PreferredAllocationResponse(
@@ -101,10 +112,11 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
             found = self._gate.find(self._resource, groups)
-            # Made before the acquire: if the answer cannot be made, no device is acquired.
-            answer = wire.AllocateResponse(container_responses=self._responses(found))
-            operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
-            return answer
+
+            async def acquire() -> None:
+                operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
+
+            return await self._handout.allocate(request, found, acquire)
 
     async def PreStartContainer(
         self, request: wire.PreStartContainerRequest, context: Context
@@ -114,23 +126,19 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         async with self._answered(Hook.PRE_START, groups, context, _RETRIED) as operation:
             (devices,) = self._gate.find(self._resource, groups)
             await self._gate.start(devices, context.time_remaining(), operation.op)
+            await self._handout.start(request, context.time_remaining())
             return wire.PreStartContainerResponse()
 
-    def _prefer(
+    async def _prefer(
         self, known: Sequence[Device], request: wire.ContainerPreferredAllocationRequest
     ) -> Sequence[str] | None:
         try:
-            available, must = list(request.available_deviceIDs), list(request.must_include_deviceIDs)
-            return preferred.prefer(known, available, must, request.allocation_size)
+            return await self._handout.prefer(known, request)
         except Exception:  # an error would fail the pod, which does not need the preference
             logger.exception(
                 "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=HookOutcome.FAULT.value
             )
             return None
-
-    def _responses(self, groups: Sequence[Sequence[Device]]) -> Iterator[wire.ContainerAllocateResponse]:
-        shared = self._shared_nodes() if self._style.pass_device_specs else ()
-        return (response.respond(devices, self._style, shared, uuid.uuid4()) for devices in groups)
 
     @asynccontextmanager
     async def _answered(
@@ -175,5 +183,9 @@ def _since(begun: float) -> float:
 
 
 def _device(device: Device) -> wire.Device:
+    if device.entry:
+        listed = wire.Device.FromString(device.entry)
+        listed.health = HEALTHY if device.healthy else UNHEALTHY
+        return listed
     topology = None if device.numa_node is None else wire.TopologyInfo(nodes=[wire.NUMANode(ID=device.numa_node)])
     return wire.Device(ID=device.uuid, health=HEALTHY if device.healthy else UNHEALTHY, topology=topology)

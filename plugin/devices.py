@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import TypeAlias
 
 from scrubber.ground.device_messages import AdvertisedDevice
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"  # in the kubelet's words
 
 
 class MigStrategy(Enum):
@@ -22,20 +25,39 @@ class Device(AdvertisedDevice):
     """One device in the list for the kubelet. ``resource`` is the name that pods request."""
 
     gone: bool = False  # the scrub service does not list it any more
+    entry: bytes = b""  # what a vendor's plugin says of it, as it was sent
 
 
 _FIELDS = tuple(field.name for field in fields(AdvertisedDevice))
 
 
-def offered(adverts: Iterable[AdvertisedDevice], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
-    """The devices to list, each under its full resource name."""
-    for advert in adverts:
-        resource = resource_name(advert, prefix, strategy)
-        if resource is not None:
-            # The kubelet reads -1 as "no node", so a negative number is an unknown node.
-            numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
-            kept = {name: getattr(advert, name) for name in _FIELDS}  # asdict would copy deeply, which takes long
-            yield Device(**kept | {"resource": resource, "numa_node": numa_node})
+Offer: TypeAlias = Callable[[Iterable[AdvertisedDevice]], Iterable[Device]]  # what is listed of the service's devices
+
+
+def own_devices(prefix: str, strategy: MigStrategy) -> Offer:
+    """Offer every device, each under its full resource name."""
+
+    def offered(adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
+        for advert in adverts:
+            resource = resource_name(advert, prefix, strategy)
+            if resource is not None:
+                yield listed(advert, resource)
+
+    return offered
+
+
+def listed(advert: AdvertisedDevice, resource: str, **changes: object) -> Device:
+    """The device as it is listed under a resource."""
+    # The kubelet reads -1 as "no node", so a negative number is an unknown node.
+    numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
+    kept = {name: getattr(advert, name) for name in _FIELDS}  # asdict would copy deeply, which takes long
+    return Device(**kept | {"resource": resource, "numa_node": numa_node} | changes)
+
+
+def pci_bus_id(device: AdvertisedDevice) -> str:
+    """The PCI address as Kubernetes writes it; empty if it is not known."""
+    domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
+    return f"{int(domain, 16):04x}:{rest}" if domain else ""
 
 
 def resource_name(advert: AdvertisedDevice, prefix: str, strategy: MigStrategy) -> str | None:

@@ -83,6 +83,10 @@ class Gate:
             else:
                 return granted[0].receipt if granted else ""
 
+    async def give_back(self, ids: Sequence[str]) -> None:
+        """Give back devices that were acquired, and that no container got."""
+        await self._scrubber.release(ids)
+
     async def start(self, devices: Sequence[Device], left: float | None, op: str = "") -> None:
         """Return if a container may start on these devices, or raise. ``left``: for how many seconds the kubelet waits.
 

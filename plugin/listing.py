@@ -26,8 +26,7 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-from plugin import devices
-from plugin.devices import Device, MigStrategy
+from plugin.devices import Device, Offer
 from scrubber.api import client
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
@@ -55,10 +54,10 @@ class _Stream:
 class Listing:
     """The lists of all resources."""
 
-    def __init__(self, scrubber: client.ScrubberClient, prefix: str, strategy: MigStrategy) -> None:
+    def __init__(self, scrubber: client.ScrubberClient, offer: Offer) -> None:
+        """``offer`` says which of the service's devices are listed, and under which resource."""
         self._scrubber = scrubber
-        self._prefix = prefix
-        self._strategy = strategy
+        self._offer = offer
         self._stored: tuple[AdvertisedDevice, ...] | None = None  # the service's last list
         self._known: dict[tuple[str, str], Device] = {}
         self._shown: dict[str, Shown] = {}
@@ -99,6 +98,10 @@ class Listing:
     def current(self) -> Shown | None:
         """Every device of every resource; None while no list of the service is valid."""
         return tuple(self._known.values()) if self._first.is_set() and not self._expired else None
+
+    def on_node(self) -> tuple[AdvertisedDevice, ...]:
+        """Every device in the service's last list, offered or not."""
+        return self._stored or ()
 
     def silence_reason(self) -> str:
         """Why no list of the service is valid; empty while one is."""
@@ -200,7 +203,13 @@ class Listing:
         if adverts == self._stored:
             return  # a sign of life of the service
         self._stored = adverts
-        listed = {(device.resource, device.uuid): device for device in self._offered(adverts)}
+        self.offer_again()
+
+    def offer_again(self) -> None:
+        """Show what is offered now, after a change of the service's list or of the offer."""
+        if self._stored is None:
+            return
+        listed = {(device.resource, device.uuid): device for device in self._offered(self._stored)}
         before = {key: listed[key] if key in listed else _gone(device) for key, device in self._known.items()}
         self._known = before | listed
         if not self._first.is_set():
@@ -210,7 +219,7 @@ class Listing:
 
     def _offered(self, adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
         """The devices to list. A device that was replaced before this process started would be listed for ever."""
-        for device in devices.offered(adverts, self._prefix, self._strategy):
+        for device in self._offer(adverts):
             if not device.replaced or (device.resource, device.uuid) in self._known:
                 yield device
 
@@ -263,9 +272,9 @@ def _differ(sent: Shown | None, now: Shown) -> bool:
     return sent is None or _kubelets_part(sent) != _kubelets_part(now)
 
 
-def _kubelets_part(shown: Shown) -> list[tuple[str, bool, int | None]]:
+def _kubelets_part(shown: Shown) -> list[tuple[str, bool, int | None, bytes]]:
     """The fields that the kubelet sees: a change of any other field sends no list."""
-    return [(device.uuid, device.healthy, device.numa_node) for device in shown]
+    return [(device.uuid, device.healthy, device.numa_node, device.entry) for device in shown]
 
 
 def _shows_unhealthy(sent: Shown | None, ids: Collection[str]) -> bool:

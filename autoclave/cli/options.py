@@ -136,6 +136,13 @@ def _address(text: str) -> str:
 
 # Of the programs that run until a signal stops them.
 PATH = AbsolutePath()
+cdi_dir = click.option(
+    "--cdi-dir",
+    type=PATH,
+    multiple=True,
+    default=paths.CDI_DIRS,
+    help="A directory with CDI specifications of the vendor; may be repeated.",
+)
 metrics_address = click.option(
     "--metrics-address",
     type=Parsed("text", _address),

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from plugin import stopping
 from plugin.cluster.base import Unusable
 from plugin.cluster.credentials import Credentials
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
 from plugin.dra.binding import BindingConditions
 from plugin.dra.claim_gate import ClaimGate
@@ -71,7 +71,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
     counters.expect(chosen.driver)
     async with AsyncExitStack() as stack:
         scrubber = await stack.enter_async_context(client.ScrubberClient(paths.scrubber_socket(chosen.run_dir)))
-        listing = Listing(scrubber, chosen.cdi_kind.partition("/")[0], MigStrategy.MIXED)
+        listing = Listing(scrubber, own_devices(chosen.cdi_kind.partition("/")[0], MigStrategy.MIXED))
         collector = DraCollector(listing, counters, chosen.driver, chosen.version)
         await stack.enter_async_context(collector.served(metrics, chosen.metrics_address))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())

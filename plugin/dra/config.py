@@ -15,7 +15,6 @@ from scrubber.ground.errors import FatalError
 
 DRIVER = "gpu.autoclave.dev"
 VENDOR_DRIVER = "gpu.nvidia.com"
-CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 PLUGINS_DIR = "/var/lib/kubelet/plugins"
 REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
 LONGEST_DRIVER = 63  # characters, as Kubernetes allows
@@ -37,7 +36,7 @@ class DraConfig:
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
-    cdi_dirs: tuple[Path, ...] = tuple(map(Path, CDI_DIRS))
+    cdi_dirs: tuple[Path, ...] = tuple(map(Path, paths.CDI_DIRS))
     instance: str = ""  # in the names of the sockets; each process has its own, so that two can run during an update
     log_level: str = "info"
     log_format: str = "auto"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plugin.devices import Device
+from plugin.devices import Device, pci_bus_id
 from plugin.dra import claims
 
 API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
@@ -38,12 +38,6 @@ def slice_name(driver: str, node: str) -> str:
 def device_name(uuid: str) -> str:
     """The name of a device in claims. It contains the UUID, so another GPU never has the name of this one."""
     return uuid.lower()
-
-
-def pci_bus_id(device: Device) -> str:
-    """The PCI address as Kubernetes writes it; empty if it is not known."""
-    domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
-    return f"{int(domain, 16):04x}:{rest}" if domain else ""
 
 
 def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, conditions: bool = False) -> dict[str, Any]:

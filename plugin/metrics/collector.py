@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from enum import Enum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -151,16 +152,32 @@ def service_obstacles(listing: Listing) -> Iterator[str]:
         yield "there is no device to offer"
 
 
+class Vendors(Protocol):
+    """The plugins of vendors that are there."""
+
+    def connected(self, resource: str) -> bool:
+        """Whether the vendor's plugin of this resource is there."""
+
+    def obstacles(self) -> Iterator[str]:
+        """Why pods cannot get a vendor's devices."""
+
+
 class PluginCollector(StateCollector):
     """The lists of devices, and the connections to the scrub service and the kubelet."""
 
-    def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
+    def __init__(
+        self, listing: Listing, counters: PluginCounters, version: str, vendors: Vendors | None = None
+    ) -> None:
+        """``vendors``: the plugins in front of which this one stands."""
         self._listing = listing
         self._counters = counters
         self._version = version
+        self._vendors = vendors
 
     def _obstacles(self) -> Iterator[str]:
         yield from service_obstacles(self._listing)
+        if self._vendors is not None and not self._counters.standby:
+            yield from self._vendors.obstacles()
         for resource in sorted(self._listing.resources()):
             if why := self._counters.obstacle(resource):
                 yield f"{resource} is not registered: {why}"
@@ -175,3 +192,5 @@ class PluginCollector(StateCollector):
             yield table.CONNECTED, (resource,), float(self._listing.is_followed(resource))
             yield table.LISTED, (resource, "healthy"), float(healthy)
             yield table.LISTED, (resource, "unhealthy"), float(len(shown) - healthy)
+            if self._vendors is not None:
+                yield table.VENDOR, (resource,), float(self._vendors.connected(resource))

@@ -32,6 +32,7 @@ class Reason(Enum):
     LEDGER_UNAVAILABLE = "ledger-unavailable"
     SHUTTING_DOWN = "shutting-down"
     UNREACHABLE = "unreachable"
+    VENDOR = "vendor"
     TIMED_OUT = "timed-out"
     INTERNAL = "internal"
 

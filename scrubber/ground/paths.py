@@ -7,6 +7,7 @@ from pathlib import Path
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 POD_LOGS_DIR = "/var/log/pods"
 
 

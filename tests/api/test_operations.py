@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from plugin.device_plugin import DevicePlugin
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from plugin.gate import Gate
+from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
@@ -40,7 +41,7 @@ FRESH = re.compile(r"[0-9a-f]{8}")
 async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePluginAsyncStub]:
     """The kubelet's end of a real plugin that asks the real service."""
     async with house.scrubber() as scrubber:
-        listing = Listing(scrubber, "nvidia.com", MigStrategy.NONE)
+        listing = Listing(scrubber, own_devices("nvidia.com", MigStrategy.NONE))
         following = asyncio.create_task(listing.follow())
         async with asyncio.timeout(WITHIN):
             await listing.until_known()
@@ -50,8 +51,7 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
             listing,
             Gate(scrubber, listing, InFlight()),
             collector.PluginCounters(CollectorRegistry()),
-            style,
-            list,
+            OwnHandout(style, list),
         )
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

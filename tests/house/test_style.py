@@ -19,7 +19,7 @@ EXTRAS = (
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened
     "plugin/cluster/reporter.py",  # the API server's client, where there is one to speak to
     "plugin/dra/app.py",  # the same: who lacks it gets a line that says what to install
-    "plugin/dra/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
+    "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
 IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from demo.standins.kubelet import Kubelet
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, sockets
 from scrubber.api import client
@@ -91,7 +91,7 @@ def followed(short_tmp):
     @asynccontextmanager
     async def followed(strategy: MigStrategy = MigStrategy.NONE) -> AsyncIterator[Listing]:
         async with client.ScrubberClient(short_tmp / "scrubber.sock") as scrubber:
-            listing = Listing(scrubber, "nvidia.com", strategy)
+            listing = Listing(scrubber, own_devices("nvidia.com", strategy))
             task = asyncio.create_task(listing.follow())
             try:
                 yield listing

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
+from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.metrics.collector import PluginCounters
@@ -51,7 +52,7 @@ async def kubelet(short_tmp, listing, shared_nodes, registry):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
     gate = Gate(listing._scrubber, listing, InFlight())
-    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), style, lambda: list(shared_nodes))
+    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), OwnHandout(style, lambda: list(shared_nodes)))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")

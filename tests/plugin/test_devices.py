@@ -30,16 +30,16 @@ def test_the_resource_name_depends_on_device_and_strategy(advert, strategy, expe
 def test_everything_that_is_known_of_a_device_is_kept():
     advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
     advert = replace(advert, reason="xid", quarantined=True, sick=True, replaced=True)
-    assert list(devices.offered([advert], "a.io", MigStrategy.NONE)) == [
+    assert list(devices.own_devices("a.io", MigStrategy.NONE)([advert])) == [
         Device(**asdict(advert) | {"resource": "a.io/gpu"}, gone=False)
     ]
 
 
 def test_a_device_not_offered_is_not_listed():
-    assert [it.uuid for it in devices.offered([SLICE, WHOLE], "nvidia.com", MigStrategy.NONE)] == [WHOLE.uuid]
+    assert [it.uuid for it in devices.own_devices("nvidia.com", MigStrategy.NONE)([SLICE, WHOLE])] == [WHOLE.uuid]
 
 
 @pytest.mark.parametrize(("said", "known"), [(None, None), (-1, None), (0, 0), (1, 1)])
 def test_a_negative_numa_node_is_unknown(said, known):
-    (device,) = devices.offered([gpu(0, numa_node=said)], "nvidia.com", MigStrategy.NONE)
+    (device,) = devices.own_devices("nvidia.com", MigStrategy.NONE)([gpu(0, numa_node=said)])
     assert device.numa_node == known

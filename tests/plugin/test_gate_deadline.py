@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from plugin.devices import Device, MigStrategy
+from plugin.devices import Device, MigStrategy, own_devices
 from plugin.gate import ALLOCATE_WITHIN, Gate
 from plugin.listing import Listing
 from plugin.stopping import InFlight
@@ -61,7 +61,7 @@ class RestartingService(SlowService):
 
 async def took(service) -> float:
     """Seconds until a request is answered, while the kubelet reads no list."""
-    listing = Listing(service, "nvidia.com", MigStrategy.NONE)
+    listing = Listing(service, own_devices("nvidia.com", MigStrategy.NONE))
     following = asyncio.create_task(listing.follow())
     await listing.until_known()
     reading = listing.changes("nvidia.com/gpu")

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plugin import listing as module
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from scrubber.api import client
 from scrubber.ground.device_messages import AdvertisedDevices
 from tests.patience import WITHIN
@@ -278,7 +278,7 @@ class Scripted:
 async def scripted():
     """A listing that has read one list, and the service that it follows."""
     scrubber = Scripted()
-    listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
+    listing = module.Listing(cast(client.ScrubberClient, scrubber), own_devices("nvidia.com", MigStrategy.NONE))
     task = asyncio.create_task(listing.follow())
     await asyncio.sleep(0)
     scrubber.send()

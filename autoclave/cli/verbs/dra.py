@@ -29,13 +29,7 @@ from scrubber.ground import log, paths
     default=None,
     help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
-@click.option(
-    "--cdi-dir",
-    type=options.PATH,
-    multiple=True,
-    default=config.CDI_DIRS,
-    help="A directory with CDI specifications of the vendor's driver; may be repeated.",
-)
+@options.cdi_dir
 @node_name
 @click.option(
     "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."

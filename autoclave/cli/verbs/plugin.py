@@ -70,6 +70,13 @@ node_name = click.option(
 @node_name
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @click.option(
+    "--vendor-dir",
+    type=options.PATH,
+    default=None,
+    help="Stand in front of a vendor's device plugin, which registers at kubelet.sock in this directory.",
+)
+@options.cdi_dir
+@click.option(
     "--standby",
     is_flag=True,
     help="If another plugin runs on this node, wait until it stops, and then register at once.",
@@ -81,8 +88,9 @@ node_name = click.option(
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the device plugin of this node.
 
-    Offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets a GPU. Runs until
-    SIGTERM or SIGINT. Logs go to stderr.
+    Offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets a GPU. With
+    --vendor-dir, the device plugin of a vendor offers the GPUs and prepares the containers, and this program holds back
+    each pod until its GPUs are proven clean. Runs until SIGTERM or SIGINT. Logs go to stderr.
     """
     chosen = config.Config(
         kubelet_dir=flags["kubelet_dir"],
@@ -96,6 +104,8 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         ),
         mig_strategy=flags["mig_strategy"],
         cluster=ReportChoice(flags["cluster_reports"], flags["node_name"], taint=flags["taint_when_all_out"]),
+        vendor_dir=flags["vendor_dir"],
+        cdi_dirs=flags["cdi_dir"],
         standby=flags["standby"],
         metrics_address=flags["metrics_address"],
         version=__version__,

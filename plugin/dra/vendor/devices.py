@@ -19,11 +19,11 @@ from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.driver import HEALTH
-from plugin.dra.vendor import cdi as vendor_cdi
 from plugin.dra.vendor import slices as vendor_slices
 from plugin.dra.vendor.slices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
+from plugin.vendor import cdi as vendor_cdi
 from scrubber.ground import log
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from plugin.devices import Device
+from plugin.devices import Device, pci_bus_id
 from plugin.dra import slices
 
 Key: TypeAlias = tuple[str, str]  # pool and name
@@ -57,7 +57,7 @@ def refusal(device: ListedDevice) -> str:
 
 def disagreement(listed_device: ListedDevice, device: Device) -> str:
     """Why the slice and the scrub service cannot mean the same GPU; empty if they can."""
-    name, ours, theirs = listed_device.name, slices.pci_bus_id(device), listed_device.pci_bus_id.lower()
+    name, ours, theirs = listed_device.name, pci_bus_id(device), listed_device.pci_bus_id.lower()
     if slices.device_name(listed_device.uuid) != slices.device_name(device.uuid):
         return f"the ResourceSlice has changed: {name} was {device.uuid}"
     if ours and theirs and ours != theirs:

@@ -20,7 +20,7 @@ from demo.standins.journal import Journal
 from demo.standins.quirks import Quirks, Timing
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DRIVER, DraConfig
@@ -76,7 +76,7 @@ class ClaimWorld(World):
         self.end_driver()
         chosen = DraConfig(cluster=ReportChoice(node=NODE), clean_within=self.clean_within)
         scrubber = cast(client.ScrubberClient, DirectClient(self))
-        listing = Listing(scrubber, "nvidia.com", MigStrategy.MIXED)
+        listing = Listing(scrubber, own_devices("nvidia.com", MigStrategy.MIXED))
         self.on("driver", listing.follow())
         self.driver = Driver(
             *(chosen, listing, ClaimGate(scrubber, listing), cast(Any, self.server), InFlight(), OwnDevices(chosen)),

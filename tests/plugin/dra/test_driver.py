@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
-from plugin.devices import Device, MigStrategy
+from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DRIVER, DraConfig
@@ -79,7 +79,7 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
     """A driver on a socket, and a channel to it."""
     chosen = DraConfig(cluster=ReportChoice(node="node-1"))
     async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber:
-        listing = Listing(scrubber, "nvidia.com", MigStrategy.MIXED)
+        listing = Listing(scrubber, own_devices("nvidia.com", MigStrategy.MIXED))
         following = asyncio.create_task(listing.follow())
         await listing.until_known()
         async with grpc.aio.insecure_channel(f"unix:{folder}/dra.sock") as channel:

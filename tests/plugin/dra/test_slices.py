@@ -2,7 +2,7 @@
 
 import pytest
 
-from plugin.devices import MigStrategy, offered
+from plugin.devices import MigStrategy, own_devices
 from plugin.dra import claims, slices
 from plugin.dra.claims import AllocatedDevice
 from plugin.dra.slices import Pool
@@ -13,7 +13,7 @@ POOL = Pool("gpu.autoclave.dev", "node-1", "uid-1")
 
 def listed(*adverts, taints=True, conditions=False):
     """The devices of the slice."""
-    devices = offered(adverts, "nvidia.com", MigStrategy.MIXED)
+    devices = own_devices("nvidia.com", MigStrategy.MIXED)(adverts)
     return slices.resource_slice(POOL, devices, taints=taints, conditions=conditions)["spec"].get("devices")
 
 

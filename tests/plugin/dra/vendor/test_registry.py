@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from plugin.devices import MigStrategy
+from plugin.devices import MigStrategy, own_devices
 from plugin.dra.config import DraConfig
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.vendor import registry as vendor_registry
@@ -77,6 +77,6 @@ async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
 def test_a_gate_that_is_bypassed_is_not_ready():
     counters = DraCounters(CollectorRegistry())
     counters.note_bypass("gpu.nvidia.com-reg.sock")
-    listing = Listing(cast(client.ScrubberClient, None), "nvidia.com", MigStrategy.MIXED)
+    listing = Listing(cast(client.ScrubberClient, None), own_devices("nvidia.com", MigStrategy.MIXED))
     why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
     assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)

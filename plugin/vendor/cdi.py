@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from plugin.devices import Device
-from plugin.dra import slices
+from plugin.devices import pci_bus_id
+from scrubber.ground.device_messages import AdvertisedDevice
 from scrubber.ground.errors import InvalidRequest
 
 _FORMATS = {".json", ".yaml", ".yml"}
@@ -31,22 +31,34 @@ _NOTHING = {"", "none", "void"}
 
 
 def check(
-    cdi_ids: Iterable[str], directories: Collection[Path], taken: Collection[Device], known: Collection[Device]
+    cdi_ids: Iterable[str],
+    directories: Collection[Path],
+    taken: Collection[AdvertisedDevice],
+    known: Collection[AdvertisedDevice],
 ) -> None:
     """Raise InvalidRequest if one of these CDI devices cannot be read, or gives away a device that is not taken."""
     for cdi_id in cdi_ids:
-        for edits in (cdi_id, *_edits(cdi_id, directories)):
-            if found := foreign(edits, taken, known):
-                raise InvalidRequest(f"the CDI device {cdi_id} names {found}, which this claim does not have")
+        for each in (cdi_id, *edits(cdi_id, directories)):
+            if found := foreign(each, taken, known):
+                raise InvalidRequest(f"the CDI device {cdi_id} names {found}, which was not granted")
 
 
-def foreign(edits: object, taken: Collection[Device], known: Collection[Device]) -> str:
+def names(device: AdvertisedDevice, edits: object) -> bool:
+    """Whether these edits name the device: by its UUID, or by all of its nodes."""
+    texts = list(_texts(edits))
+    uuid = device.uuid.lower()
+    return any(uuid in text.lower() for text in texts) or (
+        bool(device.nodes) and all(any(text.endswith(node) for text in texts) for node in device.nodes)
+    )
+
+
+def foreign(edits: object, taken: Collection[AdvertisedDevice], known: Collection[AdvertisedDevice]) -> str:
     """The first thing in an object of CDI that belongs to another device than those taken; empty: there is none."""
     nodes = {node for device in taken for node in device.nodes}
     uuids = {device.uuid.lower() for device in taken}
     edits = _folded(edits)
     theirs = {device.uuid.lower() for device in known} - uuids
-    theirs |= {slices.pci_bus_id(device) for device in known} - {slices.pci_bus_id(device) for device in taken} - {""}
+    theirs |= {pci_bus_id(device) for device in known} - {pci_bus_id(device) for device in taken} - {""}
     for text in chain.from_iterable((it, _resolved(it)) for it in _texts(edits)):
         low = text.lower()
         if found := next((word for word in sorted(theirs) if word in low), ""):
@@ -116,7 +128,7 @@ def _directories(edits: object) -> Iterator[str]:
             yield f"all devices in {path.rstrip('/') or '/'}"
 
 
-def _edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
+def edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
     """All that this CDI device does to a container, in every specification that has it."""
     kind, _, name = cdi_id.partition("=")
     found: list[object] = []

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from plugin.devices import Device
-from plugin.dra.vendor import cdi as vendor_cdi
+from plugin.vendor import cdi as vendor_cdi
 from scrubber.ground.errors import InvalidRequest
 
 CDI_ID = "k8s.gpu.nvidia.com/claim=uid-gpu-0"
@@ -97,7 +97,7 @@ def test_a_specification_that_gives_the_gpu_of_the_claim_passes(tmp_path, file):
 
 def test_edits_for_all_devices_of_a_specification_count(tmp_path):
     specify(tmp_path, containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]})
-    with pytest.raises(InvalidRequest, match="NVIDIA_VISIBLE_DEVICES=all, which this claim does not have"):
+    with pytest.raises(InvalidRequest, match="NVIDIA_VISIBLE_DEVICES=all, which was not granted"):
         check(tmp_path)
 
 

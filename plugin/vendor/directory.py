@@ -1,0 +1,235 @@
+"""Serves ``kubelet.sock`` in a directory of its own, so that a vendor's plugin registers here and not with the kubelet.
+
+A plugin that registers again replaces its connection. A vendor's plugin looks for a new ``kubelet.sock`` to learn that
+it has to register again, so one is made if its socket has gone: at its start, the kubelet removes all sockets of its
+directory, also that of a vendor's plugin which knows only the path of ``kubelet.sock`` by an option.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.listing import Listing
+from plugin.registration import endpoint, kubelet
+from plugin.registration.sockets import FileWatch
+from plugin.vendor.connection import VendorPlugin
+from plugin.vendor.offer import VendorList, VendorOffer, refusal
+from scrubber.ground import log, unix_sockets
+from scrubber.ground.aio import Changed
+from scrubber.ground.errors import AutoclaveError
+
+logger = log.get("vendor")
+
+FIRST_LIST = 5.0  # seconds that Register waits for the first list: a plugin without a device may send none
+KEPT = 5.0  # seconds that a list stays valid after its stream has ended: an Allocate waits that long for the vendor
+RENEWALS = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds to wait for a Register before ``kubelet.sock`` is made anew
+BYPASS_AFTER = 40.0  # seconds for a plugin to register; NVIDIA's tries again every 30
+
+
+class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
+    """The plugins that have registered in one directory."""
+
+    def __init__(self, directory: Path, kubelet_dir: Path, prefix: str, offer: VendorOffer, listing: Listing) -> None:
+        """``prefix``: of the resources that may register. The listing shows what the offer says."""
+        self._directory = directory
+        self._kubelet_dir = kubelet_dir
+        self._prefix = prefix
+        self._offer = offer
+        self._listing = listing
+        self._plugins: dict[str, VendorPlugin] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._keeping: dict[str, asyncio.TimerHandle] = {}
+        self._refused: dict[str, str] = {}
+        self._bypass = ""
+        self._renewals = 0
+        self._changed = Changed()
+        self._watch = FileWatch(directory, kubelet_dir)
+        self.doubts: asyncio.Queue[frozenset[str]] = asyncio.Queue()  # devices that a vendor calls unhealthy
+
+    @property
+    def socket(self) -> Path:
+        """Where the vendor's plugin has to register."""
+        return self._directory / "kubelet.sock"
+
+    async def run(self) -> None:
+        """Serve until cancelled. A FatalError says what the operator has to change."""
+        add = partial(deviceplugin_pb2_grpc.add_RegistrationServicer_to_server, self)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch.run(), name="watch of the vendor's sockets")
+                tasks.create_task(self._find_bypass(), name="search for a way around the gate")
+                while True:
+                    async with endpoint.serve(self.socket, add) as served:
+                        logger.info("waiting for the vendor's plugin", socket=str(self.socket))
+                        await self._until_renewal(served)
+        finally:
+            for resource in list(self._plugins):
+                await self._forget(resource)
+
+    def connected(self, resource: str) -> bool:
+        """Whether the vendor's plugin of this resource is there."""
+        plugin = self._plugins.get(resource)
+        return plugin is not None and plugin.connected
+
+    async def plugin(self, resource: str, within: float) -> VendorPlugin | None:
+        """The plugin of a resource, also if it comes within this time; None: it is away."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._changed.until(lambda: self.connected(resource))
+        return self._plugins[resource] if self.connected(resource) else None
+
+    def distrust(self, resource: str) -> None:
+        """The vendor's plugin did not answer: its devices are unhealthy until its next list, if it is away."""
+        if not self.connected(resource):
+            self._expire(resource)
+
+    def obstacles(self) -> Iterator[str]:
+        """Why pods cannot get a vendor's devices, one line each."""
+        if self._bypass:
+            yield f"the vendor's plugin at {self._bypass} has not registered at {self.socket}: set KUBELET_SOCKET"
+        if not self._plugins:
+            yield f"no plugin of a vendor has registered at {self.socket}"
+        for resource in sorted(self._plugins):
+            if not self.connected(resource):
+                yield f"the vendor's plugin of {resource} is away"
+
+    # -- a plugin registers
+
+    async def Register(  # noqa: N802 - the proto names it
+        self, request: wire.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> wire.Empty:
+        """Connect to the plugin, as the kubelet would, and wait for its first list."""
+        path = self._socket_of(request.endpoint)
+        why = self._wrong(request) or ("" if path else f"no plugin answers on {request.endpoint!r}")
+        if path is None or why:
+            logger.error("a vendor's plugin cannot register", resource=request.resource_name, error=why)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"autoclave cannot register the plugin: {why}")
+        try:
+            await self._connect(request.resource_name, path)
+        except AutoclaveError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return wire.Empty()
+
+    def _wrong(self, request: wire.RegisterRequest) -> str:
+        if request.version != kubelet.VERSION:
+            return f"its version is {request.version!r}, and must be {kubelet.VERSION!r}"
+        domain, slash, name = request.resource_name.partition("/")
+        if domain != self._prefix or not slash or not name or "/" in name:
+            return f"the resource {request.resource_name!r} is not below {self._prefix}/; see --resource-prefix"
+        return ""
+
+    def _socket_of(self, name: str) -> Path | None:
+        """The socket that is meant: in this directory, or in the kubelet's, where some plugins always have it."""
+        if name in ("", "kubelet.sock") or "/" in name or name.startswith("."):
+            return None
+        found = (directory / name for directory in (self._directory, self._kubelet_dir))
+        return next((it for it in found if it.is_socket() and unix_sockets.connect_error(it) is None), None)
+
+    async def _connect(self, resource: str, path: Path) -> None:
+        """Follow the plugin at this socket, in place of an earlier one of the resource."""
+        plugin = VendorPlugin(resource, path, partial(self._take, resource))
+        try:
+            await plugin.ask_options()
+        except BaseException:
+            await plugin.close()
+            raise
+        earlier = self._plugins.get(resource)
+        if earlier is not None and earlier.path != path and not earlier.replaced():
+            logger.warning(
+                "two plugins of a vendor registered one resource: the last one counts",
+                resource=resource, socket=str(path), earlier=str(earlier.path),
+            )  # fmt: skip
+        await self._forget(resource)
+        self._renewals = 0
+        self._plugins[resource] = plugin
+        self._following[resource] = asyncio.create_task(plugin.follow(), name=f"list of {resource}")
+        listed = await self.plugin(resource, FIRST_LIST) is plugin
+        logger.info("the vendor's plugin has registered", resource=resource, socket=str(path), listed=listed)
+
+    async def _forget(self, resource: str) -> None:
+        """End the connection to the plugin of a resource. Its last list stays valid for a while."""
+        plugin = self._plugins.pop(resource, None)
+        if plugin is None:
+            return
+        following = self._following.pop(resource)
+        following.cancel()
+        await asyncio.wait({following})
+        await plugin.close()
+        if plugin.connected:
+            self._take(resource, None)
+
+    def _take(self, resource: str, offered: VendorList | None) -> None:
+        """A list has come; None: no further list comes."""
+        if offered is None:
+            self._keep(resource)
+        else:
+            if resource in self._keeping:
+                self._keeping.pop(resource).cancel()
+            doubted = self._offer.put(resource, offered)
+            if doubted:
+                self.doubts.put_nowait(doubted)
+            self._report_refused(resource)
+            self._listing.offer_again()
+        self._changed.notify()
+
+    def _keep(self, resource: str) -> None:
+        if resource not in self._keeping:
+            loop = asyncio.get_running_loop()
+            self._keeping[resource] = loop.call_later(KEPT, self._expire, resource)
+
+    def _expire(self, resource: str) -> None:
+        if resource in self._keeping:
+            self._keeping.pop(resource).cancel()
+        logger.error("the devices of a resource are unhealthy: the vendor's plugin is away", resource=resource)
+        self._offer.away(resource)
+        self._listing.offer_again()
+
+    def _report_refused(self, resource: str) -> None:
+        """Log once why devices cannot be proven clean."""
+        on_node = self._listing.on_node()
+        found = [why for name in self._offer.ids(resource) if (why := refusal(name, on_node))]
+        if found and self._refused.get(resource) != found[0]:
+            logger.error("devices cannot be proven clean", resource=resource, devices=len(found), error=found[0])
+        self._refused[resource] = found[0] if found else ""
+
+    # -- the files
+
+    async def _until_renewal(self, served: endpoint.PluginServer) -> None:
+        """Return when ``kubelet.sock`` is gone, or when a plugin has to register again and does not do so by itself."""
+        while not served.gone():
+            await self._watch.until(lambda: served.gone() or (self._lost() and self._renewals < len(RENEWALS)))
+            if not served.gone():
+                await asyncio.sleep(RENEWALS[self._renewals])
+                if self._lost():
+                    self._renewals += 1
+                    logger.info("making kubelet.sock anew: a vendor's plugin has to register again")
+                    return
+
+    def _lost(self) -> bool:
+        """Whether nobody can connect any more to a plugin that has registered."""
+        return any(plugin.replaced() for plugin in self._plugins.values())
+
+    async def _find_bypass(self) -> None:
+        """Look for plugins that serve in the kubelet's directory and do not register here."""
+        clock = asyncio.get_running_loop().time
+        since: dict[Path, float] = {}
+        while True:
+            seen = self._watch.notifications
+            registered = {plugin.path for plugin in self._plugins.values()}
+            found = set(self._kubelet_dir.glob(f"{self._prefix.partition('.')[0]}-*.sock")) - registered
+            since = {it: since.get(it, clock()) for it in found if unix_sockets.connect_error(it) is None}
+            late = sorted(str(path) for path, begun in since.items() if clock() - begun >= BYPASS_AFTER)
+            if late and late[0] != self._bypass:
+                logger.error("a vendor's plugin registers with the kubelet itself: nothing is proven", socket=late[0])
+            self._bypass = late[0] if late else ""
+            await self._watch.after(seen)

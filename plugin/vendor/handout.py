@@ -1,0 +1,123 @@
+"""A vendor's devices for containers, proven clean: first the gate, then the vendor's answer, then its check."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import chain
+from pathlib import Path
+
+from plugin import preferred
+from plugin.devices import Device
+from plugin.gate import SHOWN_WITHIN, Gate
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.listing import Listing
+from plugin.stopping import InFlight
+from plugin.vendor import answer as vendor_answer
+from plugin.vendor import offer
+from plugin.vendor.connection import VendorPlugin
+from plugin.vendor.directory import VendorDirectory
+from scrubber.ground import aio, log
+from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused
+
+logger = log.get("vendor")
+
+ALLOCATE_WITHIN = 5.0  # seconds for the vendor's part of Allocate, also if its plugin restarts meanwhile
+ANSWERS_WITHIN = 1.0  # seconds of these, at least, for the call itself
+PREFER_WITHIN = 1.0  # seconds for a preference, which no pod needs
+START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
+DRAINED_WITHIN = 11.0  # seconds for calls that are being answered at a stop: the gate's part and the vendor's
+
+
+class VendorHandout:
+    """Implements ``device_plugin.Handout`` for one resource."""
+
+    def __init__(
+        self,
+        resource: str,
+        directory: VendorDirectory,
+        listing: Listing,
+        gate: Gate,
+        in_flight: InFlight,
+        cdi_dirs: Collection[Path],
+    ) -> None:
+        self._resource = resource
+        self._directory = directory
+        self._listing = listing
+        self._gate = gate
+        self._in_flight = in_flight
+        self._cdi_dirs = cdi_dirs
+
+    async def allocate(
+        self,
+        request: wire.AllocateRequest,
+        groups: Sequence[Sequence[Device]],
+        acquire: Callable[[], Awaitable[None]],
+    ) -> wire.AllocateResponse:
+        """The vendor's answer as it is, or an error and no grant."""
+        ids = [device.uuid for device in chain(*groups)]
+        for name in ids:
+            if why := offer.refusal(name, self._listing.on_node()):
+                raise Refused(Reason.VENDOR, why)
+        with self._in_flight.one():
+            began = _now()
+            plugin = await self._there(ids)
+            waited = _now() - began
+            await acquire()
+            try:
+                answer = await plugin.allocate(request, max(ALLOCATE_WITHIN - waited, ANSWERS_WITHIN))
+                await asyncio.to_thread(vendor_answer.check, answer, groups, self._listing.on_node(), self._cdi_dirs)
+            except BaseException:
+                await aio.finish(self._give_back(ids))
+                raise
+            return answer
+
+    async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
+        """The vendor's part of a start, if its plugin asks for it."""
+        plugin = await self._there(request.devices_ids)
+        await plugin.start(request, START_WITHIN if within is None else min(within, START_WITHIN))
+
+    async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> list[str]:
+        """The vendor's choice among clean devices, if it comes in time; otherwise our own choice."""
+        available, must = set(request.available_deviceIDs), set(request.must_include_deviceIDs)
+        clean = {device.uuid for device in shown if device.clean and device.healthy and device.uuid in available}
+        plugin = await self._directory.plugin(self._resource, 0)
+        if (
+            plugin is not None
+            and plugin.options.get_preferred_allocation_available
+            and len(clean | must) >= request.allocation_size
+        ):
+            asked = wire.ContainerPreferredAllocationRequest()
+            asked.CopyFrom(request)
+            del asked.available_deviceIDs[:]
+            asked.available_deviceIDs.extend(it for it in request.available_deviceIDs if it in clean | must)
+            chosen = await self._asked(plugin, asked)
+            if len(chosen) == request.allocation_size == len(set(chosen)) and must <= set(chosen) <= clean | must:
+                return chosen
+        return preferred.prefer(shown, list(request.available_deviceIDs), list(must), request.allocation_size)
+
+    async def _asked(self, plugin: VendorPlugin, asked: wire.ContainerPreferredAllocationRequest) -> list[str]:
+        try:
+            answer = await plugin.prefer(asked, PREFER_WITHIN)
+        except AutoclaveError:
+            return []  # logged; the kubelet gets our own choice
+        return [name for response in answer.container_responses for name in response.deviceIDs]
+
+    async def _there(self, ids: Collection[str]) -> VendorPlugin:
+        """The vendor's plugin, or NotReady. Before the error, the kubelet sees it in the list, and asks no more."""
+        plugin = await self._directory.plugin(self._resource, ALLOCATE_WITHIN - ANSWERS_WITHIN)
+        if plugin is None:
+            self._directory.distrust(self._resource)
+            await self._listing.until_unhealthy(self._resource, ids, SHOWN_WITHIN)
+            raise NotReady(Reason.VENDOR, f"the vendor's plugin of {self._resource} is away")
+        return plugin
+
+    async def _give_back(self, ids: Sequence[str]) -> None:
+        try:
+            await self._gate.give_back(ids)
+        except AutoclaveError as error:  # the service finds out by itself that no pod has them
+            logger.warning("the devices are not given back", devices=ids, error=error.message)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,92 @@
+"""What the plugins of a vendor offer, joined with what the scrub service says.
+
+A device is healthy if both say so. The vendor's entry of a device goes on to the kubelet as it was sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from plugin.devices import HEALTHY, Device, listed
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from scrubber.ground.device_messages import AdvertisedDevice
+
+MOST_DEVICES = 10_000  # of one resource; a node of 16 GPUs has 112 MIG devices
+LONGEST_ID = 253  # characters
+_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class VendorList:
+    """The last list of one resource."""
+
+    entries: Mapping[str, bytes]  # by id, in the order of the vendor
+    healthy: frozenset[str]
+    current: bool = True  # the vendor's plugin is there
+
+
+def read(message: wire.ListAndWatchResponse) -> VendorList:
+    """The list in a message; a ValueError says why it cannot be used."""
+    ids = [device.ID for device in message.devices]
+    if len(ids) > MOST_DEVICES:
+        raise ValueError(f"it has {len(ids)} devices, more than {MOST_DEVICES}")
+    if wrong := next((name for name in ids if not 0 < len(name) <= LONGEST_ID), None):
+        raise ValueError(f"it has a device with an id of {len(wrong)} characters")
+    if "" in ids:
+        raise ValueError("it has a device without an id")
+    if len(set(ids)) < len(ids):
+        raise ValueError("it has a device twice")
+    healthy = frozenset(device.ID for device in message.devices if device.health == HEALTHY)
+    return VendorList({device.ID: device.SerializeToString() for device in message.devices}, healthy)
+
+
+def refusal(name: str, on_node: Collection[AdvertisedDevice]) -> str:
+    """Why a device with this id cannot be proven clean; empty if it can, or if no device of the node is known yet."""
+    if "::" in name:
+        return (
+            f"{name} is a share of a GPU (time slicing or MPS): the data of several pods lies in one memory, so it"
+            " cannot be proven clean; turn the sharing off in the vendor's plugin"
+        )
+    if not _UUID.fullmatch(name):
+        return f"{name} is not the UUID of a GPU or of a MIG device: it cannot be proven clean"
+    if on_node and not any(device.uuid == name for device in on_node):
+        return f"the scrub service does not know {name}"
+    return ""
+
+
+class VendorOffer:
+    """The lists of all resources."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, VendorList] = {}
+
+    def put(self, resource: str, offered: VendorList) -> frozenset[str]:
+        """Take a new list. Returns the devices that the vendor calls unhealthy now, and did not in the last list."""
+        before = self._lists.get(resource)
+        self._lists[resource] = offered
+        return (before.healthy if before else frozenset()) & (offered.entries.keys() - offered.healthy)
+
+    def away(self, resource: str) -> None:
+        """The vendor's plugin is gone: its devices are unhealthy until its next list."""
+        if resource in self._lists:
+            self._lists[resource] = replace(self._lists[resource], current=False)
+
+    def ids(self, resource: str) -> Collection[str]:
+        """The devices in the last list of a resource."""
+        return self._lists[resource].entries.keys() if resource in self._lists else ()
+
+    def __call__(self, adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
+        """Every device that a vendor lists. One that the scrub service does not know is unhealthy."""
+        known = {advert.uuid: advert for advert in adverts}
+        for resource, vendor in self._lists.items():
+            for place, (name, entry) in enumerate(vendor.entries.items()):
+                if name in known:
+                    healthy = known[name].healthy and vendor.current and name in vendor.healthy
+                    yield listed(known[name], resource, healthy=healthy, entry=entry)
+                else:
+                    unknown = AdvertisedDevice(
+                        name, healthy=False, clean=False, numa_node=None, resource="", index=place
+                    )
+                    yield listed(unknown, resource, entry=entry)

@@ -1,0 +1,296 @@
+"""The real plugin in front of a vendor's: what the kubelet, the vendor and the scrub service see."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from demo.standins.do_nothing_plugin import DoNothingPlugin, variable
+from demo.standins.pods import Phase, Pod
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from scrubber.ground.errors import Reason, Refused
+from tests.patience import WITHIN
+from tests.plugin.live_plugin import Plugin, allocate
+from tests.plugin.scrub_server import gpu, no
+
+GPU = "nvidia.com/gpu"
+IDS = ["GPU-0000", "GPU-0001"]
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+pytestmark = pytest.mark.usefixtures("scrub_server", "kubelet")
+
+
+class Vendor(DoNothingPlugin):
+    """Keeps its socket in the kubelet's directory, as NVIDIA's does, and registers in another one."""
+
+    def __init__(self, root, ids=IDS) -> None:
+        super().__init__(root, ids, resource=GPU, socket="nvidia-gpu.sock", prestart=False, answer=variable)
+        self.directory = root / "vendor"
+        self.asked: list[str] = []
+
+    async def Allocate(self, request, context):  # noqa: N802 - the proto names it
+        self.asked += request.container_requests[0].devices_ids
+        answer = await super().Allocate(request, context)
+        answer.MergeFromString(b"\xc2\x3e\x03new")  # field 1000: of a newer version of the API
+        return answer
+
+    async def come(self):
+        """Serve and register, as soon as there is somebody to register with."""
+        await self.serve()
+        async with asyncio.timeout(WITHIN):
+            while True:
+                try:
+                    return await self.register()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def vendor(short_tmp):
+    """NVIDIA's plugin, which has not started yet."""
+    it = Vendor(short_tmp)
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def front(plugin, short_tmp):
+    """Start the plugin in front of the vendor's."""
+
+    async def front(*flags: object) -> Plugin:
+        it: Plugin = await plugin("--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi", *flags)
+        await it.hear("waiting for the vendor's plugin")
+        return it
+
+    return front
+
+
+def pod(name="pod", number=1):
+    return Pod.of(name, {GPU: number})
+
+
+async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubelet, front, vendor, short_tmp):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    order = []
+
+    async def acquired(_devices) -> None:
+        order.append(list(vendor.asked))
+
+    scrub_server.answer = acquired
+    assert (await kubelet.run(pod(number=2))).phase is not Phase.FAILED
+    assert order[0] == []  # the vendor is asked after the gate
+    assert sorted(vendor.asked) == IDS
+    answer = await allocate(short_tmp, *IDS)
+    [response] = answer.container_responses
+    assert response.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(IDS)
+    assert b"new" in answer.SerializeToString()
+
+
+async def test_the_vendors_entry_of_a_device_goes_on_unchanged(kubelet, front, vendor, short_tmp):
+    vendor.nodes = {"GPU-0000": [3, 5]}
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    async with grpc.aio.insecure_channel(f"unix:{short_tmp}/autoclave/nvidia.com_gpu.sock") as channel:
+        async for shown in deviceplugin_pb2_grpc.DevicePluginStub(channel).ListAndWatch(wire.Empty()):
+            assert shown.SerializeToString(deterministic=True) == vendor._list().SerializeToString(deterministic=True)
+            break
+
+
+async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
+    vendor.devices["GPU-0001"] = UNHEALTHY
+    vendor.show()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
+    scrub_server.say(gpu(0, healthy=False, quarantined=True), gpu(1))
+    await kubelet.until(lambda: kubelet.devices(GPU)["GPU-0000"] == UNHEALTHY)
+    await vendor.stop()
+    vendor.devices = dict.fromkeys(IDS, HEALTHY)  # NVIDIA's plugin forgets at a restart
+    await vendor.come()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
+
+
+async def test_a_device_that_the_vendor_drops_stays_listed(kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    vendor.show(**{"gGPU-0001": None})
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
+
+
+async def test_a_device_unhealthy_at_the_vendor_is_scrubbed_again(scrub_server, kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    vendor.devices["GPU-0001"] = UNHEALTHY
+    vendor.show()
+    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
+    await scrub_server.until(lambda it: it.asked[-1][0] == "release")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda ids: variable([it for it in IDS if it not in ids]), "which was not granted"),
+        (lambda _: variable(["GPU-9999"]), "'GPU-9999', which is no GPU of this node"),
+        (lambda _: variable(["all"]), "'all', which is no GPU of this node"),
+        (lambda _: wire.ContainerAllocateResponse(), "which was granted"),
+    ],
+    ids=["another GPU", "an unknown GPU", "all GPUs", "no GPU"],
+)
+async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, front, vendor, wrong, text):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    vendor.answer = wrong
+    status = await kubelet.admit(pod())
+    assert status.phase is Phase.FAILED
+    assert text in (await it.hear("request refused"))["error"]
+    assert scrub_server.asked[-1][0] == "release"  # the grant is given back
+
+
+async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    vendor.fail["Allocate"] = "the vendor's own words"
+    status = await kubelet.admit(pod())
+    assert status.phase is Phase.FAILED
+    assert "the vendor's own words" in status.message
+    assert scrub_server.asked[-1][0] == "release"
+
+
+async def test_a_dirty_device_never_reaches_the_vendor(scrub_server, kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    scrub_server.answer = no(Refused(Reason.IN_USE, "it is in use"))
+    assert (await kubelet.admit(pod())).phase is Phase.FAILED
+    assert vendor.asked == []
+
+
+async def test_shares_of_a_gpu_are_listed_unhealthy_and_refused(kubelet, front, short_tmp):
+    vendor = Vendor(short_tmp, ["GPU-0000::0", "GPU-0000::1"])
+    it = await front()
+    await vendor.come()
+    await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY})
+    assert "time slicing or MPS" in (await it.hear("devices cannot be proven clean"))["error"]
+    await vendor.stop()
+
+
+@pytest.mark.parametrize(
+    ("resource", "version", "endpoint"),
+    [
+        ("amd.com/gpu", "v1beta1", None),
+        (GPU, "v1alpha1", None),
+        (GPU, "v1beta1", "../nvidia-gpu.sock"),
+        (GPU, "v1beta1", "kubelet.sock"),
+        (GPU, "v1beta1", "no.sock"),
+    ],
+)
+async def test_a_wrong_registration_is_refused(kubelet, front, vendor, resource, version, endpoint):
+    await front()
+    await vendor.serve()
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot register the plugin"):
+        await vendor.register(resource=resource, version=version, endpoint=endpoint)
+    assert kubelet.capacity == {}
+
+
+async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, front, vendor):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    vendor._list = lambda: wire.ListAndWatchResponse(devices=[wire.Device(ID="GPU-0000")] * 2)
+    vendor.show()
+    assert "it has a device twice" in (await it.hear("the list of the vendor's plugin ended"))["error"]
+    await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY})
+
+
+async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, front, vendor):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await vendor.stop()
+    await it.hear("the list of the vendor's plugin ended")
+    admission = asyncio.create_task(kubelet.admit(pod()))
+    await vendor.come()
+    assert (await admission).phase is not Phase.FAILED
+
+
+async def test_devices_of_a_vendor_that_stays_away_are_unhealthy(kubelet, front, vendor):
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await vendor.stop()
+    await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY}, within=WITHIN)
+
+
+async def test_a_vendor_without_its_socket_registers_again(kubelet, front, vendor, short_tmp):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await kubelet.stop()
+    (short_tmp / "nvidia-gpu.sock").unlink(missing_ok=True)
+    await kubelet.start()
+    await kubelet.registered(GPU)
+    assert (await kubelet.admit(pod())).phase is not Phase.FAILED
+    await it.hear("waiting for the vendor's plugin", times=2)  # a new kubelet.sock
+
+
+async def test_our_restart_asks_the_vendor_to_register_again(kubelet, front, vendor):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    assert await it.stop() == 0
+    await front()
+    await vendor.register()
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
+    assert (await kubelet.admit(pod())).phase is not Phase.FAILED
+
+
+async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, front, vendor):
+    vendor.prestart = True
+    vendor.fail["PreStartContainer"] = "not yet"
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await kubelet.run(pod())
+    refused = await it.hear("request refused")
+    assert (refused["hook"], refused["error"]) == ("PreStartContainer", "not yet")
+
+
+async def test_a_preference_is_the_vendors_among_clean_devices(scrub_server, kubelet, front, vendor):
+    scrub_server.say(gpu(0, clean=False), gpu(1))
+    vendor.prefer = ["GPU-0001"]
+    await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await kubelet.admit(mine := pod())
+    assert kubelet.held(mine) == {next(iter(kubelet.held(mine))): {GPU: ("GPU-0001",)}}
+    assert "GetPreferredAllocation" in vendor.left
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--mig-strategy", "single"], "the vendor's plugin decides them"),
+        (["--pass-device-specs"], "the vendor's plugin decides them"),
+    ],
+)
+async def test_what_the_vendor_decides_cannot_be_set(plugin, short_tmp, flags, text):
+    it = await plugin("--vendor-dir", short_tmp / "vendor", *flags)
+    assert await it.ended() != 0
+    assert text in it.said
+
+
+async def test_the_kubelets_own_directory_is_refused(plugin, short_tmp):
+    it = await plugin("--vendor-dir", short_tmp)
+    assert await it.ended() != 0
+    assert "it is the kubelet's own directory" in it.said
