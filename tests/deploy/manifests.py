@@ -102,6 +102,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "demandGracePeriod": True,
         },
     },
+    "plugin in front": {"plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}}},
     "dra without extras": {
         "dra": {"enabled": True, "ownNodeOnly": False, "deviceClass": {"create": False}},
         "doctor": {"enabled": False},

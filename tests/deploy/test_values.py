@@ -210,6 +210,18 @@ WRONG |= {
         {"dra": IN_FRONT, "kubelet": {"pluginsDir": "/" + "a" * 28}},
         "kubelet.pluginsDir: with dra.inFrontOf it is too long",
     ),
+    "another plugin and a driver": (
+        {"dra": DRA, "plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}}},
+        "plugin.inFrontOf: dra.enabled replaces the device plugin",
+    ),
+    "another plugin and a choice of its own": (
+        {"plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}, "migStrategy": "single"}},
+        "plugin.migStrategy: with plugin.inFrontOf the other plugin decides it",
+    ),
+    "another plugin that does not see the directory": (
+        {"plugin": {"inFrontOf": {"directory": "/run/vendor"}}},
+        "plugin.inFrontOf.directory: the other plugin sees only kubelet.devicePluginsDir",
+    ),
     "a grace period without a driver": ({"dra": {"demandGracePeriod": True}}, "set dra.enabled too"),
     "a resource of no class": (
         {"dra": {**DRA, "deviceClass": {"create": False, "extendedResourceName": "a.b/c"}}},

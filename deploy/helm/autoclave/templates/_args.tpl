@@ -38,13 +38,18 @@ $(POD_IP):{{ . | int }}
 
 {{- /* Whether containers are given devices by CDI names, which somebody must have written down on the node. */ -}}
 {{- define "autoclave.by-cdi" -}}
-{{- if contains "cdi-" (include "autoclave.strategy" .) -}}yes{{- end -}}
+{{- if and (not (include "autoclave.in-front" .)) (contains "cdi-" (include "autoclave.strategy" .)) -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --resource-prefix={{ .Values.plugin.resourcePrefix }}
+{{- if include "autoclave.in-front" . }}
+- --vendor-dir={{ .Values.plugin.inFrontOf.directory }}
+- --cdi-dir=/host/etc/cdi
+- --cdi-dir=/host/run/cdi
+{{- else }}
 - --strategy={{ include "autoclave.strategy" . }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 {{- if .Values.plugin.passDeviceSpecs }}
@@ -52,6 +57,7 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --driver-root={{ .Values.plugin.driverRoot }}
 - --mig-strategy={{ .Values.plugin.migStrategy }}
+{{- end }}
 - --standby
 - --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
 {{- if .Values.clusterReports.taint }}

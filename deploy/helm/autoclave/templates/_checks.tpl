@@ -85,6 +85,19 @@
 {{- if and $v.dra.deviceClass.extendedResourceName (not $v.dra.deviceClass.create) -}}
 {{- fail "dra.deviceClass.extendedResourceName: it is a part of the class; set dra.deviceClass.create too" -}}
 {{- end -}}
+{{- if include "autoclave.in-front" . -}}
+  {{- if $v.dra.enabled -}}
+  {{- fail "plugin.inFrontOf: dra.enabled replaces the device plugin; leave one of them out" -}}
+  {{- end -}}
+  {{- range $name, $default := dict "strategy" list "cdiKind" "nvidia.com/gpu" "passDeviceSpecs" false "driverRoot" "/" "migStrategy" "none" -}}
+    {{- if ne (toJson (index $v.plugin $name)) (toJson $default) -}}
+    {{- fail (printf "plugin.%s: with plugin.inFrontOf the other plugin decides it; set it there" $name) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if not (hasPrefix (printf "%s/" $v.kubelet.devicePluginsDir) $v.plugin.inFrontOf.directory) -}}
+  {{- fail (printf "plugin.inFrontOf.directory: the other plugin sees only kubelet.devicePluginsDir; give a directory below it, such as %s/vendor" $v.kubelet.devicePluginsDir) -}}
+  {{- end -}}
+{{- end -}}
 {{- range $side := list "scrubber" "plugin" -}}
   {{- $program := ternary (include "autoclave.kubelet-side" $) $side (eq $side "plugin") -}}
   {{- $set := splitList " " (include (printf "autoclave.%s.args" $program) $ | fromYamlArray | join " ") -}}

@@ -71,6 +71,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.dra.enabled .Values.dra.inFrontOf.registrarDirectory -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* Whether the device plugin stands in front of a vendor's. */ -}}
+{{- define "autoclave.in-front" -}}
+{{- if .Values.plugin.inFrontOf.directory -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "autoclave.dra.driver" -}}
 {{- ternary .Values.dra.inFrontOf.driverName .Values.dra.driverName (eq (include "autoclave.gated" .) "yes") -}}
 {{- end -}}
