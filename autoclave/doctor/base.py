@@ -173,6 +173,7 @@ class Posture:
     registered: (
         Mapping[str, frozenset[str]] | CheckFault
     )  # the healthy devices of each resource, as the kubelet knows them
+    in_front: str = ""  # where a vendor's plugin registers with ours, instead of with the kubelet
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
     numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
     on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs

@@ -134,6 +134,13 @@ def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
     return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
 
 
+def _in_front(kubelet_dir: Path) -> str:
+    """The ``kubelet.sock`` in a directory below the kubelet's, on which a plugin answers in place of the kubelet."""
+    names = safe_read.names(kubelet_dir)
+    below = [] if isinstance(names, CheckFault) else [kubelet_dir / name / "kubelet.sock" for name in names]
+    return next((str(path) for path in below if unix_sockets.connect_error(path) is None), "")
+
+
 def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: Path, root: Path) -> base.Posture:
     return base.Posture(
         driver=posture.driver(root),
@@ -151,6 +158,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
         room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
         kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
         rivals=_plugins(kubelet_dir, RIVALS),
+        in_front=_in_front(kubelet_dir),
         registered=kubelet_devices.devices(kubelet_dir),
         kernel_log=posture.kernel_log(root),
         numa_gpus=posture.numa_gpus(root),

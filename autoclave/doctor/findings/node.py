@@ -143,6 +143,10 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
     if facts.kubelet_dir.fault is not None:
         return
+    if facts.posture.in_front:
+        text = f"a vendor's plugin registers at {facts.posture.in_front}; /readyz of the plugin says whether it has"
+        yield base.ok("rival-plugin", text)
+        return
     sockets = facts.posture.rivals
     if sockets.fault is not None:
         text = f"cannot tell whether another plugin serves in {sockets.directory}"
