@@ -72,9 +72,8 @@ class VendorPlugin:
         return answer
 
     async def start(self, request: wire.PreStartContainerRequest, within: float) -> None:
-        """Let the vendor's plugin prepare the start of a container, if it asks for that."""
-        if self.options.pre_start_required:
-            await self._answered(self._stub.PreStartContainer(request, timeout=within))
+        """Let the vendor's plugin prepare the start of a container."""
+        await self._answered(self._stub.PreStartContainer(request, timeout=within))
 
     async def prefer(
         self, request: wire.ContainerPreferredAllocationRequest, within: float

@@ -49,6 +49,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         self._plugins: dict[str, VendorPlugin] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._keeping: dict[str, asyncio.TimerHandle] = {}
+        self._replacing = asyncio.Lock()
         self._refused: dict[str, str] = {}
         self._bypass = ""
         self._renewals = 0
@@ -80,6 +81,10 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         """Whether the vendor's plugin of this resource is there."""
         plugin = self._plugins.get(resource)
         return plugin is not None and plugin.connected
+
+    def wants_start(self, resource: str) -> bool:
+        """Whether the vendor's plugin asks for PreStartContainer, also while it is away."""
+        return resource in self._plugins and self._plugins[resource].options.pre_start_required
 
     async def plugin(self, resource: str, within: float) -> VendorPlugin | None:
         """The plugin of a resource, also if it comes within this time; None: it is away."""
@@ -149,10 +154,11 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 "two plugins of a vendor registered one resource: the last one counts",
                 resource=resource, socket=str(path), earlier=str(earlier.path),
             )  # fmt: skip
-        await self._forget(resource)
-        self._renewals = 0
-        self._plugins[resource] = plugin
-        self._following[resource] = asyncio.create_task(plugin.follow(), name=f"list of {resource}")
+        async with self._replacing:  # two plugins may register at the same time
+            await self._forget(resource)
+            self._renewals = 0
+            self._plugins[resource] = plugin
+            self._following[resource] = asyncio.create_task(plugin.follow(), name=f"list of {resource}")
         listed = await self.plugin(resource, FIRST_LIST) is plugin
         logger.info("the vendor's plugin has registered", resource=resource, socket=str(path), listed=listed)
 

@@ -74,6 +74,8 @@ class VendorHandout:
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
         """The vendor's part of a start, if its plugin asks for it."""
+        if not self._directory.wants_start(self._resource):
+            return
         plugin = await self._there(request.devices_ids)
         await plugin.start(request, START_WITHIN if within is None else min(within, START_WITHIN))
 

@@ -128,7 +128,7 @@ def test_another_running_plugin_is_broken(rivals, level):
     assert only(stands(rivals=rivals), "rival-plugin")[0] is level
 
 
-def test_a_plugin_that_ours_stands_in_front_of_is_no_rival():
+def test_a_plugin_behind_ours_is_no_rival():
     facts = stands(rivals=base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock"),)), in_front="/d/vendor/kubelet.sock")
     assert only(facts, "rival-plugin")[0] is Level.OK
 

@@ -266,6 +266,16 @@ async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, front, vendor):
     assert (refused["hook"], refused["error"]) == ("PreStartContainer", "not yet")
 
 
+async def test_a_container_starts_while_the_vendor_is_away(kubelet, front, vendor):
+    it = await front()
+    await vendor.come()
+    await kubelet.registered(GPU)
+    await kubelet.admit(mine := pod())
+    await vendor.stop()
+    await it.hear("the list of the vendor's plugin ended")
+    assert await kubelet.sync(mine)
+
+
 async def test_a_preference_is_the_vendors_among_clean_devices(scrub_server, kubelet, front, vendor):
     scrub_server.say(gpu(0, clean=False), gpu(1))
     vendor.prefer = ["GPU-0001"]
