@@ -48,6 +48,11 @@ class Operator:
                     return status.devices
                 seen = status.service.ledger_rows
 
+    async def quarantine(self, device: str) -> None:
+        """Take a device out of service."""
+        async with client.AdminClient(self._socket) as admin:
+            await admin.quarantine(device, "for the test", "the test")
+
     async def reinstate(self, device: str) -> None:
         """Test a quarantined device now."""
         async with client.AdminClient(self._socket) as admin:

@@ -1,13 +1,7 @@
-"""NVIDIA's own DRA driver behind the gate. Its NVML is our stand-in; each of its GPUs is a simulated one.
-
-NVIDIA's driver gives a container device nodes, and the simulated memory is a file: so each pod mounts the memory of all
-GPUs itself, and its claim has all of them.
-"""
+"""NVIDIA's own DRA driver behind the gate, and claims of all GPUs."""
 
 import asyncio
 import json
-import os
-import stat
 import sys
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -17,45 +11,16 @@ import pytest
 from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
 
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
-from scrubber.devices.simulated import layout
 from tests.cluster import files
-from tests.cluster.autoclave import GPUS, SIMULATED
+from tests.cluster.autoclave import GPUS
 from tests.cluster.claims import Claims, device_class, request
 from tests.cluster.conftest import LOGS
-from tests.cluster.isolated import STATE
+from tests.cluster.nvidia import ROOT, SPECS, gpus, install, mounted
 from tests.cluster.programs import KUBECONFIG, NODE, Program
-from tests.fakes.nvml import build
-from tests.fakes.nvml.machine import Machine
 from tests.patience import WITHIN
 
 PROGRAM = "gpu-kubelet-plugin"
 GATED = Path("/var/lib/kubelet/plugins_gated")
-ROOT = STATE / "nvidia"  # of NVIDIA's libraries and device nodes
-SPECS = Path("/var/run/cdi")
-MAJOR = 195  # of NVIDIA's device nodes
-
-
-def gpus():
-    """The simulated GPUs, in the order of their indices."""
-    return sorted(layout.places(SIMULATED), key=lambda gpu: gpu.info().index)
-
-
-def install():
-    """A node with NVIDIA's library and device nodes; returns its environment."""
-    machine = Machine.h200(ROOT / "state", GPUS)
-    (ROOT / "dev").mkdir(exist_ok=True)
-    (ROOT / "usr/bin").mkdir(parents=True, exist_ok=True)
-    (ROOT / "usr/bin/nvidia-smi").touch()
-    build.build(ROOT / "usr/lib64", more=[Path(__file__).with_name("nvidia_dra.c")])
-    (ROOT / "usr/lib64/libcuda.so.580.95.05").touch()
-    for number, gpu in enumerate(gpus()):
-        (ROOT / f"dev/nvidia{number}").unlink(missing_ok=True)
-        os.mknod(ROOT / f"dev/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(MAJOR, number))
-        machine.set({f"gpu.{number}.uuid": gpu.info().uuid})
-        described = json.loads(gpu.device.read_text())
-        place = {"nodes": [f"/dev/nvidia{number}"], "minor": number, "pci_address": machine.get(f"gpu.{number}.pci")}
-        gpu.device.write_text(json.dumps(described | place))
-    return machine.environment
 
 
 def registered(gate):
@@ -73,11 +38,8 @@ class NvidiaClaims(Claims):
 
     async def put(self, name, spec):
         """Create a pod that mounts the memory of all GPUs."""
-        places = [(f"memory{number}", f"/dev/simulated-gpu{number}", gpu.memory) for number, gpu in enumerate(gpus())]
-        volumes = [{"name": it, "hostPath": {"path": str(memory), "type": "File"}} for it, _, memory in places]
         [its] = spec["containers"]
-        its["volumeMounts"] += [{"name": it, "mountPath": path} for it, path, _ in places]
-        await super().put(name, spec | {"volumes": [*self.cluster.spec()["volumes"], *volumes]})
+        await super().put(name, mounted(self.cluster.spec() | spec, its))
 
     async def published(self):
         """Return when NVIDIA's driver has published all GPUs."""

@@ -92,7 +92,7 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(const Handle *device, u32 index, Han
     ABOUT_GPU(device);
     NEEDS(out);
     if (!mig_on(&at))
-        return NOT_SUPPORTED;
+        return NOT_FOUND; // go-nvlib asks every GPU, and goes on after this answer only
     if (index >= SLOTS)
         return INVALID_ARGUMENT;
     if (!state_text("gpu.%d.mig.%u.uuid", at.gpu, index))
