@@ -1,13 +1,14 @@
-"""The two ways to give GPUs to pods: by the device plugin, and by the DRA driver for ResourceClaims.
+"""The ways to give GPUs to pods: the device plugin, alone or in front of a vendor's, and the DRA driver for claims.
 
-The story is the same for both. What differs between them is here.
+The story is the same for all of them. What differs is here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from demo.programs import ServiceProgram
@@ -43,8 +44,8 @@ class Handout(ABC):
     @abstractmethod
     def _program(self, flags: tuple[str, ...]) -> ServiceProgram: ...
 
-    async def begin(self) -> None:  # noqa: B027 - not every way needs it
-        """Start what the kubelet and the program need."""
+    async def begin(self, uuids: Sequence[str]) -> None:  # noqa: B027 - not every way needs it
+        """Start what the kubelet and the program need, on a node with these GPUs."""
 
     async def end(self) -> None:  # noqa: B027 - not every way needs it
         """End what ``begin`` has started."""
@@ -88,6 +89,12 @@ class Handout(ABC):
     @abstractmethod
     async def refused(self, pod: Pod) -> str:
         """Let a pod ask while no GPU is offered. Returns why it gets none, and nothing if it gets one."""
+
+    async def restarts(self, sick: str) -> AsyncIterator[tuple[bool, str]]:  # noqa: ARG002 - not every way needs it
+        """Kill and restart what else runs, with a sick GPU. Yields what holds then."""
+        nothing: tuple[tuple[bool, str], ...] = ()
+        for each in nothing:
+            yield each
 
     @abstractmethod
     def gpus_of(self, pod: Pod) -> tuple[str, ...]:
@@ -157,6 +164,39 @@ class ByPlugin(Handout):
         return self.kubelet.held(pod)["main"][RESOURCE]
 
 
+class ByVendor(ByPlugin):
+    """By the device plugin of a vendor, which registers with ours."""
+
+    name = "the plugin in front of the vendor's"
+
+    def _program(self, flags: tuple[str, ...]) -> ServiceProgram:
+        self._directory = self.root / "kubelet" / "vendor"
+        places = ("--kubelet-dir", str(self.root / "kubelet"), "--registers-in", str(self._directory))
+        self.vendor = ServiceProgram(places, self.root / "vendor.log", module="demo.standins.vendor_plugin")
+        return super()._program((*flags, "--vendor-dir", str(self._directory), "--cdi-dir", str(self.root / "cdi")))
+
+    async def begin(self, uuids: Sequence[str]) -> None:
+        """Start the vendor's plugin. It waits for ours."""
+        self._directory.mkdir()
+        self.vendor.arguments += ("--devices", ",".join(uuids))
+        await self.vendor.start()
+
+    async def end(self) -> None:
+        """End the vendor's plugin."""
+        await self.vendor.end(signal.SIGKILL)
+
+    async def restarts(self, sick: str) -> AsyncIterator[tuple[bool, str]]:
+        """The vendor's plugin forgets what it knew, and calls every GPU Healthy."""
+        before = self.offers()
+        await self.vendor.end(signal.SIGKILL)
+        await self.gone()
+        yield True, "without the vendor's plugin no GPU is offered"
+        await self.vendor.start()
+        await self.kubelet.until(lambda: self.offered() > 0)
+        yield not self.offers()[sick], "the vendor's plugin restarts and calls GPU 1 Healthy; GPU 1 is still Unhealthy"
+        yield self.offers() == before, "all other GPUs are offered again"
+
+
 class ByClaims(Handout):
     """By the DRA driver: pods ask with ResourceClaims, and an API server has the claims and the slice."""
 
@@ -183,7 +223,7 @@ class ByClaims(Handout):
         environment = {"KUBECONFIG": str(self.server.kubeconfig), "NODE_NAME": NODE, "KUBERNETES_SERVICE_HOST": ""}
         return ServiceProgram(("dra", *flags, *places, *self.flags), self.root / "dra.log", environment)
 
-    async def begin(self) -> None:
+    async def begin(self, uuids: Sequence[str]) -> None:  # noqa: ARG002 - the driver lists them
         """Open the API server."""
         await self.server.open()
 

@@ -22,6 +22,7 @@ class ServiceProgram:
     arguments: tuple[str, ...]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)  # added to ours
+    module: str = "autoclave"
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -35,7 +36,7 @@ class ServiceProgram:
         """Start the process; it is not ready yet."""
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "autoclave", *self.arguments),
+                *(sys.executable, "-m", self.module, *self.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -77,7 +77,7 @@ class Stage:
 
     async def start_node(self) -> None:
         """Start the kubelet and the plugin, and wait until the plugin is registered."""
-        await self.handout.begin()
+        await self.handout.begin(self.uuids)
         await self.kubelet.start()
         await self.plugin.start()
         try:

@@ -23,7 +23,7 @@ from typing import TypeVar
 import click
 
 from demo import containers
-from demo.handout import PAUSE, ByClaims, ByPlugin
+from demo.handout import PAUSE, Handout
 from demo.stage import ANSWERS_WITHIN, Stage, halfway
 from demo.standins.pods import ContainerState, Phase, Pod
 from scrubber.core import views
@@ -94,12 +94,12 @@ class Play:
         return bool(self.checks) and all(check.held for check in self.checks)
 
 
-def show(gpus: int, *, dra: bool, as_json: bool, keep: bool) -> int:
-    """Run the demo, with the device plugin or the DRA driver. The exit code says whether every promise held."""
+def show(gpus: int, hands_out: type[Handout], *, as_json: bool, keep: bool) -> int:
+    """Run the demo. The exit code says whether every promise held."""
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # SIGTERM ends the demo like Ctrl-C, with all its processes
-    stage = Stage(gpus, hands_out=ByClaims if dra else ByPlugin)
+    stage = Stage(gpus, hands_out=hands_out)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
@@ -269,6 +269,8 @@ async def _restarts(play: Play) -> None:
     await stage.plugin.start()
     await stage.handout.registered(ANSWERS_WITHIN)
     play.check(not stage.handout.offers()[stage.uuids[BAD]], stage.handout.still_quarantined)
+    async for held, line in stage.handout.restarts(stage.uuids[BAD]):
+        play.check(held, line)
     for name in ("b", "d"):
         await _ended(stage.kubelet.delete, play.pods[name])
 

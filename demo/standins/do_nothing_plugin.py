@@ -159,10 +159,11 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: Context
     ) -> pb.PreferredAllocationResponse:
-        """The devices of ``prefer``, or the first that are available."""
+        """The devices of ``prefer``, or the first of its list that are available."""
         await self._called("GetPreferredAllocation", context)
         asked = request.container_requests[0]
-        ids = asked.available_deviceIDs[: asked.allocation_size] if self.prefer is None else self.prefer
+        available = [it for it in self.devices if it in asked.available_deviceIDs]
+        ids = available[: asked.allocation_size] if self.prefer is None else self.prefer
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=ids)]
         )

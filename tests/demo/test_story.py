@@ -16,7 +16,7 @@ from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
 
 
-@pytest.mark.parametrize(("flags", "promises"), [([], 32), (["--dra"], 31)])
+@pytest.mark.parametrize(("flags", "promises"), [([], 32), (["--behind"], 35), (["--dra"], 31)])
 def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path, flags: list[str], promises: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "demo", "--json", *flags],

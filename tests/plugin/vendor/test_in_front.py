@@ -5,8 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from demo.standins.do_nothing_plugin import DoNothingPlugin, variable
+from demo.standins.do_nothing_plugin import variable
 from demo.standins.pods import Phase, Pod
+from demo.standins.vendor_plugin import VendorPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from scrubber.ground.errors import Reason, Refused
@@ -21,31 +22,18 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 pytestmark = pytest.mark.usefixtures("scrub_server", "kubelet")
 
 
-class Vendor(DoNothingPlugin):
-    """Keeps its socket in the kubelet's directory, as NVIDIA's does, and registers in another one."""
+class Vendor(VendorPlugin):
+    """Remembers what it was asked, and answers with a field of a newer version of the API."""
 
     def __init__(self, root, ids=IDS) -> None:
-        super().__init__(root, ids, resource=GPU, socket="nvidia-gpu.sock", prestart=False, answer=variable)
-        self.directory = root / "vendor"
+        super().__init__(root, root / "vendor", ids)
         self.asked: list[str] = []
 
     async def Allocate(self, request, context):  # noqa: N802 - the proto names it
         self.asked += request.container_requests[0].devices_ids
         answer = await super().Allocate(request, context)
-        answer.MergeFromString(b"\xc2\x3e\x03new")  # field 1000: of a newer version of the API
+        answer.MergeFromString(b"\xc2\x3e\x03new")  # field 1000
         return answer
-
-    async def come(self):
-        """Serve and register, as soon as there is somebody to register with."""
-        await self.serve()
-        async with asyncio.timeout(WITHIN):
-            while True:
-                try:
-                    return await self.register()
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                        raise
-                    await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -74,7 +62,7 @@ def pod(name="pod", number=1):
 
 async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubelet, front, vendor, short_tmp):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     order = []
 
@@ -94,7 +82,7 @@ async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubele
 async def test_the_vendors_entry_of_a_device_goes_on_unchanged(kubelet, front, vendor, short_tmp):
     vendor.nodes = {"GPU-0000": [3, 5]}
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     async with grpc.aio.insecure_channel(f"unix:{short_tmp}/autoclave/nvidia.com_gpu.sock") as channel:
         async for shown in deviceplugin_pb2_grpc.DevicePluginStub(channel).ListAndWatch(wire.Empty()):
@@ -104,7 +92,7 @@ async def test_the_vendors_entry_of_a_device_goes_on_unchanged(kubelet, front, v
 
 async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
     vendor.devices["GPU-0001"] = UNHEALTHY
     vendor.show()
@@ -113,13 +101,13 @@ async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet,
     await kubelet.until(lambda: kubelet.devices(GPU)["GPU-0000"] == UNHEALTHY)
     await vendor.stop()
     vendor.devices = dict.fromkeys(IDS, HEALTHY)  # NVIDIA's plugin forgets at a restart
-    await vendor.come()
+    await vendor.begin()
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
 
 
 async def test_a_device_that_the_vendor_drops_stays_listed(kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     vendor.show(**{"gGPU-0001": None})
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
@@ -127,7 +115,7 @@ async def test_a_device_that_the_vendor_drops_stays_listed(kubelet, front, vendo
 
 async def test_a_device_unhealthy_at_the_vendor_is_scrubbed_again(scrub_server, kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     vendor.devices["GPU-0001"] = UNHEALTHY
     vendor.show()
@@ -147,7 +135,7 @@ async def test_a_device_unhealthy_at_the_vendor_is_scrubbed_again(scrub_server, 
 )
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, front, vendor, wrong, text):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     vendor.answer = wrong
     status = await kubelet.admit(pod())
@@ -158,7 +146,7 @@ async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, 
 
 async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     vendor.fail["Allocate"] = "the vendor's own words"
     status = await kubelet.admit(pod())
@@ -169,7 +157,7 @@ async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet
 
 async def test_a_dirty_device_never_reaches_the_vendor(scrub_server, kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     scrub_server.answer = no(Refused(Reason.IN_USE, "it is in use"))
     assert (await kubelet.admit(pod())).phase is Phase.FAILED
@@ -179,7 +167,7 @@ async def test_a_dirty_device_never_reaches_the_vendor(scrub_server, kubelet, fr
 async def test_shares_of_a_gpu_are_listed_unhealthy_and_refused(kubelet, front, short_tmp):
     vendor = Vendor(short_tmp, ["GPU-0000::0", "GPU-0000::1"])
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY})
     assert "time slicing or MPS" in (await it.hear("devices cannot be proven clean"))["error"]
     await vendor.stop()
@@ -205,7 +193,7 @@ async def test_a_wrong_registration_is_refused(kubelet, front, vendor, resource,
 
 async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, front, vendor):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     vendor._list = lambda: wire.ListAndWatchResponse(devices=[wire.Device(ID="GPU-0000")] * 2)
     vendor.show()
@@ -215,18 +203,18 @@ async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, front, vendo
 
 async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, front, vendor):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await vendor.stop()
     await it.hear("the list of the vendor's plugin ended")
     admission = asyncio.create_task(kubelet.admit(pod()))
-    await vendor.come()
+    await vendor.begin()
     assert (await admission).phase is not Phase.FAILED
 
 
 async def test_devices_of_a_vendor_that_stays_away_are_unhealthy(kubelet, front, vendor):
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await vendor.stop()
     await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY}, within=WITHIN)
@@ -234,23 +222,23 @@ async def test_devices_of_a_vendor_that_stays_away_are_unhealthy(kubelet, front,
 
 async def test_a_vendor_without_its_socket_registers_again(kubelet, front, vendor, short_tmp):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await kubelet.stop()
     (short_tmp / "nvidia-gpu.sock").unlink(missing_ok=True)
     await kubelet.start()
     await kubelet.registered(GPU)
     assert (await kubelet.admit(pod())).phase is not Phase.FAILED
-    await it.hear("waiting for the vendor's plugin", times=2)  # a new kubelet.sock
+    await it.hear("the vendor's plugin has registered", times=2)  # after a new kubelet.sock
+    assert (short_tmp / "nvidia-gpu.sock").exists()
 
 
 async def test_our_restart_asks_the_vendor_to_register_again(kubelet, front, vendor):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     assert await it.stop() == 0
     await front()
-    await vendor.register()
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
     assert (await kubelet.admit(pod())).phase is not Phase.FAILED
 
@@ -259,7 +247,7 @@ async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, front, vendor):
     vendor.prestart = True
     vendor.fail["PreStartContainer"] = "not yet"
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await kubelet.run(pod())
     refused = await it.hear("request refused")
@@ -268,7 +256,7 @@ async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, front, vendor):
 
 async def test_a_container_starts_while_the_vendor_is_away(kubelet, front, vendor):
     it = await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await kubelet.admit(mine := pod())
     await vendor.stop()
@@ -280,7 +268,7 @@ async def test_a_preference_is_the_vendors_among_clean_devices(scrub_server, kub
     scrub_server.say(gpu(0, clean=False), gpu(1))
     vendor.prefer = ["GPU-0001"]
     await front()
-    await vendor.come()
+    await vendor.begin()
     await kubelet.registered(GPU)
     await kubelet.admit(mine := pod())
     assert kubelet.held(mine) == {next(iter(kubelet.held(mine))): {GPU: ("GPU-0001",)}}
