@@ -67,7 +67,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
-                    registrations.create_task(doubts.end_proofs(scrubber, vendors.doubts), name="doubts")
+                    registrations.create_task(doubts.end_proofs(scrubber, vendors.doubts, vendors.trust), name="doubts")
                 gate = Gate(scrubber, listing, in_flight)
                 handout = partial(_handout, chosen, listing, vendors, gate, in_flight)
                 try:

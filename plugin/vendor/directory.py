@@ -98,6 +98,15 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         if not self.connected(resource):
             self._expire(resource)
 
+    def healthy(self, resource: str, device: str) -> bool:
+        """Whether the vendor's plugin is there and calls this device healthy."""
+        return self._offer.healthy(resource, device)
+
+    def trust(self, device: str) -> None:
+        """The proof of a device has ended that the vendor's plugin called unhealthy."""
+        self._offer.trust(device)
+        self._listing.offer_again()
+
     def obstacles(self) -> Iterator[str]:
         """Why pods cannot get a vendor's devices, one line each."""
         if self._bypass:

@@ -7,7 +7,7 @@ is scrubbed at the end of its use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from scrubber.api import client
 from scrubber.ground import log, operation_id
@@ -20,13 +20,16 @@ AGAIN = 1.0  # seconds until a service that did not answer is asked again
 _ASKED_AGAIN = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT, Reason.NOT_READY})
 
 
-async def end_proofs(scrubber: client.ScrubberClient, doubts: asyncio.Queue[frozenset[str]]) -> None:
-    """End the proof of each device in the queue, until cancelled."""
+async def end_proofs(
+    scrubber: client.ScrubberClient, doubts: asyncio.Queue[frozenset[str]], trust: Callable[[str], None]
+) -> None:
+    """End the proof of each device in the queue, until cancelled. ``trust`` is told of each one."""
     await _until_answered(scrubber, ())  # what a killed plugin has left
     while True:
         for device in sorted(await doubts.get()):
             logger.warning("the vendor's plugin calls a device unhealthy: it is scrubbed again", device=device)
             await _until_answered(scrubber, (device,))
+            trust(device)
 
 
 async def _until_answered(scrubber: client.ScrubberClient, devices: Collection[str]) -> None:

@@ -65,6 +65,7 @@ class VendorHandout:
             waited = _now() - began
             await acquire()
             try:
+                self._expect_healthy(ids)
                 answer = await plugin.allocate(request, max(ALLOCATE_WITHIN - waited, ANSWERS_WITHIN))
                 await asyncio.to_thread(vendor_answer.check, answer, groups, self._listing.on_node(), self._cdi_dirs)
             except BaseException:
@@ -113,6 +114,11 @@ class VendorHandout:
             await self._listing.until_unhealthy(self._resource, ids, SHOWN_WITHIN)
             raise NotReady(Reason.VENDOR, f"the vendor's plugin of {self._resource} is away")
         return plugin
+
+    def _expect_healthy(self, ids: Collection[str]) -> None:
+        for name in ids:
+            if not self._directory.healthy(self._resource, name):
+                raise NotReady(Reason.VENDOR, f"the vendor's plugin calls {name} unhealthy")
 
     async def _give_back(self, ids: Sequence[str]) -> None:
         try:

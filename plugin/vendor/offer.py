@@ -26,6 +26,11 @@ class VendorList:
     healthy: frozenset[str]
     current: bool = True  # the vendor's plugin is there
 
+    @property
+    def unhealthy(self) -> frozenset[str]:
+        """What the vendor calls unhealthy."""
+        return frozenset(self.entries.keys() - self.healthy)
+
 
 def read(message: wire.ListAndWatchResponse) -> VendorList:
     """The list in a message; a ValueError says why it cannot be used."""
@@ -61,12 +66,27 @@ class VendorOffer:
 
     def __init__(self) -> None:
         self._lists: dict[str, VendorList] = {}
+        self._doubted: set[str] = set()
 
     def put(self, resource: str, offered: VendorList) -> frozenset[str]:
-        """Take a new list. Returns the devices that the vendor calls unhealthy now, and did not in the last list."""
+        """Take a new list. Returns the devices that the vendor calls unhealthy now, and did not in the last list.
+
+        They stay unhealthy until ``trust``, whatever the next list says.
+        """
         before = self._lists.get(resource)
         self._lists[resource] = offered
-        return (before.healthy if before else frozenset()) & (offered.entries.keys() - offered.healthy)
+        doubted = offered.unhealthy - (before.unhealthy if before else frozenset())
+        self._doubted |= doubted
+        return doubted
+
+    def trust(self, device: str) -> None:
+        """The device is scrubbed before it goes out again."""
+        self._doubted.discard(device)
+
+    def healthy(self, resource: str, device: str) -> bool:
+        """Whether the vendor's plugin is there, and nothing speaks against this device of it."""
+        vendor = self._lists.get(resource)
+        return vendor is not None and vendor.current and device in vendor.healthy and device not in self._doubted
 
     def away(self, resource: str) -> None:
         """The vendor's plugin is gone: its devices are unhealthy until its next list."""
@@ -83,7 +103,7 @@ class VendorOffer:
         for resource, vendor in self._lists.items():
             for place, (name, entry) in enumerate(vendor.entries.items()):
                 if name in known:
-                    healthy = known[name].healthy and vendor.current and name in vendor.healthy
+                    healthy = known[name].healthy and self.healthy(resource, name)
                     yield listed(known[name], resource, healthy=healthy, entry=entry)
                 else:
                     unknown = AdvertisedDevice(

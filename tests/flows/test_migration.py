@@ -173,7 +173,7 @@ async def test_there_after_observe_gpus_are_proven_when_their_pods_end(before):
     """Also one that their plugin handed out, unproven, while our service looked on."""
     node, theirs = await before()
     gone, first = await node.run("gone"), await node.run("first")
-    late, uuid, free = sorted(node.stage.uuids)  # in the order in which theirs hands them out
+    late, uuid, free = node.stage.uuids  # in the order in which theirs hands them out
     await node.stage.start()
     await node.reach(late, owned_by(gone))
     await node.kubelet.delete(gone)

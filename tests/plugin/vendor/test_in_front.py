@@ -115,12 +115,39 @@ async def test_a_device_that_the_vendor_drops_stays_listed(kubelet, front, vendo
 
 async def test_a_device_unhealthy_at_the_vendor_is_scrubbed_again(scrub_server, kubelet, front, vendor):
     await front()
+    vendor.devices["GPU-0001"] = UNHEALTHY
+    ended = asyncio.Event()
+
+    async def answer(devices) -> None:
+        if devices:
+            await ended.wait()
+
+    scrub_server.answer = answer
+    await vendor.begin()
+    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
+    vendor.devices["GPU-0001"] = HEALTHY
+    vendor.show()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
+    ended.set()
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
+    assert [call for call, _ in scrub_server.asked[-2:]] == ["acquire", "release"]
+
+
+async def test_a_device_that_turns_unhealthy_meanwhile_is_refused(scrub_server, kubelet, front, vendor):
+    await front()
     await vendor.begin()
     await kubelet.registered(GPU)
-    vendor.devices["GPU-0001"] = UNHEALTHY
-    vendor.show()
-    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
-    await scrub_server.until(lambda it: it.asked[-1][0] == "release")
+
+    async def answer(_devices) -> None:
+        vendor.devices["GPU-0000"] = UNHEALTHY
+        vendor.show()
+        await kubelet.until(lambda: kubelet.devices(GPU)["GPU-0000"] == UNHEALTHY)
+
+    scrub_server.answer = answer
+    vendor.prefer = ["GPU-0000"]
+    status = await kubelet.admit(pod())
+    assert status.phase is Phase.FAILED
+    assert vendor.asked == []
 
 
 @pytest.mark.parametrize(
