@@ -1,11 +1,7 @@
-"""The real DRA driver and scrub service, and the kubelet's handling of claims, as tasks of one loop in virtual time.
-
-Each of the three can be killed: its tasks end, and the others see what they would see of a dead process.
-"""
+"""The real DRA driver and scrub service, and the kubelet's handling of claims, as tasks of one loop in virtual time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -30,25 +26,18 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.api import client
-from scrubber.core import events as ev
-from scrubber.ground.device_messages import GrantedDevice
-from scrubber.ground.errors import NotReady, Reason, Unreachable
+from tests.plugin.sides import DirectClient, SidedWorld
 from tests.service.node import Kind
-from tests.service.virtual import VirtualLoop, is_kill
-from tests.service.world import World
+from tests.service.virtual import VirtualLoop
 
 NODE = "node-1"
-LAG = 0.2  # seconds until the list shows a change
-SIDE: ContextVar[str] = ContextVar("SIDE", default="service")
 
 
-class ClaimWorld(World):
+class ClaimWorld(SidedWorld):
     """A node whose service does not take the tasks of driver and kubelet with it when it dies."""
 
     def __init__(self, loop: VirtualLoop, directory, **more) -> None:
-        super().__init__(loop, **more)
-        self.sides: dict[str, dict[asyncio.Task[Any], None]] = {"driver": {}, "kubelet": {}}  # in order
-        loop.set_task_factory(self._task)
+        super().__init__(loop, ("driver", "kubelet"), **more)
         self.directory = directory
         self.server = MemoryServer(directory, NODE)
         self.server.create("resourceslices", device_slice(DRIVER, *map(str.lower, self.uuids), node=NODE))
@@ -87,34 +76,7 @@ class ClaimWorld(World):
         self.driver = None
         self.end_side("driver")
 
-    # -- sides
-
-    def on(self, side, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a task on one side; it ends with it."""
-        context = copy_context()
-        context.run(SIDE.set, side)
-        return self.loop.create_task(work, context=context)
-
-    def end_side(self, side):
-        for task in list(self.sides[side]):
-            task.cancel()
-
-    def _task(self, loop, work, **more) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
-        side = more["context"].get(SIDE, "service") if "context" in more else SIDE.get()
-        if side in self.sides:
-            self.sides[side][task] = None
-            task.add_done_callback(self.sides[side].pop)
-        return task
-
-    def _tasks(self) -> set[asyncio.Task[Any]]:
-        return super()._tasks().difference(*self.sides.values())
-
     # -- the promise
-
-    def scrubs(self, uuid) -> int:
-        """How many scrubs of a device have passed."""
-        return sum(entry.device == uuid and isinstance(entry.event, ev.ScrubPassed) for entry in self.truth.entries)
 
     def handed(self, claim, uuid):
         """A Prepare has succeeded."""
@@ -203,49 +165,3 @@ class Deadline:
 
     def time_remaining(self):
         return dra.CALL_WITHIN
-
-
-class DirectClient:
-    """Calls the service in this process. A service that was killed meanwhile answers nothing."""
-
-    def __init__(self, world: ClaimWorld) -> None:
-        self.world = world
-
-    async def acquire(self, devices, *, exclusive, owner, op, timeout):  # noqa: ASYNC109 - as the client
-        return await self._ask(lambda: self._granted(devices, exclusive, owner, op, timeout), timeout)
-
-    async def _granted(self, devices, exclusive, owner, op, within) -> list[GrantedDevice]:
-        life = self.world.life
-        grants = await life.service.handover.acquire(
-            devices, announced=False, exclusive=exclusive, owner=owner, op=op, within=within
-        )
-        return [*grants.values()]
-
-    async def release(self, *, owner, op):
-        released = await self._ask(lambda: self.world.handover.release(owner=owner, op=op), client.SHORT)
-        return frozenset(released)
-
-    async def watch(self):
-        while self.world.up:
-            life = self.world.life
-            yield life.reporter.adverts()
-            await life.ledger.newer_row(life.ledger.seq, 2.0)
-            await asyncio.sleep(LAG)
-            if not self.world.up or self.world.life is not life:
-                break
-        raise Unreachable("the service is away")
-
-    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]], within: float) -> Any:  # noqa: ANN401 - any answer
-        if not self.world.up:
-            raise Unreachable("the service is away")
-        task = Context().run(self.world.spawn, call())
-        try:
-            await asyncio.wait({task}, timeout=within)
-        finally:
-            late = not task.done()
-            task.cancel()
-        if late:
-            raise NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
-        if task.cancelled() or is_kill(task.exception()):
-            raise Unreachable("the service was killed")
-        return task.result()

@@ -1,0 +1,104 @@
+"""A node on which the scrub service, and programs that ask it, die one by one: tasks of one loop in virtual time.
+
+The tasks of a killed program end, and the others see what they would see of a dead process.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+
+from scrubber.api import client
+from scrubber.core import events as ev
+from scrubber.ground.device_messages import GrantedDevice
+from scrubber.ground.errors import NotReady, Reason, Unreachable
+from tests.service.virtual import VirtualLoop, is_kill
+from tests.service.world import World
+
+LAG = 0.2  # seconds until the list shows a change
+SIDE: ContextVar[str] = ContextVar("SIDE", default="service")
+
+
+class SidedWorld(World):
+    """A node whose service does not take the tasks of other programs with it when it dies."""
+
+    def __init__(self, loop: VirtualLoop, names, **more) -> None:
+        super().__init__(loop, **more)
+        self.sides: dict[str, dict[asyncio.Task[Any], None]] = {name: {} for name in names}  # tasks in order
+        loop.set_task_factory(self._task)
+
+    def on(self, side, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a task on one side; it ends with it."""
+        context = copy_context()
+        context.run(SIDE.set, side)
+        return self.loop.create_task(work, context=context)
+
+    def end_side(self, side):
+        for task in list(self.sides[side]):
+            task.cancel()
+
+    def _task(self, loop, work, **more) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
+        side = more["context"].get(SIDE, "service") if "context" in more else SIDE.get()
+        if side in self.sides:
+            self.sides[side][task] = None
+            task.add_done_callback(self.sides[side].pop)
+        return task
+
+    def _tasks(self) -> set[asyncio.Task[Any]]:
+        return super()._tasks().difference(*self.sides.values())
+
+    def scrubs(self, uuid) -> int:
+        """How many scrubs of a device have passed."""
+        return sum(entry.device == uuid and isinstance(entry.event, ev.ScrubPassed) for entry in self.truth.entries)
+
+
+class DirectClient:
+    """Calls the service in this process. A service that was killed meanwhile answers nothing."""
+
+    def __init__(self, world: SidedWorld) -> None:
+        self.world = world
+
+    async def acquire(self, devices, *, announced=False, timeout=client.SHORT, **how):  # noqa: ASYNC109 - as the client
+        return await self._ask(lambda: self._granted(devices, announced=announced, within=timeout, **how), timeout)
+
+    async def _granted(self, devices, **how) -> list[GrantedDevice]:
+        grants = await self.world.handover.acquire(devices, **how)
+        return [*grants.values()]
+
+    async def start(self, devices, *, op, timeout):  # noqa: ASYNC109 - as the client
+        await self._ask(lambda: self.world.handover.start(devices, None, op=op, within=timeout), timeout)
+
+    async def release(self, devices=(), **how):
+        return frozenset(await self._ask(lambda: self.world.handover.release(devices, **how), client.SHORT))
+
+    async def reachable(self, within):
+        """Wait until there is a service, or until the time is over."""
+        until = self.world.loop.time() + within
+        while not self.world.up and self.world.loop.time() < until:  # noqa: ASYNC110 - nobody says it
+            await asyncio.sleep(LAG)
+
+    async def watch(self):
+        while self.world.up:
+            life = self.world.life
+            yield life.reporter.adverts()
+            await life.ledger.newer_row(life.ledger.seq, 2.0)
+            await asyncio.sleep(LAG)
+            if not self.world.up or self.world.life is not life:
+                break
+        raise Unreachable("the service is away")
+
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]], within: float) -> Any:  # noqa: ANN401 - any answer
+        if not self.world.up:
+            raise Unreachable("the service is away")
+        task = Context().run(self.world.spawn, call())
+        try:
+            await asyncio.wait({task}, timeout=within)
+        finally:
+            late = not task.done()
+            task.cancel()
+        if late:
+            raise NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
+        if task.cancelled() or is_kill(task.exception()):
+            raise Unreachable("the service was killed")
+        return task.result()
