@@ -17,13 +17,14 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, big_node, chain, dra, fast_job, hooks, idle, release, start
+from benchmarks import acquire, big_node, chain, dra, fast_job, hooks, idle, in_front, release, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
     "chain": chain.measure,
     "release": release.measure,
     "hooks": hooks.measure,
+    "in_front": in_front.measure,
     "dra": dra.measure,
     "acquire": acquire.measure,
     "start": start.measure,

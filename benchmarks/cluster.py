@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -49,24 +49,28 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
         other.start()
         for resource in (GPU, do_nothing_plugin.RESOURCE):
             await cluster.offered(GPUS, resource)
-        before = _allocations()
+        before = allocations()
         for number in range(pods):
             for kind, resource in RESOURCES.items():
                 await autoclave.clean()
                 waits[kind].append(await _wait(cluster, f"{kind.split()[0].lower()}-{number}", resource))
-        after = _allocations()
+        after = allocations()
         costs = await _costs(autoclave, other)
     node.demand_running()
     other.end()
     autoclave.down()
-    return [*_starts(waits), *_means(before, after), *_hooks(autoclave), *costs]
+    return [*starts(waits), *_means(before, after), *_hooks(autoclave), *costs]
 
 
 async def _wait(cluster: Cluster, name: str, resource: str) -> float:
-    """From the request for a pod to the first line of its program."""
     flags = container("-for", "50ms", gpus=1 if resource else 0, resource=resource)
+    return await wait(cluster, name, cluster.spec(flags))
+
+
+async def wait(cluster: Cluster, name: str, spec: dict[str, Any]) -> float:
+    """From the request for a pod to the first line of its program."""
     began = time.time()
-    await cluster.create(name, flags, nodeName=programs.NODE)
+    await cluster.create(name, *spec.pop("containers"), **spec, nodeName=programs.NODE)
     await cluster.ended(name)
     await cluster.delete(name)
     await cluster.gone(name)
@@ -126,7 +130,7 @@ def _do_nothing(logs: Path) -> programs.Program:
     return programs.Program("floor", list(command), logs)
 
 
-def _allocations() -> dict[str, tuple[float, float]]:
+def allocations() -> dict[str, tuple[float, float]]:
     """The seconds in Allocate, and the calls, of each resource, as the kubelet counts them."""
     context = ssl._create_unverified_context()  # noqa: S323, SLF001 - the kubelet's own certificate, on our loopback
     with urllib.request.urlopen(KUBELET, context=context) as answer:
@@ -134,7 +138,8 @@ def _allocations() -> dict[str, tuple[float, float]]:
     return {resource: (found["sum", resource], found["count", resource]) for kind, resource in found if kind == "sum"}
 
 
-def _starts(waits: dict[str, list[float]]) -> Iterator[Figure]:
+def starts(waits: dict[str, list[float]]) -> Iterator[Figure]:
+    """The start of pods of each kind."""
     for kind, samples in waits.items():
         for share, name in ((0.5, "p50"), (0.9, "p90")):
             value = quantile(samples, share) * 1000
@@ -150,7 +155,12 @@ def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float,
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
+    run("benchmarks.cluster", __doc__, measure)
+
+
+def run(name: str, text: str | None, measure: Callable[[programs.Node, Path, int], Awaitable[list[Figure]]]) -> None:
+    """A command that measures on a node of its own."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=text)
     parser.add_argument("--programs", type=Path, default=Path("build/node"))
     parser.add_argument("--pods", type=int, default=30)
     parser.add_argument("--busy", type=int, default=0, help="loops beside")

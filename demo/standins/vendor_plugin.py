@@ -25,8 +25,9 @@ RESOURCE = "nvidia.com/gpu"
 class VendorPlugin(DoNothingPlugin):
     """``begin`` returns at once: it registers as soon as somebody answers."""
 
-    def __init__(self, kubelet_dir: Path, registers_in: Path, ids: Iterable[str]) -> None:
-        super().__init__(kubelet_dir, ids, resource=RESOURCE, socket="nvidia-gpu.sock", prestart=False, answer=variable)
+    def __init__(self, kubelet_dir: Path, registers_in: Path, ids: Iterable[str], resource: str = RESOURCE) -> None:
+        socket = f"nvidia-{resource.rpartition('/')[2]}.sock"
+        super().__init__(kubelet_dir, ids, resource=resource, socket=socket, prestart=False, answer=variable)
         self.directory = registers_in
         self._staying: asyncio.Task[None] | None = None
 

@@ -1,71 +1,20 @@
 """NVIDIA's own device plugin behind the gate: it registers with ours, and knows nothing of it."""
 
 import asyncio
-import sys
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 import pytest
+from lightkube.resources.batch_v1 import Job
 
 from tests.cluster import files
-from tests.cluster.autoclave import DEVICE_PLUGINS, GPUS, Autoclave
+from tests.cluster.autoclave import GPUS
 from tests.cluster.cluster import container
 from tests.cluster.conftest import LOGS
-from tests.cluster.nvidia import ROOT, SPECS, install, mounted
-from tests.cluster.programs import Program
+from tests.cluster.in_front import InFront, replace
+from tests.cluster.nvidia import mounted
 
-DIRECTORY = DEVICE_PLUGINS / "vendor"
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
-
-
-class Node:
-    """NVIDIA's plugin and ours."""
-
-    def __init__(self, cluster, program, environment) -> None:
-        self.cluster = cluster
-        self._program = program
-        self._environment = environment
-        ours: list[str | Path] = [sys.executable, "-m", "autoclave", "plugin", "--vendor-dir", DIRECTORY]
-        self.gate = Program("autoclave-in-front", ours, LOGS)
-        self.vendor = self.nvidia()
-
-    def nvidia(self, **environment):
-        """NVIDIA's plugin; with an empty ``KUBELET_SOCKET``, it registers with the kubelet."""
-        sets = {"KUBELET_SOCKET": f"{DIRECTORY}/kubelet.sock", **self._environment, **environment}
-        assigned = [f"{key}={value}" for key, value in sets.items() if value]
-        flags: list[str | Path] = [
-            "--nvidia-driver-root",
-            ROOT,
-            "--driver-root-ctr-path",
-            ROOT,
-            "--nvidia-cdi-hook-path",
-            "/bin/true",
-        ]
-        more = ["--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false"]
-        return Program("nvidia-plugin", ["env", *assigned, self._program, *flags, *more], LOGS)
-
-    async def hold(self, name, *flags, says="HOLDING"):
-        """Create a pod with all GPUs, and return when it has filled them with its secret, or says something else."""
-        spec = mounted(self.cluster.spec(), container(*flags, gpus=GPUS))
-        await self.cluster.create(name, *spec.pop("containers"), **spec)
-        await self.cluster.said(name, says)
-
-    async def start(self):
-        """Start ours, and then NVIDIA's: it needs the directory of its socket."""
-        before = self.gate.log.read_text().count("waiting for") if self.gate.log.exists() else 0
-        self.gate.start()
-        await files.until(self.gate.log, lambda: self.gate.log.read_text().count("waiting for") > before)
-        self.vendor.start()
-
-    async def offered(self, count=GPUS):
-        """Return when the scheduler may place so many GPUs."""
-        await self.cluster.offered(count)
-
-    def end(self):
-        """End what runs."""
-        for program in (self.gate, self.vendor):
-            if program.process is not None:
-                program.end()
 
 
 @pytest.fixture
@@ -74,20 +23,10 @@ async def node_with_nvidia(pods, autoclave, pytestconfig):
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not program.exists():
         pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
-    environment = await asyncio.to_thread(_without_our_devices, autoclave)
-    it = Node(pods, program, environment)
+    it = InFront(pods, program, await asyncio.to_thread(replace, autoclave), LOGS)
     await pods.offered(0)
     yield it
     it.end()
-
-
-def _without_our_devices(autoclave: Autoclave) -> dict[str, str]:
-    autoclave.plugin.end()
-    autoclave.service.end()
-    environment: dict[str, str] = install()
-    SPECS.mkdir(exist_ok=True)
-    autoclave.service.start()
-    return environment
 
 
 @pytest.fixture
@@ -124,6 +63,15 @@ async def test_the_next_pod_finds_no_byte_by_any_strategy(behind, strategy, ids)
     await behind.cluster.delete("first")
     await behind.hold("second")
     assert behind.cluster.words("second").count("CLEAN") == GPUS
+
+
+async def test_no_pod_of_a_job_fails(behind):
+    """A hundred pods, each with all GPUs."""
+    spec = mounted(behind.cluster.spec(), container("-for", "50ms", gpus=GPUS))
+    rules = {"completions": 100, "parallelism": 1, "backoffLimit": 200, "template": {"spec": spec}}
+    await behind.cluster.create_job("many", rules)
+    await behind.cluster.until(Job, "many", lambda job: job.status.succeeded == 100)
+    assert await behind.cluster.refused() == []
 
 
 async def test_a_pod_waits_for_a_force_deleted_one(behind, autoclave):
