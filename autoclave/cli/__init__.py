@@ -35,6 +35,7 @@ VERBS = {
     "policy": ("policy", "Check and show policies, and name the one that applies to a GPU."),
     "xid": ("xid", "Explain a driver error code, and what this node does about it."),
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
+    "cdi": ("cdi", "Write the CDI specification of this node's GPUs, with nvidia-ctk."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
     "version": ("version", "Show the version of this command and of the running service."),
     "manual": ("manual", "Write the man pages of all verbs into a directory."),

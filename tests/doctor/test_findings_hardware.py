@@ -218,8 +218,8 @@ def test_a_toolkit_must_not_give_pods_gpus_without_a_request(toolkit, level):
     assert only(stands(toolkit=toolkit), "container-toolkit")[0] is level
 
 
-def spec(*names, kind="nvidia.com/gpu", **changes):
-    return base.CdiSpec("/etc/cdi/a.yaml", kind, frozenset(names), **changes)
+def spec(*names, kind="nvidia.com/gpu", at="/etc/cdi/a.yaml", **changes):
+    return base.CdiSpec(at, kind, frozenset(names), **changes)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,16 @@ def spec(*names, kind="nvidia.com/gpu", **changes):
         ((spec("GPU-1", kind="example.com/gpu"),), Level.WARNING, "exists"),
         ((), Level.WARNING, "exists"),
         ((spec(fault=DENIED),), Level.WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
+        ((spec("GPU-1"), spec("GPU-1", at="/run/cdi/a.json")), Level.OK, "name 1 devices"),
+        ((spec("GPU-1", "all"), spec("all", at="/etc/cdi/b.json")), Level.OK, "name 2 devices"),
+        (
+            (spec("GPU-1"), spec("GPU-1", at="/etc/cdi/b.json")),
+            Level.WARNING,
+            "/etc/cdi/a.yaml and /etc/cdi/b.json both name GPU-1, and container runtimes then refuse it",
+        ),
     ],
 )
-def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
+def test_a_gpu_without_a_usable_cdi_name_is_a_warning(specs, level, words):
     found = only(stands(cdi=specs), "cdi")
     assert (found[0], words in found[1]) == (level, True)
 
@@ -250,6 +257,7 @@ def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
         ((), "nvidia.com/gpu", False, [(Level.BROKEN, "exists")]),
         ((spec(fault=DENIED),), "nvidia.com/gpu", False, [(Level.WARNING, "denied"), (Level.BROKEN, "exists")]),
         ((spec(fault=DENIED), spec("GPU-1")), "nvidia.com/gpu", True, [(Level.WARNING, "denied")]),
+        ((spec("GPU-1"), spec("GPU-1", at="/etc/cdi/b")), "nvidia.com/gpu", True, [(Level.BROKEN, "both name GPU-1")]),
     ],
 )
 def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wanted):

@@ -53,7 +53,7 @@ def _config(file: Path) -> ToolkitConfig | None:
 
 def cdi(root: Path) -> tuple[CdiSpec, ...]:
     """Every specification in the directories that container runtimes read."""
-    return tuple(spec for directory in _directories(root) for spec in _specs(directory))
+    return tuple(spec for directory in _directories(root) for spec in specifications(directory))
 
 
 def _directories(root: Path) -> Iterator[Path]:
@@ -63,7 +63,8 @@ def _directories(root: Path) -> Iterator[Path]:
             yield root / place
 
 
-def _specs(directory: Path) -> Iterator[CdiSpec]:
+def specifications(directory: Path) -> Iterator[CdiSpec]:
+    """The specifications in a directory, also those that cannot be used."""
     found = safe_read.names(directory)
     if isinstance(found, CheckFault):
         if not found.absent:
@@ -77,17 +78,20 @@ def _specs(directory: Path) -> Iterator[CdiSpec]:
 
 def _spec(file: Path, read: Callable[[str], Any]) -> CdiSpec:
     said = safe_read.text(file)
-    if isinstance(said, CheckFault):
-        return CdiSpec(str(file), fault=said)
+    return CdiSpec(str(file), fault=said) if isinstance(said, CheckFault) else specification(str(file), said, read)
+
+
+def specification(path: str, said: str, read: Callable[[str], Any] = json.loads) -> CdiSpec:
+    """What a text says as a specification; ``path`` is where it comes from."""
     try:
         document = read(said)
         names = [device["name"] for device in document.get("devices") or ()]
         kind = document["kind"]
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return CdiSpec(str(file), fault=CheckFault(f"it is not a CDI specification ({type(error).__name__})"))
+        return CdiSpec(path, fault=CheckFault(f"it is not a CDI specification ({type(error).__name__})"))
     if not all(isinstance(each, str) for each in (kind, *names)):
-        return CdiSpec(str(file), fault=CheckFault("it is not a CDI specification (a name that is not text)"))
-    return CdiSpec(str(file), kind, frozenset(names))
+        return CdiSpec(path, fault=CheckFault("it is not a CDI specification (a name that is not text)"))
+    return CdiSpec(path, kind, frozenset(names))
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - a file may hold anything

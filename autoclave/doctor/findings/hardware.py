@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from autoclave.doctor import base
 from scrubber.core import cluster_programs, drivers, views
@@ -11,6 +11,7 @@ from scrubber.ground import process_names
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin
+BY_UUID = ("GPU-", "MIG-")  # how the names of devices begin
 SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes freed memory
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -255,17 +256,32 @@ def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     for path, fault in faults:
         yield base.unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", base.Level.WARNING)
     named = frozenset(name for spec in facts.posture.cdi if spec.kind == kind for name in spec.names)
-    lack = _unnamed(facts, named)
+    lack, twice = _unnamed(facts, named), _named_twice(facts.posture.cdi, kind)
+    for files, name in twice.items():
+        text = f"{' and '.join(files)} both name {name}, and container runtimes then refuse it"
+        yield base.Finding("cdi", level, text, "remove one of these files")
     if lack and (facts.cdi_kind or not faults):
         yield base.Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
-    elif not faults:
+    elif not faults and not twice:
         yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {len(named)} devices")
 
 
 _NAME_GPUS = (
     "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`, "
-    "again after each driver update; or give the plugin another --strategy or --cdi-kind"
+    "again after each driver update (`cdi.generate` of the chart does both); or give the plugin another --strategy or "
+    "--cdi-kind"
 )
+
+
+def _named_twice(specs: Iterable[base.CdiSpec], kind: str) -> Mapping[tuple[str, ...], str]:
+    """Files of one directory that name the same device, and the first one. Of two directories, one takes precedence."""
+    naming: dict[tuple[str, str], tuple[str, ...]] = {}
+    for spec in specs:
+        for name in spec.names if spec.kind == kind else ():
+            if name.startswith(BY_UUID):
+                place = (spec.path.rpartition("/")[0], name)
+                naming[place] = (*naming.get(place, ()), spec.path)
+    return {files: name for (_, name), files in sorted(naming.items(), reverse=True) if len(files) > 1}
 
 
 def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
@@ -275,7 +291,7 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
         return "exists, but the strategies cdi-cri and cdi-annotations need one"
     if missing:
         return f"names {', '.join(missing)}"
-    return "" if any(name.startswith(("GPU-", "MIG-")) for name in named) else "names a GPU by its UUID"
+    return "" if any(name.startswith(BY_UUID) for name in named) else "names a GPU by its UUID"
 
 
 def _handed_out(facts: base.NodeFacts) -> frozenset[str]:

@@ -1,0 +1,163 @@
+"""Writes a CDI specification of the node's GPUs, as NVIDIA's ``nvidia-ctk`` generates it, into a file of our own.
+
+Container runtimes give out no device that two files of one directory name. So the file leaves out each device that
+another specification of the node names, and is removed when no device is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoclave.doctor.base import CdiSpec
+from autoclave.doctor.facts import container_toolkit, safe_read
+from autoclave.doctor.findings import hardware
+from scrubber.ground import private_files
+from scrubber.ground.errors import FatalError, NotReady, Reason, Refused
+
+NAME = "autoclave-nvidia.json"
+ALL = "all"  # the device that nvidia-ctk adds: all the others
+_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/nvidia/toolkit")
+_NOT_FOUND = 127  # exit status of chroot, and of a shell
+_KILLED_WITHIN = 5.0
+_LONGEST = 400  # characters of a program's message
+_READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """Where nvidia-ctk runs: ``root`` is the host's, and ``driver_root`` is a path in it."""
+
+    root: Path
+    driver_root: Path
+    within: float
+
+    def generate(self, kind: str) -> dict[str, Any]:
+        """A specification that names each device by its UUID. Refused or NotReady if there is none."""
+        said = self._run(_command(kind, self.driver_root))
+        if fault := _fault(container_toolkit.specification("", said), kind):
+            raise _refused(f"cannot use the output of nvidia-ctk: {fault}")
+        made: dict[str, Any] = json.loads(said)
+        return made
+
+    def _run(self, command: Sequence[str]) -> str:
+        places = (*_PLACES, str(self.driver_root / "usr/bin"))
+        inside = () if self.root == Path("/") else ("chroot", str(self.root))
+        try:
+            process = subprocess.Popen(
+                (*inside, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # its children join its group and can be killed with it
+                env={"PATH": ":".join(places), "LC_ALL": "C", "TMPDIR": "/tmp"},  # noqa: S108 - it must write there
+            )
+        except OSError as error:
+            raise _refused(_failure(_NOT_FOUND, str(error.strerror), places)) from error
+        try:
+            said, why = process.communicate(timeout=self.within)
+        except subprocess.TimeoutExpired:
+            raise _late(process, self.within) from None
+        if process.returncode:
+            raise _refused(_failure(process.returncode, why.decode(errors="replace"), places))
+        return said.decode(errors="replace")
+
+
+def uuids(spec: CdiSpec) -> frozenset[str]:
+    """The devices that a specification names by UUID."""
+    return frozenset(name for name in spec.names if name.startswith(hardware.BY_UUID))
+
+
+def _fault(spec: CdiSpec, kind: str) -> str:
+    """Why the specification cannot be used, and what to do. Empty: it names each device by UUID."""
+    update = "update NVIDIA's container toolkit"
+    if spec.fault is not None:
+        return f"{spec.fault.text}; {update}"
+    if spec.kind != kind:
+        return f"it is of the kind {spec.kind}; {update}"
+    if not spec.names - {ALL}:
+        return "it names no GPU; see whether `nvidia-smi -L` shows one"
+    unnamed = sorted(spec.names - {ALL} - uuids(spec))
+    return f"it names {', '.join(unnamed)}, and not by UUID; {update}" if unnamed else ""
+
+
+def _command(kind: str, driver_root: Path) -> list[str]:
+    """The flags that differ from the defaults only: old versions do not know all of them."""
+    words = ["nvidia-ctk", "cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
+    if driver_root != Path("/"):
+        words.append(f"--driver-root={driver_root}")
+    if kind != hardware.KIND:
+        vendor, _, name = kind.partition("/")
+        words += [f"--vendor={vendor}", f"--class={name}"]
+    return words
+
+
+def _failure(status: int, why: str, places: Iterable[str]) -> str:
+    said = " ".join(why.split())[-_LONGEST:] or "it said nothing"
+    if status == _NOT_FOUND:
+        remedy = "install NVIDIA's container toolkit, or write the specification yourself and leave this out"
+        return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {said}; {remedy}"
+    return f"nvidia-ctk failed with status {status}: {said}; nothing was written"
+
+
+def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:
+    os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
+    try:
+        process.communicate(timeout=_KILLED_WITHIN)
+    except subprocess.TimeoutExpired:
+        what = f"and cannot be killed (pid {process.pid}): reboot the node"
+    else:
+        what = "and was killed: see whether `nvidia-smi -L` answers on the node"
+    return NotReady(Reason.TIMED_OUT, f"nvidia-ctk did not end within {within:g} s {what}")
+
+
+def _refused(message: str) -> Refused:
+    return Refused(Reason.VENDOR, message)
+
+
+def others(file: Path, directories: Iterable[Path]) -> tuple[CdiSpec, ...]:
+    """The specifications that container runtimes read, but for this file."""
+    found = (spec for directory in directories for spec in container_toolkit.specifications(directory))
+    return tuple(spec for spec in found if spec.path != str(file))
+
+
+def write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) -> str:
+    """Have the file name each device that no other specification names. Returns a sentence about what was done."""
+    same = [spec for spec in elsewhere if spec.kind == made["kind"]]
+    taken = frozenset(name for spec in same for name in spec.names)
+    left = [device for device in made["devices"] if device["name"] not in taken]
+    count = sum(device["name"] != ALL for device in left)
+    try:
+        if not count:
+            return _give_way(file, sorted(spec.path for spec in same if uuids(spec)))
+        what = f"it names {count} {'device' if count == 1 else 'devices'} by UUID"
+        return f"{file} {'is new' if _replaced(file, {**made, 'devices': left}) else 'has not changed'}: {what}"
+    except OSError as error:
+        remedy = "name a directory that this user can write with --cdi-dir"
+        raise FatalError(f"cannot write {file}: {error.strerror}; {remedy}") from error
+
+
+def _give_way(file: Path, named_by: Sequence[str]) -> str:
+    was_there = file.is_file()
+    file.unlink(missing_ok=True)
+    done = f"removed {file}" if was_there else "wrote nothing"
+    remedy = "generate that again after each driver update, or remove it and run this again"
+    return f"{done}: each GPU is named by UUID in {', '.join(named_by)} already; {remedy}"
+
+
+def _replaced(file: Path, document: Mapping[str, Any]) -> bool:
+    """Whether the file had to change. A runtime never reads half of it."""
+    text = json.dumps(document, indent=1) + "\n"
+    if safe_read.text(file) == text:
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with private_files.beside(file, text.encode()) as new:
+        new.chmod(_READABLE)
+        new.replace(file)
+    return True

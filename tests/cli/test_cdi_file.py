@@ -1,0 +1,152 @@
+"""``autoclave cdi``: a real chroot, a shell in it that prints what nvidia-ctk would, and CDI directories."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autoclave.cli import cdi_file
+from tests import host_root
+from tests.host_root import BY_UUID, HostRoot, specification
+
+FLAGS = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
+pytestmark = host_root.takes_chroot
+
+
+class Node(HostRoot):
+    """The host, its CDI directories, and the verb on it."""
+
+    def __init__(self, root, autoclave) -> None:
+        super().__init__(root / "host")
+        self.static, self.dynamic = root / "etc/cdi", root / "run/cdi"
+        self.file = self.static / "autoclave-nvidia.json"
+        self._run = autoclave
+
+    def write(self, *flags):
+        places = [f"--cdi-dir={place}" for place in (self.static, self.dynamic)]
+        return self._run("cdi", f"--host-root={self.root}", *places, *flags)
+
+    def named(self):
+        return [device["name"] for device in json.loads(self.file.read_text())["devices"]]
+
+    def other(self, directory, *names, text=None):
+        (directory).mkdir(parents=True, exist_ok=True)
+        file: Path = directory / "nvidia.yaml"
+        file.write_text(specification(*names) if text is None else text)
+        return file
+
+
+@pytest.fixture
+def node(tmp_path, autoclave):
+    return Node(tmp_path, autoclave)
+
+
+def test_the_file_names_what_nvidia_ctk_names(node):
+    run = node.write()
+    assert (run.exit_code, run.stdout) == (0, f"{node.file} is new: it names 2 devices by UUID\n")
+    assert json.loads(node.file.read_text()) == json.loads(specification(*BY_UUID))
+    assert (node.file.stat().st_mode & 0o777, [*node.static.iterdir()]) == (0o644, [node.file])
+    assert node.asked() == FLAGS
+
+
+def test_an_equal_specification_leaves_the_file_alone(node):
+    node.write()
+    before = node.file.stat()
+    run = node.write()
+    assert (run.stdout, node.file.stat()) == (f"{node.file} has not changed: it names 2 devices by UUID\n", before)
+    node.say(specification("MIG-1"))
+    assert node.write().stdout == f"{node.file} is new: it names 1 device by UUID\n"
+    assert node.named() == ["MIG-1"]
+
+
+@pytest.mark.parametrize("place", ["usr/local/nvidia/toolkit", "run/nvidia/driver/usr/bin"])
+def test_driver_root_and_kind_become_flags(node, place):
+    (node.root / "usr/bin/nvidia-ctk").unlink()
+    node.install(host_root.SAYS, f"{place}/nvidia-ctk")
+    node.say(specification("GPU-1", kind="site.example/accelerator"))
+    assert node.write("--driver-root=/run/nvidia/driver", "--cdi-kind=site.example/accelerator").exit_code == 0
+    assert node.asked() == [*FLAGS, "--driver-root=/run/nvidia/driver", "--vendor=site.example",
+                                "--class=accelerator"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        (specification("0", "1", "GPU-1", "all"), "it names 0, 1, and not by UUID; update NVIDIA's container toolkit"),
+        (specification("all"), "it names no GPU; see whether `nvidia-smi -L` shows one"),
+        (specification("GPU-1", kind="nvidia.com/pgpu"), "it is of the kind nvidia.com/pgpu; update"),
+        (specification(*BY_UUID)[:-1], "it is not a CDI specification (JSONDecodeError); update"),
+        ("", "it is not a CDI specification"),
+    ],
+    ids=["by index", "nothing but all", "another kind", "cut off", "empty"],
+)
+def test_a_wrong_output_replaces_no_file(node, output, why):
+    node.write()
+    before = node.file.read_bytes()
+    node.say(output)
+    run = node.write()
+    assert (run.exit_code, run.stdout, node.file.read_bytes()) == (1, "", before)
+    assert run.stderr.startswith("autoclave: cannot use the output of nvidia-ctk: ")
+    assert why in run.stderr
+
+
+def test_a_failure_is_reported_with_its_words(node):
+    node.install("echo 'level=error msg=\"failed to initialize NVML\"' >&2; exit 1")
+    run = node.write()
+    assert (run.exit_code, node.file.exists()) == (1, False)
+    assert 'nvidia-ctk failed with status 1: level=error msg="failed to initialize NVML"; nothing' in run.stderr
+
+
+def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):
+    monkeypatch.setattr(cdi_file, "_PLACES", ("/usr/local/sbin", f"{node.root}/usr/sbin"))  # not this machine's
+    (node.root / "usr/bin/nvidia-ctk").unlink()
+    for flags in ((), ("--host-root=/",)):
+        run = node.write("--driver-root=/run/nvidia/driver", *flags)
+        assert run.exit_code == 1
+        assert "cannot run nvidia-ctk, which is in none of /usr/local/sbin, " in run.stderr
+        assert "; install NVIDIA's container toolkit, or write the specification yourself" in run.stderr
+
+
+def test_an_nvidia_ctk_that_hangs_is_killed_with_its_children(node):
+    """Their end of the pipe is closed, or it would say that it cannot be killed."""
+    os.mkfifo(node.root / "never")
+    node.install("(read -r _ < /never) | read -r _")
+    run = node.write("--timeout=300ms")
+    assert (run.exit_code, run.stdout, node.file.exists()) == (5, "", False)
+    assert "nvidia-ctk did not end within 0.3 s and was killed: see whether `nvidia-smi -L` answers" in run.stderr
+
+
+@pytest.mark.parametrize("place", ["static", "dynamic"])
+def test_gpus_that_another_file_names_are_left_to_it(node, place):
+    """Container runtimes refuse a device that two files of a directory name."""
+    other = node.other(getattr(node, place), *BY_UUID)
+    remedy = "generate that again after each driver update, or remove it and run this again"
+    already = f"each GPU is named by UUID in {other} already; {remedy}\n"
+    assert node.write().stdout == f"wrote nothing: {already}"
+    other.unlink()
+    node.write()
+    node.other(other.parent, *BY_UUID)
+    assert node.write().stdout == f"removed {node.file}: {already}"
+    assert not node.file.exists()
+
+
+def test_no_device_is_named_twice(node):
+    node.other(node.static, "0", "GPU-1", "all")
+    assert (node.write().exit_code, node.named()) == (0, ["GPU-2"])
+
+
+@pytest.mark.parametrize("text", ["kind: nvidia.com/gpu\ndevices: 7\n", specification(*BY_UUID, kind="a.b/gpu")])
+def test_other_kinds_and_broken_files_take_no_name(node, text):
+    other = node.other(node.static, text=text)
+    run = node.write()
+    assert (run.exit_code, node.named()) == (0, list(BY_UUID))
+    assert (f"autoclave: cannot use {other}: it is not a CDI specification" in run.stderr) == ("7" in text)
+
+
+def test_a_directory_that_others_write_to_is_refused(node):
+    node.static.mkdir(parents=True)
+    node.static.chmod(0o777)
+    run = node.write()
+    assert (run.exit_code, node.file.exists()) == (2, False)
+    assert f"cannot write {node.file}: other users may write to it" in run.stderr
