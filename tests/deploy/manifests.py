@@ -73,6 +73,13 @@ MATRIX: dict[str, dict[str, Any]] = {
     "places that are links": {
         "directories": {"run": "/var/run/autoclave", "cdi": "/var/cdi/static"},
     },
+    "cdi": {"cdi": {"generate": True}},
+    "cdi of a driver container": {
+        "cdi": {"generate": True},
+        "plugin": {"driverRoot": "/run/nvidia/driver", "cdiKind": "site.example/gpu", "migStrategy": "mixed"},
+        "dra": {"enabled": True},
+        "doctor": {"enabled": False},
+    },
     "selinux": {"plugin": {"seLinuxType": "spc_t"}},
     "dra": {"dra": {"enabled": True}, "podMonitor": {"enabled": True}},
     "dra with everything": {

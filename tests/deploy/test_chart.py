@@ -22,7 +22,7 @@ from tests.deploy.manifests import MATRIX
 SCHEMA = json.loads((generate.CHART / "values.schema.json").read_text())
 FLAGS = {
     name: {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-    for name in ("scrubber", "plugin", "dra", "doctor")
+    for name in ("scrubber", "plugin", "dra", "doctor", "cdi")
     if (verb := cli.cli.get_command(click.Context(cli.cli), name)) is not None
 }
 NAMES = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -185,11 +185,31 @@ def test_cdi_directories_are_mounted_for_cdi_strategies_only(case):
         }
         looks = by_cdi and called == (side if in_front else f"doctor ({side})")
         static = MATRIX[case].get("directories", {}).get("cdi", "/etc/cdi")
-        assert seen == ({"/host/etc/cdi": static, "/host/run/cdi": "/var/run/cdi"} if looks else {})
-        assert ("--cdi-kind" in manifests.flags(one)) == ((looks or called == side) and (case != "plugin in front"))
+        writes = called == "write-cdi (scrubber)"  # with the names of the node in its messages
+        where = (static, "/var/run/cdi") if writes else ("/host/etc/cdi", "/host/run/cdi")
+        assert seen == (dict(zip(where, (static, "/var/run/cdi"), strict=True)) if looks or writes else {})
+        named = writes or ((looks or called == side) and case != "plugin in front")
+        assert ("--cdi-kind" in manifests.flags(one)) == named
         if looks and not in_front:
             assert "--only=cdi" in one["args"]
             assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
+
+
+def test_the_scrubbers_pod_writes_the_cdi_specification_first():
+    """After a driver update this pod starts anew, as it held the old driver open."""
+    for case, root, kind in (
+        ("cdi", "/", "nvidia.com/gpu"), ("cdi of a driver container", "/run/nvidia/driver", "site.example/gpu"),
+    ):  # fmt: skip
+        pod = dict(manifests.pods(case))["scrubber"]
+        first = pod["initContainers"][0]
+        assert (first["name"], pod["runtimeClassName"]) == ("write-cdi", "nvidia")
+        assert first["args"] == [
+            "cdi", "--host-root=/host", f"--driver-root={root}", f"--cdi-kind={kind}", "--cdi-dir=/etc/cdi",
+            "--cdi-dir=/var/run/cdi",
+        ]  # fmt: skip
+        monitors = {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in first["env"]
+        assert monitors == (case != "cdi")
+    assert "write-cdi" not in json.dumps(manifests.objects("default"))
 
 
 def test_a_scrubber_ends_before_its_successor_begins():

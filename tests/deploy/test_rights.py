@@ -14,7 +14,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
 from plugin.registration.sockets import FileWatch
-from tests import few_rights
+from tests import few_rights, host_root
 from tests.deploy import manifests
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
@@ -117,22 +117,22 @@ class Node:
         if not (self.root / "policy" / "policy.yaml").is_symlink():
             (self.root / "policy" / "policy.yaml").symlink_to("..data/policy.yaml")
 
-    def command(self, name):
-        """What the container of this name runs, with the rights that it has."""
+    def command(self, name, spared=()):
+        """What the container of this name runs, with the rights that it has but for what is spared."""
         one = manifests.container(self.objects, name)
         assert one["securityContext"]["readOnlyRootFilesystem"] is True
         words = manifests.words(one, {"/etc/autoclave/policy": self.root / "policy", "/host": self.root})
         for port in one.get("ports", ()):
             words = [word.replace(f"$(POD_IP):{port['containerPort']}", "127.0.0.1:0") for word in words]
-        return [*ALONE, str(self.root), *reduced(one), sys.executable, "-m", "autoclave", *words]
+        return [*ALONE, str(self.root), *reduced(one, spared), sys.executable, "-m", "autoclave", *words]
 
-    async def once(self, name):
+    async def once(self, name, *spared):
         """The exit code of a container that ends."""
-        return await (await self.start(name)).ended()
+        return await (await self.start(name, *spared)).ended()
 
-    async def start(self, name, **env):
+    async def start(self, name, *spared, **env):
         program = Plugin(self.root, **env)
-        program.command = self.command(name)
+        program.command = self.command(name, spared)
         await program.start()
         self._alive.push_async_callback(program.clear_away)
         return program
@@ -243,3 +243,16 @@ async def test_containers_wait_until_cdi_names_their_gpus(short_tmp):
         assert await node.once("doctor (plugin)") == 0
         specification.rename(short_tmp / "run/cdi/nvidia.yaml")
         assert await node.once("doctor (plugin)") == 0
+
+
+@host_root.takes_chroot
+async def test_the_cdi_specification_is_written_with_the_right_to_chroot(short_tmp):
+    places = {"directories": {"cdi": str(short_tmp / "etc/cdi"), "cdiDynamic": str(short_tmp / "run/cdi")}}
+    kubelet = {"devicePluginsDir": str(short_tmp / "kubelet")}
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive, backend="nvidia", cdi={"generate": True}, kubelet=kubelet, **places)
+        host_root.HostRoot(short_tmp)
+        checks = await node.start("doctor (plugin)")
+        assert await node.once("write-cdi (scrubber)", "SYS_ADMIN", "SYS_CHROOT") == 1
+        assert await node.once("write-cdi (scrubber)", "SYS_ADMIN") == 0  # NVIDIA's runtime asks for the other one
+        assert await checks.ended() == 0

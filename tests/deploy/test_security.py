@@ -6,6 +6,7 @@ from deploy import generate
 from tests.deploy import manifests, podsecurity
 
 PAGE = (generate.ROOT / "docs/security.md").read_text()
+WRITER = "write-cdi (scrubber)"
 DOCTORS = {"doctor (scrubber)", "doctor (plugin)", "doctor (test)"}
 
 
@@ -81,7 +82,7 @@ def test_read_only_mounts_are_recursive_unless_they_follow_the_node():
 def test_plugin_and_doctor_have_only_the_right_of_root():
     for case in manifests.MATRIX:
         for name, _, one in manifests.containers(case):
-            if name != "scrubber":
+            if name not in {"scrubber", WRITER}:
                 context = {key: it for key, it in one["securityContext"].items() if key != "seLinuxOptions"}
                 assert context == {
                     "runAsUser": 0,
@@ -93,6 +94,21 @@ def test_plugin_and_doctor_have_only_the_right_of_root():
                 }
 
 
+def test_the_page_explains_what_writes_the_cdi_specification():
+    (rows,) = tables("What writes the CDI specification")
+    one = manifests.container("cdi", WRITER)
+    pod = dict(manifests.pods("cdi"))["scrubber"]
+    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+    mounted = {
+        (places[it["name"]], "no" if it.get("readOnly") else "yes")
+        for it in one["volumeMounts"] if it["name"] in places
+    }  # fmt: skip
+    given = {(name, "-") for name in one["securityContext"]["capabilities"]["add"]}
+    assert {(what.strip("| `"), way) for what, way, _ in rows} == mounted | given
+    of_scrubber = {rule for rule, who in broken("default").items() if "scrubber" in who}
+    assert set(podsecurity.broken(pod, one)) == of_scrubber - {("baseline", "AppArmor")}
+
+
 def test_only_the_scrubber_shares_a_host_namespace():
     for case in manifests.MATRIX:
         for component, pod in manifests.pods(case):
@@ -100,12 +116,12 @@ def test_only_the_scrubber_shares_a_host_namespace():
             assert not pod.keys() & {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"}
 
 
-def test_only_the_scrubber_is_given_gpus():
+def test_only_the_scrubbers_pod_is_given_gpus():
     for case in manifests.MATRIX:
         for name, _, one in manifests.containers(case):
             visible = [it["value"] for it in one["env"] if it["name"] == "NVIDIA_VISIBLE_DEVICES"]
             simulated = manifests.MATRIX[case].get("backend") == "simulated"
-            assert visible == ["all" if name == "scrubber" and not simulated else "void"]
+            assert visible == ["all" if name in {"scrubber", WRITER} and not simulated else "void"]
 
 
 def test_simulated_gpus_need_fewer_mounts_and_one_more():

@@ -235,6 +235,25 @@ WRONG |= {
         {"kubelet": {"pluginsDir": "/var/lib/kubelet/plugins_registry"}},
         "kubelet.[a-zA-Z]+: it is, or is inside",
     ),
+    "a specification of simulated GPUs": (
+        {"cdi": {"generate": True}, "backend": "simulated"},
+        "cdi.generate: simulated GPUs have a CDI specification of their own; leave it off",
+    ),
+    "a specification beside that of another driver": (
+        {"cdi": {"generate": True}, "dra": IN_FRONT},
+        "cdi.generate: the plugin or driver behind ours writes the CDI specification itself; leave it off",
+    ),
+    "a specification beside that of another plugin": (
+        {
+            "cdi": {"generate": True},
+            "plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}},
+        },
+        "cdi.generate: the plugin or driver behind ours writes",
+    ),
+    "a specification that nothing reads": (
+        {"cdi": {"generate": True}, "plugin": {"strategy": ["envvar"]}},
+        "cdi.generate: plugin.strategy uses no CDI; leave it off, or add cdi-cri",
+    ),
     "deny and warn": ({"admissionPolicy": {"kubeletDirectories": ["Deny", "Warn"]}}, "exclude each other"),
 }
 

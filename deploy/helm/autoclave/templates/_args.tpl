@@ -41,6 +41,14 @@ $(POD_IP):{{ . | int }}
 {{- if and (not (include "autoclave.in-front" .)) (contains "cdi-" (include "autoclave.strategy" .)) -}}yes{{- end -}}
 {{- end -}}
 
+{{- define "autoclave.cdi.args" -}}
+- --host-root=/host
+- --driver-root={{ .Values.plugin.driverRoot }}
+- --cdi-kind={{ .Values.plugin.cdiKind }}
+- --cdi-dir={{ .Values.directories.cdi }}
+- --cdi-dir={{ .Values.directories.cdiDynamic }}
+{{- end -}}
+
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}

@@ -98,6 +98,15 @@
   {{- fail (printf "plugin.inFrontOf.directory: the other plugin sees only kubelet.devicePluginsDir; give a directory below it, such as %s/vendor" $v.kubelet.devicePluginsDir) -}}
   {{- end -}}
 {{- end -}}
+{{- if $v.cdi.generate -}}
+  {{- if not (include "autoclave.real" .) -}}
+  {{- fail "cdi.generate: simulated GPUs have a CDI specification of their own; leave it off" -}}
+  {{- else if or (include "autoclave.in-front" .) (include "autoclave.gated" .) -}}
+  {{- fail "cdi.generate: the plugin or driver behind ours writes the CDI specification itself; leave it off" -}}
+  {{- else if not (include "autoclave.by-cdi" .) -}}
+  {{- fail "cdi.generate: plugin.strategy uses no CDI; leave it off, or add cdi-cri to plugin.strategy" -}}
+  {{- end -}}
+{{- end -}}
 {{- range $side := list "scrubber" "plugin" -}}
   {{- $program := ternary (include "autoclave.kubelet-side" $) $side (eq $side "plugin") -}}
   {{- $set := splitList " " (include (printf "autoclave.%s.args" $program) $ | fromYamlArray | join " ") -}}

@@ -95,6 +95,22 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{- /* What runs the host's nvidia-ctk, in the host's root directory. */ -}}
+{{- define "autoclave.chroot" -}}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    add:
+      - SYS_ADMIN # NVIDIA's runtime asks for it
+      - SYS_CHROOT
+  seccompProfile: {type: RuntimeDefault}
+  seLinuxOptions: {type: spc_t} # it may use directories of the node
+{{- end -}}
+
 {{- define "autoclave.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
