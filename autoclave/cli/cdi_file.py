@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ ALL = "all"  # the device that nvidia-ctk adds: all the others
 _PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/nvidia/toolkit")
 _NOT_FOUND = 127  # exit status of chroot, and of a shell
 _KILLED_WITHIN = 5.0
+_MESSAGE = re.compile(r'msg="(.*)"$')  # in a line of its log
 _LONGEST = 400  # characters of a program's message
 _READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes it
 
@@ -47,7 +49,7 @@ class Generator:
         return made
 
     def _run(self, command: Sequence[str]) -> str:
-        places = (*_PLACES, str(self.driver_root / "usr/bin"))
+        places = tuple(dict.fromkeys((*_PLACES, str(self.driver_root / "usr/bin"))))
         inside = () if self.root == Path("/") else ("chroot", str(self.root))
         try:
             process = subprocess.Popen(
@@ -99,9 +101,13 @@ def _command(kind: str, driver_root: Path) -> list[str]:
 
 
 def _failure(status: int, why: str, places: Iterable[str]) -> str:
-    said = " ".join(why.split())[-_LONGEST:] or "it said nothing"
+    last = (why.strip().splitlines() or ["it said nothing"])[-1]  # before it, what nvidia-ctk tried
+    logged = _MESSAGE.search(last)
+    said = (logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
     if status == _NOT_FOUND:
-        remedy = "install NVIDIA's container toolkit, or write the specification yourself and leave this out"
+        remedy = (
+            "install NVIDIA's container toolkit there, or write the specification yourself (without `cdi.generate`)"
+        )
         return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {said}; {remedy}"
     return f"nvidia-ctk failed with status {status}: {said}; nothing was written"
 

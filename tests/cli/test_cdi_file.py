@@ -92,10 +92,12 @@ def test_a_wrong_output_replaces_no_file(node, output, why):
 
 
 def test_a_failure_is_reported_with_its_words(node):
-    node.install("echo 'level=error msg=\"failed to initialize NVML\"' >&2; exit 1")
+    node.install(
+        """echo 'level=info msg="Using a"' >&2; echo 'level=error msg="failed to \\"open\\" NVML"' >&2; exit 1"""
+    )
     run = node.write()
     assert (run.exit_code, node.file.exists()) == (1, False)
-    assert 'nvidia-ctk failed with status 1: level=error msg="failed to initialize NVML"; nothing' in run.stderr
+    assert run.stderr == 'autoclave: nvidia-ctk failed with status 1: failed to "open" NVML; nothing was written\n'
 
 
 def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):
@@ -105,7 +107,7 @@ def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):
         run = node.write("--driver-root=/run/nvidia/driver", *flags)
         assert run.exit_code == 1
         assert "cannot run nvidia-ctk, which is in none of /usr/local/sbin, " in run.stderr
-        assert "; install NVIDIA's container toolkit, or write the specification yourself" in run.stderr
+        assert "; install NVIDIA's container toolkit there, or write the specification yourself" in run.stderr
 
 
 def test_an_nvidia_ctk_that_hangs_is_killed_with_its_children(node):
