@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster proto kernels docs dashboards deploy preview image lock clean
+.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster proto gate kernels docs dashboards deploy preview image lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +73,9 @@ proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
 	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
 	  scrubber/api/scrub.proto plugin/kubelet_api/*.proto
+
+gate: ## compile the create gate into build/autoclave-gate; needs a C compiler
+	@mkdir -p build && $(CC) -static -O2 -s -std=c11 -Wall -Wextra -Werror -o build/autoclave-gate scrubber/create_gate/autoclave-gate.c
 
 kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels

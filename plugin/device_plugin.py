@@ -116,7 +116,10 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             async def acquire() -> None:
                 operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
 
-            return await self._handout.allocate(request, found, acquire)
+            answer = await self._handout.allocate(request, found, acquire)
+            for response, devices in zip(answer.container_responses, found, strict=True):
+                response.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
+            return answer
 
     async def PreStartContainer(
         self, request: wire.PreStartContainerRequest, context: Context

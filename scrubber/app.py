@@ -16,11 +16,13 @@ from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder, Step
+from scrubber.create_gate import installation
+from scrubber.create_gate.installation import CreateGate
 from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.ground import log
+from scrubber.ground import log, paths
 from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.slots import ON_MEMORY
@@ -39,7 +41,7 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.report import ServiceIdentity, StatusReporter
+from scrubber.service.report import ServiceIdentity, StatusReporter, no_gate
 from scrubber.service.service import Service
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.wire import Assignment
@@ -65,6 +67,7 @@ class App:
     nursery: Nursery
     collector: ServiceCollector
     board_sampler: BoardSampler
+    gate: CreateGate | None
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
@@ -166,6 +169,18 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     return ledger
 
 
+def create_gate(config: ScrubberConfig) -> CreateGate | None:
+    """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
+    try:
+        if config.create_gate is None:
+            installation.open_for_all(config.gate_cdi_dir)
+            return None
+        socket = paths.gate_socket(config.run_dir)
+        return installation.install(config.create_gate, config.gate_cdi_dir, config.state_dir, socket)
+    except OSError as error:
+        raise FatalError(f"cannot take the create gate off: {error}") from error
+
+
 def build(
     config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, ledger: Ledger, counters: ServiceCounters
 ) -> App:
@@ -224,10 +239,12 @@ def build(
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
-    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere)
+    gate = create_gate(config)
+    gate_name = gate.name if gate is not None else no_gate
+    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     collector = ServiceCollector(
         context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
-    return App(config, ledger, service, reporter, monitor, active_policy, nursery, collector, board_sampler)
+    return App(config, ledger, service, reporter, monitor, active_policy, nursery, collector, board_sampler, gate)

@@ -82,6 +82,12 @@ class ScrubberConfig:
     operator_namespace: tuple[str, ...] = ()
     """Namespaces of NVIDIA's operator and drivers, beside those of the policy."""
 
+    create_gate: Path | None = None
+    """The program autoclave-gate; with it, the service installs the create gate on this node. None: no gate."""
+
+    gate_cdi_dir: Path = Path(paths.CDI_DIRS[0])
+    """Where to write the CDI specification of the create gate."""
+
     @property
     def simulation(self) -> Path:
         """The directory of the simulated GPUs."""

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from scrubber import app
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
+from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
 from scrubber.ground import aio, http_server, log, paths, private_files, systemd, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
@@ -114,6 +115,8 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     await built.monitor.round()
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
+    gate = GateServer(built.service.handover, metrics.counters.answered)
+    await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
     systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
@@ -123,24 +126,29 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
         asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
     ]
+    if built.gate is not None:
+        tasks.append(asyncio.create_task(built.gate.follow(ledger), name="create gate"))
     if config.metrics_address:
         tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(built, servers, [*tasks, life])
+    await _shut_down(built, servers, gate, [*tasks, life])
     backend.close()
     for task in done - {stopped}:
         task.result()  # no task ends by itself without an error, and that error ends the program
     return 0
 
 
-async def _shut_down(built: app.App, servers: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
+async def _shut_down(
+    built: app.App, servers: server.GrpcServers, gate: GateServer, tasks: list[asyncio.Task[None]]
+) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
     systemd.tell(systemd.STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await gate.close()
     await built.service.stop()
     await built.nursery.close()
     await servers.close()

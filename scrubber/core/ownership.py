@@ -133,9 +133,9 @@ def about_to_start(owner: Owner | None, now: Moment) -> bool:
     return owner is not None and not owner.seen and just_admitted(owner, now)
 
 
-def just_admitted(owner: Owner, now: Moment) -> bool:
+def just_admitted(owner: Owner | None, now: Moment) -> bool:
     """Whether a container whose start was admitted may not be there yet."""
-    return now.uptime - owner.since.uptime < STARTS_WITHIN
+    return owner is not None and now.uptime - owner.since.uptime < STARTS_WITHIN
 
 
 def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:

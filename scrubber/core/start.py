@@ -45,17 +45,24 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
 
 
 def decide(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, named: KubeletAssignment | None = None
+    record: Record,
+    facts: Facts,
+    policy: Policy,
+    pod: str,
+    now: Moment,
+    named: KubeletAssignment | None = None,
+    *,
+    admitted: bool = False,
 ) -> answers.StartAnswer:
     """May a container of this pod start on the device?
 
     ``named``: what the kubelet's checkpoint says about the device; None if the caller, not the checkpoint, names the
-    pod.
+    pod. ``admitted``: the start of this container was admitted already.
     """
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
         return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Action.START_ON, record, unproven))
-    why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
+    why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER and not admitted else None
     why_clean = CONTESTED if named is not None and ownership.contested(record, named) else why_clean
     answer = _enforced(record, facts, policy, pod, now, why_clean)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
@@ -151,7 +158,7 @@ def _again(
     if why is None:
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
-    other_may_come = why_clean == CONTESTED and record.owner is not None and ownership.just_admitted(record.owner, now)
+    other_may_come = why_clean == CONTESTED and ownership.just_admitted(record.owner, now)
     if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
     return answers.RecordFirst(ev.Released(why, restart=True))

@@ -29,6 +29,7 @@ class AdvertisedDevice:
     model: str = ""
     memory_bytes: int = 0
     pci_address: str = ""
+    gate: str = ""  # the CDI name that makes the container runtime ask for each container; empty: it does not ask
 
 
 @dataclass(frozen=True, slots=True)

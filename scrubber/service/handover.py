@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from scrubber.core import acquire, answers, ownership, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, KubeletAssignment, Receipt, Record
+from scrubber.core.model import Grant, KubeletAssignment, Owner, Receipt, Record
 from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
@@ -49,6 +49,7 @@ class Handover:
         self._context = context
         self._upkeep = upkeep
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._awaited: dict[str, Owner] = {}  # by device: the owner whose start was admitted, and not created so far
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", op: str = "",
@@ -106,9 +107,17 @@ class Handover:
                 context.withhold(to_withhold)
 
     async def start(
-        self, devices: Sequence[str], owner: str | None, *, op: str = "", within: float | None = None
+        self,
+        devices: Sequence[str],
+        owner: str | None,
+        *,
+        op: str = "",
+        within: float | None = None,
+        creating: bool = False,
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
+
+        ``creating``: the container runtime asks. Usually the kubelet has asked for the start before.
 
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
@@ -130,11 +139,12 @@ class Handover:
                     )
                 starting_pod = assigned
                 replies = await self._answer_all(
-                    devices, partial(self._start_answer, op, starting_pod, named), deadline
+                    devices, partial(self._start_answer, op, starting_pod, named, creating=creating), deadline
                 )
                 _raise_refusals(replies, joined, Action.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
+                    self._await_creation(devices, creating=creating)
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
@@ -143,6 +153,15 @@ class Handover:
             joined |= {job.device for job in running}
             await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
+
+    def _await_creation(self, devices: Sequence[str], *, creating: bool) -> None:
+        """Remember admitted starts until the container runtime asks. After a restart of the service none is known."""
+        for device in devices:
+            owner = self._context.record(device).owner
+            if creating or owner is None:
+                self._awaited.pop(device, None)
+            else:
+                self._awaited[device] = owner
 
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
@@ -216,14 +235,16 @@ class Handover:
         return await self._final_answer(op, device, decision, Action.HAND_OUT)
 
     async def _start_answer(
-        self, op: str, starting_pod: str, named: Mapping[str, KubeletAssignment], device: str
+        self, op: str, starting_pod: str, named: Mapping[str, KubeletAssignment], device: str, *, creating: bool
     ) -> answers.StartAnswer:
         context = self._context
 
         async def decision(record: Record) -> answers.StartAnswer:
             seen = await context.observer.full(record, starting_pod=starting_pod)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
-            return start.decide(record, facts, context.policy(device), starting_pod, context.now(), named.get(device))
+            policy, now = context.policy(device), context.now()
+            admitted = creating and _same_start(self._awaited.get(device), record.owner)
+            return start.decide(record, facts, policy, starting_pod, now, named.get(device), admitted=admitted)
 
         return await self._final_answer(op, device, decision, Action.START_ON)
 
@@ -382,6 +403,11 @@ def _granted(device: str, grant: Grant | None = None, receipt: Receipt | None = 
         policy=receipt.policy,
     )
     return GrantedDevice(device, grant.id, receipt.id, proof)
+
+
+def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
+    """Whether the owner of a device was admitted by this start."""
+    return admitted is not None and owner is not None and replace(owner, seen=admitted.seen) == admitted
 
 
 def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:

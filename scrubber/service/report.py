@@ -38,6 +38,11 @@ async def no_pods() -> Tenants:
     return Tenants()
 
 
+def no_gate(_device: str) -> str:
+    """No name: the node has no create gate."""
+    return ""
+
+
 class StatusReporter:
     """Answers questions about devices, and has their history."""
 
@@ -48,10 +53,12 @@ class StatusReporter:
         cupy: Callable[[], Ready] = Ready,
         tenants: Callable[[], Awaitable[Tenants]] = no_pods,
         elsewhere: Mapping[Bystander, float] = MappingProxyType({}),
+        gate: Callable[[str], str] = no_gate,
     ) -> None:
         """``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
 
         ``elsewhere``: programs that would be bystanders in other places, and the uptime when each last had a device.
+        ``gate`` returns the CDI name of a device's create gate.
         """
         self._context = context
         self.history = History(context.ledger)
@@ -59,6 +66,7 @@ class StatusReporter:
         self._tenants = tenants
         self._identity = identity
         self._elsewhere = elsewhere
+        self._gate = gate
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
@@ -111,6 +119,7 @@ class StatusReporter:
                 model=record.device.model,
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",
+                gate=self._gate(record.device.uuid),
             )
             for record, policy in policies
         )

@@ -17,6 +17,7 @@ from scrubber.ground import paths
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import Program, connects, until_ready
+from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 
 Wanted = Callable[[views.DeviceStatus], bool]
@@ -84,6 +85,7 @@ class Autoclave(Operator):
                 "--simulated-cdi-dir",
                 CDI,
             ),
+            *("--create-gate", compiled(STATE / "autoclave-gate", SOURCE), "--gate-cdi-dir", CDI),
         ]
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)

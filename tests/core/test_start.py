@@ -170,6 +170,11 @@ def test_each_model_of_starts_admits_a_restart_as_documented(record, seen, wante
     assert found == wanted
 
 
+def test_the_creation_of_an_admitted_container_needs_no_second_scrub():
+    asked = [start.decide(lives.IN_USE, HERE, PER_CONTAINER, A, later(1), admitted=it) for it in (True, False)]
+    assert asked == [Proceed(), EACH]
+
+
 def names(containers: int, written: float = lives.NOW.wall) -> KubeletAssignment:
     """A checkpoint that names so many containers of the starting pod."""
     return KubeletAssignment(frozenset({A}), containers, written)

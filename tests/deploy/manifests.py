@@ -80,6 +80,8 @@ MATRIX: dict[str, dict[str, Any]] = {
         "dra": {"enabled": True},
         "doctor": {"enabled": False},
     },
+    "create gate": {"createGate": {"mode": "on"}},
+    "create gate off": {"createGate": {"mode": "off"}},
     "selinux": {"plugin": {"seLinuxType": "spc_t"}},
     "dra": {"dra": {"enabled": True}, "podMonitor": {"enabled": True}},
     "dra with everything": {

@@ -109,6 +109,19 @@ def _memory(text: str) -> int:
     show_default="none",
     help="Write a CDI specification of the simulated GPUs there, so that pods can open them.",
 )
+@click.option(
+    "--create-gate",
+    type=options.PATH,
+    metavar="PROGRAM",
+    show_default="none",
+    help="The program autoclave-gate: install it, so that the container runtime asks before it creates a container.",
+)
+@click.option(
+    "--gate-cdi-dir",
+    type=options.PATH,
+    default=paths.CDI_DIRS[0],
+    help="Where to write the CDI specification of the create gate.",
+)
 @options.metrics_address
 @options.log_level
 @options.log_format

@@ -61,6 +61,7 @@ def pod(name="pod", number=1):
 
 
 async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubelet, front, vendor, short_tmp):
+    scrub_server.say(*(gpu(number, gate=f"autoclave.dev/gate={number}") for number in range(2)))
     await front()
     await vendor.begin()
     await kubelet.registered(GPU)
@@ -76,6 +77,7 @@ async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubele
     answer = await allocate(short_tmp, *IDS)
     [response] = answer.container_responses
     assert response.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(IDS)
+    assert [it.name for it in response.cdi_devices] == ["autoclave.dev/gate=0", "autoclave.dev/gate=1"]
     assert b"new" in answer.SerializeToString()
 
 
