@@ -11,6 +11,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from demo import hooks
 from demo.standins.pods import Container, ContainerKind, Pod
 from demo.standins.runtime import Devices, Runtime
 from plugin.kubelet_api import deviceplugin_pb2
@@ -35,6 +36,8 @@ echo
 class ContainerRunner(Runtime):
     """Runs the containers of one node."""
 
+    cdi: Path | None = None  # where the hooks of CDI devices are described
+
     def __init__(self, simulated: Path) -> None:
         self._simulated = simulated
         self._running: dict[tuple[str, str], list[asyncio.subprocess.Process]] = {}
@@ -52,7 +55,9 @@ class ContainerRunner(Runtime):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         """Start a container; for an init container, wait until it has ended."""
-        del response  # a real runtime would mount it; a simulated GPU is a file that every process can open
+        if self.cdi is not None:  # nothing is mounted: a simulated GPU is a file that every process can open
+            await hooks.run([it.name for it in response.cdi_devices], self.cdi, pod, container)
+        self.look(pod, container, devices)
         running = self._running.setdefault((pod.uid, container.name), [])
         for uuid in (one.rpartition("=")[2] for ids in devices.values() for one in ids):  # of a claim: CDI names
             place = layout.find(self._simulated, uuid)
@@ -64,6 +69,9 @@ class ContainerRunner(Runtime):
             running.append(process)
             if container.kind is ContainerKind.INIT:
                 await process.wait()
+
+    def look(self, pod: Pod, container: Container, devices: Devices) -> None:
+        """Called for each container just before it runs."""
 
     def marked(self, pod: Pod, last: int) -> tuple[int, ...]:
         """The blocks in which a container of this pod writes its mark; ``last`` is the last block."""

@@ -39,6 +39,7 @@ class Stage:
     runs: type[ContainerRunner] = ContainerRunner
     flags: tuple[str, ...] = ()  # more flags for the plugin
     hands_out: type[Handout] = ByPlugin
+    gate: Path | None = None  # the program of the create gate
 
     def __post_init__(self) -> None:
         """Make the directories. Nothing runs yet."""
@@ -51,8 +52,13 @@ class Stage:
         memory = ("--backend", "simulated", "--simulated-memory", self.memory)
         rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
         names = ("--pod-logs-dir", str(self.pod_logs))
-        self.service = ServiceProgram(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
+        cdi = self.root / "cdi"
+        cdi.mkdir(exist_ok=True)
+        gate = ("--create-gate", str(self.gate), "--gate-cdi-dir", str(cdi)) if self.gate is not None else ()
+        arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate)
+        self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)
+        self.containers.cdi = cdi
         self.handout = self.hands_out(self.root, self.containers, self.flags)
         self.kubelet, self.plugin = self.handout.kubelet, self.handout.program
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from policies.model import GateMode, Mode, OnChip, OnSick, Policy
+from policies.model import Mode, OnChip, OnSick, Policy
 from policies.path import ScrubPath
-
-PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is registered again, a container may \
-start on a device that is still dirty"""
 
 RESTARTS = """restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt"""
 
@@ -23,7 +20,6 @@ def of(policy: Policy) -> tuple[str, ...]:
             policy.mode is Mode.OBSERVE,
             "mode observe: devices are handed out without a proof; the ledger records each such grant",
         ),
-        (policy.gate is GateMode.PRESTART, PRESTART),
         (policy.paths.first_look is ScrubPath.FAST, FIRST_LOOK),
         (policy.clear.on_chip is OnChip.SLOW_PATH, ON_CHIP),
         (policy.restart_on_sick is OnSick.ALLOW, RESTARTS),

@@ -44,10 +44,10 @@ class Eviction(Word):
 
 
 class GateMode(Word):
-    """Which hook of the kubelet waits for a device that is not clean yet."""
+    """Who waits for a device that is not clean yet: the kubelet in Allocate, or the container at its creation."""
 
     ALLOCATE = "allocate"
-    PRESTART = "prestart"
+    CREATE = "create"
 
 
 class Starts(Word):
@@ -316,7 +316,7 @@ class Policy(Model):
     """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
     gate: GateMode = GateMode.ALLOCATE
-    """Which call of the kubelet waits for a device that is not clean: allocate, or prestart, which has a hole."""
+    """What waits for a device that is not clean: allocate, or the creation of the container, by the create gate."""
 
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What happens before later container starts of a pod: nothing, a scrub, or a check."""

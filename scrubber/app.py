@@ -39,7 +39,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.context import ServiceContext
+from scrubber.service.context import ServiceContext, never
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import ServiceIdentity, StatusReporter, no_gate
 from scrubber.service.service import Service
@@ -217,6 +217,7 @@ def build(
         backend, observer, nursery, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
+    gate = create_gate(config)
     context = ServiceContext(
         ledger,
         observer,
@@ -226,6 +227,7 @@ def build(
         token=secrets.token_hex,
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
+        gated=gate.in_force if gate is not None else never,
     )
     service = Service.build(context, on_vitals=counters.vitals)
     simulated_dir = "" if whole_node else str(config.simulation)
@@ -239,7 +241,6 @@ def build(
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
-    gate = create_gate(config)
     gate_name = gate.name if gate is not None else no_gate
     reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)

@@ -115,7 +115,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     await built.monitor.round()
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
-    gate = GateServer(built.service.handover, metrics.counters.answered)
+    gate = GateServer(built.service.handover, metrics.counters.answered, built.gate)
     await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector)
     paths.last_error(config.run_dir).unlink(missing_ok=True)

@@ -88,7 +88,7 @@ class Granted(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     grant: _builtins.str
-    """Empty under policy gate prestart while the device is not clean: Start waits for it."""
+    """Empty under policy gate create while the device is not clean: Start waits for it."""
     receipt: _builtins.str
     """Empty under policy observe, and without a grant."""
     @_builtins.property

@@ -29,11 +29,14 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     now: Moment,
     *,
     announced: bool = False,
+    gated: bool = False,
     exclusive: bool = False,
     owner: str = "",
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
+
+    ``gated``: no container is created with the device before the service says yes.
 
     ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Proceed
     if it was granted to this ``owner`` until its release: the request is repeated. Without ``exclusive``, a request for
@@ -54,7 +57,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if policy.gate is GateMode.PRESTART and announced:
+    if policy.gate is GateMode.CREATE and announced and gated:
         return _deferred(answer)
     return answer
 
@@ -86,7 +89,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
-    """The answer under policy ``gate: prestart``: any wait is left to the start."""
+    """The answer under policy ``gate: create``: any wait is left to the start."""
     match answer:
         case answers.Scrub():
             return answers.Defer(answer)

@@ -21,7 +21,7 @@ class HandOut:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """The device may be handed out, and its start waits for the proof: under policy ``gate: prestart`` only."""
+    """The device may be handed out, and its start waits for the proof: under policy ``gate: create`` only."""
 
     scrub: Scrub | None = None  # to start meanwhile
 

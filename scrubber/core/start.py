@@ -104,7 +104,7 @@ def _enforced(
         case State.SCRUBBING:
             return _as_start(acquire.under_way(Action.START_ON, record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
-            # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
+            # The grant was not seen: after a reboot, while the service was away, or under ``gate: create``.
             return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, why_clean)

@@ -28,6 +28,7 @@ logger = log.get("create gate")
 KIND = "autoclave.dev/gate"
 SPECIFICATION = "autoclave-gate.json"
 PROGRAM = "autoclave-gate"
+ASKED = "gate-asked"
 ASKS_FOR = 60  # seconds that the program waits for a yes
 RUNTIME_WAITS = 90  # seconds after which the container runtime ends the program
 TRIED_WITHIN = 10.0
@@ -40,8 +41,13 @@ Hook = Callable[[str], dict[str, Any]]  # what the runtime does for a container 
 class CreateGate:
     """The devices whose containers pass the gate."""
 
-    def __init__(self, directory: Path, hook: Hook) -> None:
-        """``directory``: where the container runtime reads CDI specifications."""
+    def __init__(self, directory: Path, hook: Hook, asked: Path) -> None:
+        """``directory``: where the container runtime reads CDI specifications.
+
+        ``asked``: a file that a reboot removes. It is there if the runtime has asked: so the runtime knows CDI.
+        """
+        self._asked = asked
+        self._has_asked = asked.exists()
         self._path = directory / SPECIFICATION
         self._hook = hook
         self._covered: frozenset[str] = frozenset()
@@ -54,6 +60,17 @@ class CreateGate:
         _write(self._path, _specification(sorted(wanted), self._hook))
         self._covered = wanted
         return True
+
+    def in_force(self, device: str) -> bool:
+        """Whether no container is created with this device before the service says yes."""
+        return self._has_asked and device in self._covered
+
+    def note_question(self) -> None:
+        """The container runtime has asked."""
+        if not self._has_asked:
+            self._asked.touch()
+            self._has_asked = True
+            logger.info("create gate in force: the container runtime asks")
 
     async def follow(self, ledger: Ledger) -> Never:
         """Cover each new device of the ledger. Until then the plugin's answers do not name its gate."""
@@ -83,7 +100,7 @@ def install(program: Path, directory: Path, state_dir: Path, socket: Path) -> Cr
     except (OSError, subprocess.SubprocessError) as error:
         raise FatalError(f"cannot install the create gate {program} in {state_dir / 'gate'}: {error}") from error
     logger.info("create gate installed", program=str(installed), specification=str(directory / SPECIFICATION))
-    return CreateGate(directory, lambda device: _runs(installed, socket, device))
+    return CreateGate(directory, lambda device: _runs(installed, socket, device), socket.with_name(ASKED))
 
 
 def open_for_all(directory: Path) -> None:

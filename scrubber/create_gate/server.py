@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.api import answering
+from scrubber.create_gate.installation import CreateGate
 from scrubber.ground import log, operation_id, request_limits, unix_sockets
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.service.handover import Handover
@@ -47,21 +48,25 @@ class Creation:
 class GateServer:
     """The socket ``gate.sock``."""
 
-    def __init__(self, handover: Handover, count: answering.Count) -> None:
+    def __init__(self, handover: Handover, count: answering.Count, gate: CreateGate | None) -> None:
+        """``gate`` is None where the gate is off: containers of earlier answers may ask all the same."""
         self._handover = handover
         self._count = count
+        self._gate = gate
         self._server: asyncio.Server | None = None
         self._waiting: set[asyncio.Task[str]] = set()
 
     async def open(self, path: Path) -> None:
         """Bind the socket and answer. The caller holds the lock of its directory."""
         unix_sockets.claim(path)
+        self._path = path
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_LINE)
 
     async def close(self) -> None:
         """Answer no more. The program asks the next service."""
         if self._server is not None:
             self._server.close()
+            self._path.unlink(missing_ok=True)
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
@@ -87,6 +92,8 @@ class GateServer:
             asked = parse(line)
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, InvalidRequest):
             return UNREADABLE
+        if self._gate is not None:
+            self._gate.note_question()
         answer = asyncio.create_task(self._answer(asked))
         gone = asyncio.create_task(reader.read(1))
         self._waiting.add(answer)

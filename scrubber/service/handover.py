@@ -59,7 +59,7 @@ class Handover:
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
 
-        Under policy ``gate: prestart`` a device may get no grant: it is not ready, and the start that was
+        Under policy ``gate: create`` a device may get no grant: it is not ready, and the start that was
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
         in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
         all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
@@ -229,7 +229,14 @@ class Handover:
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             policy = context.policy(device)
             return acquire.decide(
-                record, facts, policy, context.now(), announced=announced, exclusive=exclusive, owner=owner
+                record,
+                facts,
+                policy,
+                context.now(),
+                announced=announced,
+                gated=context.gated(device),
+                exclusive=exclusive,
+                owner=owner,
             )
 
         return await self._final_answer(op, device, decision, Action.HAND_OUT)

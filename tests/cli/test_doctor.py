@@ -97,7 +97,7 @@ def test_a_run_directory_of_another_user_is_broken(examine, kubelet, monkeypatch
 
 def test_faults_of_an_answering_service_are_found(autoclave, examine, kubelet, started, short_tmp):
     file = short_tmp / "site.yaml"
-    file.write_text("name: site\ndefaults:\n  gate: prestart\n  restart_on_sick: allow\n")
+    file.write_text("name: site\ndefaults:\n  clear: {on_chip: slow-path}\n  restart_on_sick: allow\n")
     service = started("--policy", file)
     uuid = service.settled(0, "clean").device
     autoclave("quarantine", "0", "--reason", "smells", AUTOCLAVE_RUN_DIR=str(service.run_dir))
@@ -106,7 +106,7 @@ def test_faults_of_an_answering_service_are_found(autoclave, examine, kubelet, s
     assert only(found, "device", "warning") == f"GPU 0 ({uuid}) is quarantined: operator: smells"
     assert "`autoclave reinstate`" in found["device"][0]["remedy"]
     assert [it["level"] for it in found["concession"]] == ["warning", "warning"]
-    assert "gate prestart: after a restart of the kubelet" in found["concession"][0]["text"]
+    assert "clear.on_chip slow-path: registers" in found["concession"][0]["text"]
     file.write_text("name: [")
     service.hear("policy not loaded")
     (service.run_dir / "scrubber.sock").unlink()

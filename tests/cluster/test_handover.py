@@ -46,7 +46,7 @@ async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
 
 
 async def test_under_the_second_gate_a_force_delete_refuses_no_pod(cluster, autoclave):
-    autoclave.rule("{gate: prestart}")
+    autoclave.rule("{gate: create}")
     await cluster.hold("first", "-stubborn", gpus=4)
     await cluster.delete("first", grace=0)
     await cluster.hold("second", gpus=4)

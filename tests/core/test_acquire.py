@@ -95,7 +95,7 @@ def test_only_operators_read_which_process_was_too_slow():
     assert fenced == Fenced(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 
 
-PRESTART = ENFORCE.model_copy(update={"gate": GateMode.PRESTART})
+CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 DEFER = rows(
     ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
     ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
@@ -109,16 +109,17 @@ DEFER = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_with_gate_prestart_the_container_start_waits(record, seen, answer):
-    assert acquire.decide(record, seen, PRESTART, later(1), announced=True) == answer
+def test_with_gate_create_the_container_start_waits(record, seen, answer):
+    assert acquire.decide(record, seen, CREATE, later(1), announced=True, gated=True) == answer
 
 
+@pytest.mark.parametrize("asked", [{"announced": True}, {"gated": True}], ids=["not gated", "not announced"])
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_gate_prestart_defers_only_announced_requests(record, seen, answer):
-    unannounced = acquire.decide(record, seen, PRESTART, later(1))
-    assert unannounced == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
-    assert not isinstance(unannounced, Defer)
-    assert isinstance(answer, Defer) is (unannounced != answer)
+def test_gate_create_defers_only_announced_and_gated_requests(record, seen, answer, asked):
+    at_once = acquire.decide(record, seen, CREATE, later(1), **asked)
+    assert at_once == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
+    assert not isinstance(at_once, Defer)
+    assert isinstance(answer, Defer) is (at_once != answer)
 
 
 ACQUIRE = rows(
@@ -247,7 +248,7 @@ def test_an_exclusive_request_is_refused_a_granted_device(state):
     assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), exclusive=True) == answer
 
 
-@pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
+@pytest.mark.parametrize("policy", [ENFORCE, CREATE, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.USED_BY_HOST])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):

@@ -29,7 +29,7 @@ from tests.doctor.nodes import FACTS, STATUS, only
             Level.WARNING,
             "/usr/bin/x had a GPU open in the namespace site",
         ),
-        ({"concessions": ("gate prestart",)}, "concession", Level.WARNING, "gives up a promise: gate prestart"),
+        ({"concessions": ("mode observe",)}, "concession", Level.WARNING, "gives up a promise: mode observe"),
     ],
 )
 def test_each_fault_that_the_service_reports_is_a_finding(changes, name, level, words):

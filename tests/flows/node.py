@@ -21,7 +21,7 @@ from demo.standins.journal import Call
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
 from demo.standins.runtime import Devices
-from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, drills, layout
@@ -43,15 +43,12 @@ class Watched(ContainerRunner):
         super().__init__(simulated)
         self.leaks: list[str] = []
 
-    async def start(
-        self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
-    ) -> None:
+    def look(self, pod: Pod, container: Container, devices: Devices) -> None:
         for uuid in (uuid for ids in devices.values() for uuid in ids):
             place = layout.find(self._simulated, uuid)
             found = (place.memory.read_bytes() + place.chip.read_bytes()).replace(b"\0", b"")
             if found.replace(mark(pod.uid).encode(), b""):
                 self.leaks.append(f"{container.name} of {pod.name} ({pod.uid}) finds {found[:80]!r} on {uuid}")
-        await super().start(pod, container, devices, response)
 
 
 @dataclass

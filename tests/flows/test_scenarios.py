@@ -18,7 +18,6 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from tests.flows.node import Node, brisk
 
 ONE = {RESOURCE: 1}
-LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
 
 
 async def test_x2_init_and_app_share_a_gpu_and_a_scrub(build):
@@ -113,8 +112,26 @@ async def test_x19_r11_a_restart_without_prestart_stays_with_its_owner(build):
     assert await node.scrubs(uuid) == 2
 
 
-async def test_x29_w11_a_killed_kubelet_joins_the_same_job(build):
-    node = await build(1, LATE)
+async def test_x19_r11_the_gate_holds_a_restart_without_prestart(gated):
+    """Each container is due a clean device, and the kubelet asks nobody."""
+    node = await gated(1, "model: per-container")
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    await node.stage.plugin.end(signal.SIGKILL)
+    await node.kubelet.kill()
+    await node.kubelet.start()
+    for starts in (2, 3):
+        status = await node.kubelet.restart_container(pod, "main")
+        assert (status.state, len(node.kubelet.starts)) == (ContainerState.RUNNING, starts)
+        assert await node.scrubs(uuid) == starts
+    await node.stage.service.end(signal.SIGKILL)
+    restarted = asyncio.create_task(node.kubelet.restart_container(pod, "main"))
+    await node.stage.service.start()
+    assert (await restarted).state is ContainerState.RUNNING
+
+
+async def test_x29_w11_a_killed_kubelet_joins_the_same_job(gated):
+    node = await gated(1)
     uuid = await node.leave(await node.run("first"))
     second = node.pod("second")
     await node.kubelet.admit(second)
@@ -232,8 +249,8 @@ async def test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus(build):
     assert await node.scrubs(uuid) == 3
 
 
-async def test_x23_a_pod_deleted_during_prestart_is_scrubbed_after(build):
-    node = await build(1, LATE)
+async def test_x23_a_pod_deleted_during_prestart_is_scrubbed_after(gated):
+    node = await gated(1)
     first = await node.run("first")
     uuid = await node.leave(first)
     second = node.pod("second")

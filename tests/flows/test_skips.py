@@ -205,8 +205,8 @@ async def test_s14_a_scrub_cut_off_by_a_kill_begins_again(build):
     await node.run("next")
 
 
-async def test_s14_prestart_refuses_a_gpu_whose_last_scrub_failed(build):
-    node = await build(1, brisk("gate: prestart"))
+async def test_s14_prestart_refuses_a_gpu_whose_last_scrub_failed(gated):
+    node = await gated(1)
     first = await node.run("first")
     uuid = node.gpu(first)
     drills.bad_memory(node.stage.simulated, uuid, 4711, 5)

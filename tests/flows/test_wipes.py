@@ -30,8 +30,6 @@ from tests.flows.node import brisk
 
 ONE = {RESOURCE: 1}
 AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
-LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
-IMPATIENT = brisk("gate: prestart", "budgets: {start: 300ms}")
 
 
 async def test_w1_r8_a_gpu_in_use_is_not_given_away(build):
@@ -93,8 +91,8 @@ async def test_w2_r4_a_force_deleted_pod_keeps_its_gpu(build):
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w2_r4_under_gate_prestart_the_next_pod_waits(build):
-    node = await build(1, LATE)
+async def test_w2_r4_under_gate_create_the_next_pod_waits(gated):
+    node = await gated(1)
     pod = await node.run("forced")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.kubelet.force_delete(pod)
@@ -152,8 +150,8 @@ async def test_w10_w15_a_process_of_the_host_is_left_alone(build):
     assert await node.scrubs(uuid) == 2
 
 
-async def test_w11_the_retry_of_a_prestart_joins_the_same_job(build):
-    node = await build(1, IMPATIENT)
+async def test_w11_the_retry_of_a_prestart_joins_the_same_job(gated):
+    node = await gated(1, "budgets: {start: 300ms}")
     uuid = await node.leave(await node.run("first"))
     second = node.pod("second")
     await node.kubelet.admit(second)

@@ -3,7 +3,7 @@
 import pytest
 
 from policies import concessions, load
-from policies.model import Clear, GateMode, Mode, OnChip, OnSick, Paths, Policy, Proof
+from policies.model import Clear, Mode, OnChip, OnSick, Paths, Policy, Proof
 from policies.path import ScrubPath
 
 
@@ -16,7 +16,6 @@ def test_default_and_strict_policies_make_no_concession(name):
     ("policy", "word"),
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
-        (Policy(gate=GateMode.PRESTART), "gate prestart"),
         (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
         (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),
         (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),

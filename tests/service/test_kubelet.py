@@ -69,7 +69,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
 
 async def test_x23_a_pod_that_lost_the_device_does_not_start(policy):
     """A start is not cancelled when its pod is deleted; the device may be the next pod's by the time it is clean."""
-    world = await policy("{gate: prestart}")
+    world = await policy("{gate: create}")
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     await world.acquire("pod", device, announced=True)
@@ -126,8 +126,8 @@ async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
 # -- which hook waits
 
 
-async def test_gate_prestart_answers_at_once_and_the_start_waits(policy):
-    world = await policy("{gate: prestart}")
+async def test_gate_create_answers_at_once_and_the_start_waits(policy):
+    world = await policy("{gate: create}")
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     began = world.loop.time()
@@ -141,8 +141,8 @@ async def test_gate_prestart_answers_at_once_and_the_start_waits(policy):
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
 
 
-async def test_gate_prestart_starts_nothing_beside_the_last_owner(policy):
-    world = await policy("{gate: prestart}")
+async def test_gate_create_starts_nothing_beside_the_last_owner(policy):
+    world = await policy("{gate: create}")
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -155,8 +155,8 @@ async def test_gate_prestart_starts_nothing_beside_the_last_owner(policy):
     assert world.loop.time() - began >= world.truth.policy(device).budgets.start
 
 
-async def test_gate_prestart_start_waits_for_the_last_owner(policy):
-    world = await policy("{gate: prestart}")
+async def test_gate_create_start_waits_for_the_last_owner(policy):
+    world = await policy("{gate: create}")
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -173,7 +173,7 @@ async def test_gate_prestart_start_waits_for_the_last_owner(policy):
 
 
 async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
-    world = await policy("{gate: prestart}")
+    world = await policy("{gate: create}")
     used, free = world.uuids
     await let_on(world, "pod", used)
     written_down(world, next=[used, free])
@@ -182,8 +182,8 @@ async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
     assert not rows(world, ev.Granted, free)
 
 
-async def test_gate_prestart_does_not_concern_unannounced_grants(policy):
-    world = await policy("{gate: prestart}")
+async def test_gate_create_does_not_concern_unannounced_grants(policy):
+    world = await policy("{gate: create}")
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     [grant] = await world.acquire("next", device)

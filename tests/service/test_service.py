@@ -353,7 +353,7 @@ async def test_a_start_without_a_decision_is_refused_in_the_end(build, monkeypat
     world = build(policy="observe")
     await world.start()
     device = world.uuids[0]
-    monkeypatch.setattr("scrubber.core.start.decide", lambda *_: answers.HandOut(unproven="a loop in our code"))
+    monkeypatch.setattr("scrubber.core.start.decide", lambda *_, **__: answers.HandOut(unproven="a loop in our code"))
     with pytest.raises(Refused, match="no decision after") as refused:
         await world.begin("pod", device)
     assert refused.value.reason is Reason.INTERNAL

@@ -360,8 +360,9 @@ class World:
         jobs.job_type = self._job
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
-            ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks
-        )
+            ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
+            gated=lambda _device: True,
+        )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
         reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
