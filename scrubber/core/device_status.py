@@ -138,12 +138,12 @@ def advice(record: Record, blocked: str = "", *, reset_forbidden: bool = False) 
             return (f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}",)
         asked = remedy.of(record.quarantine.ailment)
         if record.quarantine.next_probe is None and asked.course is not remedy.Course.PERSON:
-            return ("it waits for a person: run `autoclave reinstate` to try it again",)
+            return ("run `autoclave reinstate` to test the GPU again; Autoclave does not do that by itself",)
         return (asked.advice,)
     if record.ailment is not None:
-        return (f"drain it: {remedy.of(record.ailment).advice}",)
+        return (f"let its pod or job end first; then {remedy.of(record.ailment).advice}",)
     if blocked or record.setback is not None:
-        return ("remove what blocks the scrub, as shown above; the scrub is retried automatically",)
+        return ("remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",)
     if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
         who = shlex.quote(record.grant.owner)
         return (f"if its owner {who} has ended and did not give it back: `autoclave release --owner {who}`",)

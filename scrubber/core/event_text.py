@@ -141,8 +141,9 @@ def _receipt(receipt: Receipt) -> str:
 
 def _quarantine(quarantine: Quarantine) -> str:
     ailment = quarantine.ailment
-    kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
+    kept = "until an operator reinstates it" if quarantine.next_probe is None else "Autoclave will test it again"
     again = quarantine.last_try not in ("", ailment.detail)
     tried = f"last probation: {quarantine.last_try}; " if again else ""
-    errors = f"; the driver reported {_xids(quarantine.errors)}" if quarantine.errors else ""
+    others = tuple(it for it in quarantine.errors if it != (ailment.xid, 1))  # the detail names that one
+    errors = f"; the driver reported {_xids(others)}" if others else ""
     return f"{tried}quarantined by {quarantine.by} ({ailment.kind.value}): {ailment.detail}{errors}; {kept}"

@@ -29,53 +29,53 @@ class Remedy:
     doubtful: bool = True
 
 
-_BACK = "it is retried automatically"
-_RMA = "replace it (RMA); then `autoclave reinstate`"
+_BACK = "Autoclave tests the GPU again automatically"
+_RMA = "replace the GPU (RMA){}; then `autoclave reinstate`"
 _REBOOT = "drain and reboot the node"
 RESET_BY_PERSON = (
     "reboot the node, or reset the device and run `autoclave reinstate --without-scrub --i-know --reason TEXT`,"
     " or allow resets in the policy"
 )
-_RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
+_RESET = f"wait: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
 
 REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.LOST: Remedy(Course.RESET, f"{_REBOOT}; check power and seating; {_BACK} once it is visible"),
     AilmentKind.UNRESPONSIVE: Remedy(
         Course.WAIT,
-        "look for a hung driver in the kernel log; the service waits until the driver answers for it, then scrubs it;"
-        " it is reset only if the driver also logs an error (XID) or asks for a reset",
+        "look for a hung driver in the kernel log; Autoclave waits until the driver answers, then scrubs the GPU, and"
+        " resets it only if the driver also logs an error (XID) or asks for a reset",
     ),
     AilmentKind.XID: Remedy(Course.RESET, _RESET),
-    AilmentKind.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace it (RMA)"),
-    AilmentKind.SRAM: Remedy(Course.PERSON, _RMA),
+    AilmentKind.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace the GPU (RMA)"),
+    AilmentKind.SRAM: Remedy(Course.PERSON, _RMA.format("")),
     AilmentKind.REMAP_PENDING: Remedy(Course.RESET, _RESET),
-    AilmentKind.REMAP_FAILED: Remedy(Course.PERSON, _RMA),
+    AilmentKind.REMAP_FAILED: Remedy(Course.PERSON, _RMA.format("")),
     AilmentKind.RESET_REQUIRED: Remedy(Course.RESET, _RESET),
     AilmentKind.REBOOT_REQUIRED: Remedy(Course.WAIT, f"{_REBOOT}; {_BACK} after that"),
-    AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, f"its memory does not hold what is written: {_RMA}"),
-    AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, f"it computes wrongly: {_RMA}"),
-    AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, {_REBOOT}"),
+    AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, _RMA.format(", because its memory does not hold what is written")),
+    AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, _RMA.format(", because it computes wrongly")),
+    AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"wait: {_BACK}; if that keeps failing, {_REBOOT}"),
     AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see which step failed with `autoclave explain`; {_BACK}"),
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
     AilmentKind.FABRIC: Remedy(Course.WAIT, f"check the fabric manager and the switches; {_BACK} once they work"),
     AilmentKind.SWITCH: Remedy(Course.RESET, f"look for the NVSwitch in the kernel log; {_BACK}, with a reset"),
     AilmentKind.PCIE: Remedy(
         Course.WAIT,
-        f"check its seating and the slot; {_BACK} once the link has its former speed and width",
+        f"check the seating and the slot; {_BACK} once the link has its former speed and width",
         doubtful=False,
     ),
     AilmentKind.HEAT: Remedy(Course.WAIT, f"check cooling and power; {_BACK} once it has cooled down", doubtful=False),
-    AilmentKind.REPLACED: Remedy(Course.RESET, f"nothing: another GPU is in its place; {_BACK} if it is put back"),
+    AilmentKind.REPLACED: Remedy(Course.RESET, f"do nothing: another GPU is in its place; {_BACK} if it is put back"),
     AilmentKind.RELAID: Remedy(
-        Course.WAIT, f"nothing: its GPU has another MIG layout; {_BACK} if it gets this one again"
+        Course.WAIT, "do nothing: its GPU has another MIG layout; if the slice returns, Autoclave tests it again"
     ),
     AilmentKind.STUCK_PROCESS: Remedy(
         Course.WAIT,
-        "a process that does not end holds it: look at its kernel stack (/proc/PID/stack); if it stays,"
-        f" {_REBOOT}; {_BACK} once no process holds it",
+        "look at the kernel stack (/proc/PID/stack) of the process that does not end; if it stays,"
+        f" {_REBOOT}; {_BACK} once no process holds the GPU",
     ),
-    AilmentKind.FLAPPING: Remedy(Course.PERSON, f"it keeps failing: {_RMA}"),
-    AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on it is done"),
+    AilmentKind.FLAPPING: Remedy(Course.PERSON, _RMA.format(", because it keeps failing")),
+    AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on the GPU is done"),
 }
 
 # These ailments are no faults of the device: a return from one of them does not count as flapping.
@@ -83,8 +83,8 @@ BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {
     Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate`"),
-    Action.CHECK_MECHANICALS: Remedy(Course.RESET, f"check its seating, power leads and cables; {_BACK}"),
-    Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, and after the reboot"),
+    Action.CHECK_MECHANICALS: Remedy(Course.RESET, f"check the seating, power leads and cables; {_BACK}"),
+    Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, also after the reboot"),
     Action.UPDATE_SOFTWARE: Remedy(Course.RESET, f"bring driver and firmware up to date; {_BACK}"),
 }
 

@@ -104,7 +104,7 @@ def test_faults_of_an_answering_service_are_found(autoclave, examine, kubelet, s
     code, found = examine(kubelet.directory, service.run_dir)
     assert code == 0  # warnings only
     assert only(found, "device", "warning") == f"GPU 0 ({uuid}) is quarantined: operator: smells"
-    assert "`autoclave reinstate`" in found["device"][0]["remedy"]
+    assert "`autoclave explain 0`" in found["device"][0]["remedy"]
     assert [it["level"] for it in found["concession"]] == ["warning", "warning"]
     assert "clear.on_chip slow-path: registers" in found["concession"][0]["text"]
     file.write_text("name: [")

@@ -75,7 +75,7 @@ def test_the_slow_path_quarantines_a_unit_that_computes_wrongly(autoclave, gpu):
         in story
     )
     assert "        quarantined until `autoclave reinstate`; no probation yet" in story
-    assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
+    assert "advice  replace the GPU (RMA), because it computes wrongly; then `autoclave reinstate`" in story
     output_of(autoclave("simulate", "heal", gpu))
     output_of(autoclave("reinstate", gpu))
 
@@ -349,7 +349,7 @@ def test_explain_shows_events_in_order_and_what_to_do(autoclave, gpu):
     assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
     assert re.fullmatch(r"policy  \S+ \(.+\): defaults: there are no rules", lines[-2])
-    assert lines[-1] == "advice  run `autoclave reinstate` when your work on it is done"
+    assert lines[-1] == "advice  run `autoclave reinstate` when your work on the GPU is done"
     document = json.loads(output_of(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"

@@ -51,6 +51,7 @@ def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
     assert run.stdout == ""
     assert "cannot trust the ledger" in run.stderr
     assert "row 2 was changed" in run.stderr
+    assert "; before it, 1 row is intact, the last is 1 (" in run.stderr
     document = json.loads(autoclave("ledger", "verify", "-o", "json", "--state-dir", state).stdout)
     assert document["broken"]["seq"] == 2
 
@@ -200,8 +201,12 @@ def drill(autoclave, gpus, *args):
             "GPU 0: the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
             {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)},
         ),
-        (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": layout.Resetting.FAILS}),
-        (["reset-fails", "0", "--how", "slow", "--duration", "2m"], "GPU 0: resets are slow", {"reset_seconds": 120.0}),
+        (["reset-fails", "0"], "GPU 0: resets fail;", {"reset": layout.Resetting.FAILS}),
+        (
+            ["reset-fails", "0", "--how", "slow", "--duration", "2m"],
+            "GPU 0: resets are slow;",
+            {"reset_seconds": 120.0},
+        ),
         (
             ["bad-memory", "0", "--offset", "4KiB", "--bit", "3"],
             "GPU 0: bit 3 of byte 4096 is stuck at one",

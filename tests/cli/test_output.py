@@ -266,6 +266,12 @@ def test_an_explanation_has_history_state_and_remedy():
     assert lines[-2:] == ["policy  default (site.yaml): defaults: there are no rules", "advice  look the xid up"]
 
 
+def test_the_advice_during_a_ledger_fault_is_the_doctor():
+    explanation = views.Explanation(CLEAN, (ENTRY,), (), "there are no rules")
+    *_, last = explain.story(explanation, replace(SERVICE, ledger_fault="disk is full"), NOW)
+    assert last == "advice  repair the ledger: `autoclave doctor` says how"
+
+
 def test_an_explanation_of_a_clean_device_names_its_receipt():
     shown = "\n".join(story(CLEAN))
     assert "proven by receipt 3dac54cd6a98ac39" in shown

@@ -8,9 +8,11 @@ import pytest
 from scrubber.core import event_text
 from scrubber.core import events as ev
 from scrubber.core.measurements import Mismatch, Uncovered
-from scrubber.core.model import Outcome, Owner, Quarantine, Receipt, ScrubPath, Step
+from scrubber.core.model import Ailment, AilmentKind, Outcome, Owner, Quarantine, Receipt, ScrubPath, Step
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
+
+XID = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
 
 
 @pytest.mark.parametrize("kind", typing.get_args(ev.Event), ids=lambda kind: kind.__name__)
@@ -80,7 +82,11 @@ LIFE = [
      "reinstated WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed as after a tenant"),
     (ev.Released("its owner is gone"), "released: its owner is gone"),
     (ev.Quarantined(lives.quarantine()),
-     "quarantined by autoclave (lost): the device has fallen off its bus; it will be tried again"),
+     "quarantined by autoclave (lost): the device has fallen off its bus; Autoclave will test it again"),
+    (ev.Quarantined(replace(lives.quarantine(XID), errors=((79, 1),))),
+     "quarantined by autoclave (xid): xid 79 was reported; Autoclave will test it again"),
+    (ev.Quarantined(replace(lives.quarantine(XID), errors=((13, 1), (79, 1)))),
+     "quarantined by autoclave (xid): xid 79 was reported; the driver reported xid 13; Autoclave will test it again"),
     (ev.Quarantined(Quarantine(lives.PULLED, NOW, "ann")),
      "quarantined by ann (operator): suspect; until an operator reinstates it"),
     (ev.ProbationStarted(lives.job(ScrubPath.SLOW), "ann"),

@@ -157,7 +157,7 @@ def test_every_ailment_has_its_advice(kind):
     assert words.isprintable()
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]
     assert words[0].islower()
-    assert device_status.advice(in_use) == (f"drain it: {words}",)
+    assert device_status.advice(in_use) == (f"let its pod or job end first; then {words}",)
 
 
 def test_a_remedy_exists_for_every_ailment():
@@ -175,7 +175,7 @@ def test_the_advice_names_the_owner_that_may_have_ended():
 
 def test_a_setback_has_its_advice():
     assert device_status.advice(lives.SET_BACK) == (
-        "remove what blocks the scrub, as shown above; the scrub is retried automatically",
+        "remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",
     )
 
 

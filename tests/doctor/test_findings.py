@@ -81,11 +81,16 @@ def test_an_unsupported_setting_is_a_warning(facts):
     assert results == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
 
 
-def test_a_quarantine_with_an_unknown_reason_is_a_warning(facts):
+def test_a_quarantine_is_a_warning_that_leads_to_its_explanation(facts):
     out = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
     assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [
         (Level.WARNING, "GPU 3 (GPU-1) is quarantined: gremlins: they bite")
     ]
+    device = replace(STATUS.devices[0], quarantine=replace(out, reason="xid"))
+    [found] = [
+        it for it in roster.judge(replace(facts, answer=replace(STATUS, devices=(device,)))) if it.name == "device"
+    ]
+    assert found.remedy == "`autoclave explain 3` says what happened and what to do"
 
 
 def test_a_node_without_a_gpu_is_a_warning(facts):

@@ -16,6 +16,7 @@ from tests.doctor.nodes import FACTS, STATUS, only
     ("changes", "name", "level", "words"),
     [
         ({"ledger_fault": "disk is full"}, "ledger", Level.BROKEN, "nothing is handed out: disk is full"),
+        ({"policy_fault": "a:1: x\na:2: y"}, "policy", Level.BROKEN, "the old one is: a:1: x; a:2: y"),
         (
             {"set_aside": ("ledger.db.corrupt-1",)},
             "ledger-set-aside",
@@ -36,6 +37,15 @@ def test_each_fault_that_the_service_reports_is_a_finding(changes, name, level, 
     assert only(FACTS, name)[0] is Level.OK
     found = only(replace(FACTS, answer=replace(STATUS, service=replace(STATUS.service, **changes))), name)
     assert (found[0], words in found[1]) == (level, True)
+
+
+def test_a_ledger_fault_that_names_its_remedy_gets_no_other():
+    service = replace(STATUS.service, ledger_fault="it is locked; close that program")
+    [found] = [
+        it for it in roster.judge(replace(FACTS, answer=replace(STATUS, service=service))) if it.name == "ledger"
+    ]
+    assert found.text.endswith("it is locked")
+    assert found.remedy == "close that program"
 
 
 def test_an_unusable_ledger_is_broken_but_its_service_is_ok():

@@ -59,7 +59,10 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield from _state(device)
     if service is not None:
         yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
-    for line in explanation.advice or ("nothing to do",):
+    broken = service is not None and service.ledger_fault
+    for line in (
+        ("repair the ledger: `autoclave doctor` says how",) if broken else explanation.advice or ("nothing to do",)
+    ):
         yield f"advice  {line}"
 
 

@@ -41,7 +41,7 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
         )
     if found.broken is None:
         return 0
-    text = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; {_rows(found)} before that are intact"
+    text = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; before it, {_rows(found, ' intact')}"
     click.echo(human.printable(text), err=True)
     return 1
 
@@ -58,6 +58,7 @@ def export(file: Path | None, state_dir: Path) -> None:
         document.emit_line(row)
 
 
-def _rows(found: audit.Audit) -> str:
+def _rows(found: audit.Audit, intact: str = "") -> str:
     head = f", the last is {found.head.seq} ({found.head.hash[:16]})" if found.head else ""
-    return f"{found.rows} {'row' if found.rows == 1 else 'rows'}{head}"
+    one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
+    return f"{found.rows} {one if found.rows == 1 else many}{head}"

@@ -173,7 +173,7 @@ def hang(target: DrillTarget) -> str:
 def reset_fails(target: DrillTarget, how: str, duration: float) -> str:
     """Make resets refuse, fail, or take long."""
     drills.break_reset(target.root, target.uuid, layout.Resetting(how), duration)
-    return f"resets are {how}; {_healed_by(target)}"
+    return f"resets {'fail' if how == 'fails' else f'are {how}'}; {_healed_by(target)}"
 
 
 @drill

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from policies.model import Clear
-from scrubber.core import remedy, views
+from scrubber.core import views
 from scrubber.core.measurements import own_memory
 from scrubber.core.model import State
 from scrubber.ground import calendar_time
@@ -14,7 +14,6 @@ from scrubber.ground.errors import AutoclaveError, Reason, Unreachable
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
-ADVICE = {kind.value: it.advice for kind, it in remedy.REMEDIES.items()}
 
 
 def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -67,8 +66,9 @@ def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
     match facts.answer:
         case views.Status(service=it) if it.ledger_fault:
-            text = f"the ledger cannot be written, so nothing is handed out: {it.ledger_fault}"
-            yield base.broken("ledger", text, f"make room in {it.state_dir}, or repair its disk")
+            why, _, remedy = it.ledger_fault.partition("; ")
+            text = f"the ledger cannot be written, so nothing is handed out: {why}"
+            yield base.broken("ledger", text, remedy or f"make room in {it.state_dir}, or repair its disk")
         case views.Status(service=it):
             yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
@@ -98,7 +98,7 @@ def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     service = facts.status.service
     if service.policy_fault:
         # Broken: the service would not start with the policy as it is written.
-        text = f"the newest policy is not in force, the old one is: {service.policy_fault}"
+        text = f"the newest policy is not in force, the old one is: {'; '.join(service.policy_fault.splitlines())}"
         remedy = (
             "correct the file until `autoclave policy check FILE` finds no fault; the service then loads it by itself"
         )
@@ -136,7 +136,7 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
-        yield base.warning("device", text, f"{ADVICE[out.reason]}; {see}" if out.reason in ADVICE else see)
+        yield base.warning("device", text, f"{see} and what to do")
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
         yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", see)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
