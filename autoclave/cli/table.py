@@ -120,7 +120,8 @@ def note(device: views.DeviceStatus) -> str:
     if device.job is not None:
         return job(device.job)
     if tenant := device.pod or device.owner:
-        return f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}"
+        used = f"{'granted to' if device.state == 'granted' else 'used by'} {tenant}"
+        return used if device.healthy else f"{used}; {device.why}"
     if device.setback:
         return device.setback
     return "" if device.why == device.state else device.why

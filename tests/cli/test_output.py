@@ -65,6 +65,7 @@ def test_the_status_table_has_one_note_for_each_device():
         ({"state": "granted", "why": "granted", "pod": "ns/train/a"}, "granted to ns/train/a"),
         ({"state": "granted", "why": "granted"}, ""),
         ({"state": "granted", "why": "granted", "owner": "4711"}, "granted to 4711"),
+        ({"state": "in_use", "healthy": False, "why": "sick: xid 79", "owner": "4711"}, "used by 4711; sick: xid 79"),
         ({"state": "in_use", "owner": "4711"}, "used by 4711"),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
@@ -89,8 +90,8 @@ def test_wide_shows_the_hardware_and_dashes_for_unknown_values():
 
 
 FULL = replace(
-    CLEAN, state="in_use", healthy=False, numa_node=1, pci_address="0000:3b:00.0", mig=True, receipt=DEEP,
-    owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
+    CLEAN, state="in_use", healthy=False, why="sick: hot", numa_node=1, pci_address="0000:3b:00.0", mig=True,
+    receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
 )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
         "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
         "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%",
-        "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a",
+        "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a; sick: hot",
     }  # fmt: skip
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
     table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
@@ -275,7 +276,7 @@ def test_the_advice_during_a_ledger_fault_is_the_doctor():
 def test_an_explanation_of_a_clean_device_names_its_receipt():
     shown = "\n".join(story(CLEAN))
     assert "proven by receipt 3dac54cd6a98ac39" in shown
-    assert "offered to pods and jobs: clean" in shown
+    assert "offered to pods or jobs: clean" in shown
     assert shown.endswith("advice  nothing to do")
 
 
@@ -304,7 +305,7 @@ def test_a_document_has_the_amounts_of_the_proof():
 
 def test_an_explanation_names_the_pod_and_its_uid():
     shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
-    assert "        used by ns/train/main\n        its UID is uid-7\n" in shown
+    assert "        used by ns/train/main\n        its UID is uid-7\n        healthy: clean\n" in shown
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
         assert "its UID" not in "\n".join(story(device))
 

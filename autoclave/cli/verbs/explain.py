@@ -16,6 +16,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
+from scrubber.core.model import State
 from scrubber.ground.errors import Unreachable
 
 
@@ -59,10 +60,8 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield from _state(device)
     if service is not None:
         yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
-    broken = service is not None and service.ledger_fault
-    for line in (
-        ("repair the ledger: `autoclave doctor` says how",) if broken else explanation.advice or ("nothing to do",)
-    ):
+    broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
+    for line in broken or explanation.advice or ("nothing to do",):
         yield f"advice  {line}"
 
 
@@ -86,7 +85,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
-    yield f"        {'offered to pods and jobs' if device.healthy else 'not offered to pods or jobs'}: {device.why}"
+    about = "healthy" if device.state in {State.GRANTED.value, State.IN_USE.value} else "offered to pods or jobs"
+    yield f"        {'' if device.healthy else 'not '}{about}: {device.why}"
 
 
 def _way_back(quarantine: views.QuarantineStatus) -> str:
