@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, big_node, chain, dra, fast_job, hooks, idle, in_front, release, start
+from benchmarks import acquire, big_node, chain, create_gate, dra, fast_job, hooks, idle, in_front, release, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -25,6 +25,7 @@ MEASUREMENTS = {
     "release": release.measure,
     "hooks": hooks.measure,
     "in_front": in_front.measure,
+    "create_gate": create_gate.measure,
     "dra": dra.measure,
     "acquire": acquire.measure,
     "start": start.measure,

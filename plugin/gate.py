@@ -1,7 +1,8 @@
 """Asks the scrub service whether devices may be handed out, and whether a container may start on them.
 
-Every failure is one of ``scrubber.ground.errors``, and each one refuses. Only an acquire is tried again, and only while
-the service restarts. Otherwise the service has already used the time that the policy allows, and the kubelet waits.
+Every failure is one of ``scrubber.ground.errors``, and each one refuses. Exception: where the create gate holds the
+containers until the proof, a service that is away or busy fails no pod. Elsewhere only an acquire is tried again, and
+only while the service restarts. Otherwise the service has already used the time that the policy allows.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from plugin.devices import Device
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.api import client
-from scrubber.ground import request_limits
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
+from scrubber.ground import log, request_limits
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
+
+logger = log.get("gate")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 3.5  # seconds to wait for a service that restarts: most of what Allocate may take
+DEFERRED_AFTER = 1.0  # seconds for the service to answer where the containers wait
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits until the unhealthy list is sent
 SETTLING = 0.1  # seconds for the kubelet to process that list
@@ -51,6 +55,8 @@ class Gate:
         sees it in the list.
         """
         ids = [device.uuid for device in devices]
+        if all(device.waits for device in devices):
+            return await self._acquire_or_defer(ids, op)
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
         with self._in_flight.one():
@@ -63,6 +69,16 @@ class Gate:
                 await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
                 await asyncio.sleep(SETTLING)
                 raise
+
+    async def _acquire_or_defer(self, ids: Sequence[str], op: str) -> str:
+        """The same for devices whose containers wait. What time heals is no reason to fail the pod."""
+        with self._in_flight.one():
+            try:
+                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
+            except (Unreachable, NotReady) as error:
+                logger.warning("the containers wait for the service", op=op, devices=ids, error=error.message)
+                return ""
+            return granted[0].receipt if granted else ""
 
     async def _acquire(self, ids: Sequence[str], op: str, until: float) -> str:
         """Ask, and ask again while the service restarts, because a refusal would fail the pod.

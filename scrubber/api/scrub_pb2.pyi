@@ -294,6 +294,7 @@ class Advert(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     PCI_ADDRESS_FIELD_NUMBER: _builtins.int
     GATE_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -318,6 +319,8 @@ class Advert(_message.Message):
     pci_address: _builtins.str
     gate: _builtins.str
     """The CDI device of its create gate, to be added to the answer for a container. Empty: the gate is not in force."""
+    waits: _builtins.bool
+    """A pod may be given the device without an answer of the service: its containers wait for the proof."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The device nodes that belong to this device only."""
@@ -343,10 +346,11 @@ class Advert(_message.Message):
         memory_bytes: _builtins.int = ...,
         pci_address: _builtins.str = ...,
         gate: _builtins.str = ...,
+        waits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

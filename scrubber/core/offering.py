@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.model import Mode, Policy
+from policies.model import GateMode, Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
 from scrubber.core.model import Availability, Moment, Record, ScrubPath, State, Trigger
 
@@ -18,6 +18,7 @@ class OfferFacts:
 
     ledger_fault: bool = False  # the ledger cannot be written
     withheld: bool = False  # a request for the device was refused lately
+    gated: bool = False  # no container is created with the device before the service says yes
     blocked: str = ""  # what is in the way of its next scrub, by the last observation
 
     @property
@@ -27,6 +28,7 @@ class OfferFacts:
 
 
 NOTHING = OfferFacts()
+WAITED_FOR = 60.0  # seconds for which pods may wait for a device: a slow path takes about that long
 
 
 def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availability:
@@ -42,7 +44,7 @@ def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availab
 
 def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
     """Whether to advertise this device as Healthy, and why."""
-    answer = _by_record(record, policy, now)
+    answer = _by_record(record, policy, now, waits=waits(policy, facts))
     if not answer.healthy:
         return answer
     # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
@@ -55,7 +57,12 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     return answer
 
 
-def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
+def waits(policy: Policy, facts: OfferFacts) -> bool:
+    """Whether a pod may be given the device before it is clean: its containers wait."""
+    return policy.gate is GateMode.CREATE and facts.gated
+
+
+def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> answers.Offer:
     if record.quarantine is not None:
         return answers.Offer(healthy=False, why=f"quarantined: {record.quarantine.ailment.detail}")
     if record.ailment is not None:
@@ -67,12 +74,28 @@ def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
             return answers.Offer(healthy=True, why=record.state.value)
         case State.SCRUBBING if burn_in.gives_way(record):
             return answers.Offer(healthy=True, why="burn-in; a request for the device cancels it")
+        case State.SCRUBBING if waits and _scrubbed_lately(record, now):
+            return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
+        case State.DIRTY if waits and _released_lately(record, now):
+            return answers.Offer(healthy=True, why="released; containers wait for its scrub")
         case State.SCRUBBING if _soon_done(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
         case State.DIRTY if _just_released(record, policy, now):
             return answers.Offer(healthy=True, why="released, about to be scrubbed")
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
             return answers.Offer(healthy=False, why=record.state.value)
+
+
+def _scrubbed_lately(record: Record, now: Moment) -> bool:
+    job = record.job
+    if job is None or record.setback is not None or job.trigger is Trigger.REINSTATE:
+        return False
+    return now.uptime - job.started.uptime <= WAITED_FOR
+
+
+def _released_lately(record: Record, now: Moment) -> bool:
+    released = record.setback is None and record.tenancy_began is not None
+    return released and now.uptime - record.since.uptime <= WAITED_FOR
 
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:

@@ -29,6 +29,7 @@ class AdvertisedDevice:
     model: str = ""
     memory_bytes: int = 0
     pci_address: str = ""
+    waits: bool = False  # a pod may be given the device before it is clean: its containers wait for the proof
     gate: str = ""  # the CDI name that makes the container runtime ask for each container; empty: it does not ask
 
 

@@ -129,6 +129,7 @@ class ServiceContext:
         return OfferFacts(
             ledger_fault=self.ledger.fault is not None,
             withheld=self.is_withheld(record),
+            gated=self.gated(record.device.uuid),
             blocked=self.blocked.get(record.device.uuid, ""),
         )
 

@@ -119,11 +119,16 @@ class StatusReporter:
                 model=record.device.model,
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",
+                waits=offering.waits(policy, self._context.offer_facts(record)),
                 gate=self._gate(record.device.uuid),
             )
             for record, policy in policies
         )
-        return AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in policies), default=0.0))
+        silences = (
+            max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
+            for device, (_, policy) in zip(devices, policies, strict=True)
+        )
+        return AdvertisedDevices(devices, min(silences, default=0.0))
 
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy

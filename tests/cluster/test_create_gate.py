@@ -3,6 +3,8 @@
 import asyncio
 from signal import SIGKILL
 
+from lightkube.resources.batch_v1 import Job
+
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS
 from tests.cluster.cluster import container
@@ -35,3 +37,18 @@ async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoc
     for name in names:
         assert cluster.words(name).count("CLEAN") == ROUNDS + 1
         assert "OWN" not in cluster.words(name)
+
+
+async def test_ten_kills_of_the_service_fail_no_pod(cluster, autoclave):
+    """Pods come in bursts, and find the service away, or a GPU that is scrubbed."""
+    autoclave.rule("{gate: create}")
+    await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked
+    await cluster.delete("proof")
+    template = {"spec": cluster.spec(container("-for", "200ms"))}
+    await cluster.create_job("many", {"completions": 100, "parallelism": 8, "backoffLimit": 200, "template": template})
+    for kill in range(10):
+        await cluster.until(Job, "many", lambda job, done=kill * 9: (job.status.succeeded or 0) >= done)
+        autoclave.service.end(SIGKILL)
+        await autoclave.up()
+    await cluster.until(Job, "many", lambda job: job.status.succeeded == 100)
+    assert await cluster.refused() == []

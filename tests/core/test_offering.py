@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Policy
+from policies.model import GateMode, Policy
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
@@ -49,6 +49,25 @@ def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
     budget = ENFORCE.budgets.allocate
     assert offering.offer(record, ENFORCE, later(budget)).healthy
     assert not offering.offer(record, ENFORCE, later(budget + 0.001)).healthy
+
+
+CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
+WAITED = rows(
+    ("just released", lives.DIRTY, True),
+    ("on its fast path", lives.SCRUBBING, True),
+    ("on its slow path", lives.FIRST_LOOK, True),
+    ("soiled", lives.SOILED, False),
+    ("its scrub failed", lives.SET_BACK, False),
+    ("unknown", lives.UNKNOWN, False),
+    ("quarantined", lives.QUARANTINED, False),
+)
+
+
+@pytest.mark.parametrize(("record", "healthy"), WAITED)
+def test_where_containers_wait_a_dirty_device_is_offered_longer(record, healthy):
+    offers = [offering.offer(record, CREATE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
+    assert offers == [healthy, healthy, False]
+    assert offering.offer(record, CREATE, later(1)) == offering.offer(record, ENFORCE, later(1))
 
 
 WITHHELD = "withheld: a request for it was refused"

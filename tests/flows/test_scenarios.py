@@ -16,6 +16,7 @@ from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from tests.flows.node import Node, brisk
+from tests.patience import WITHIN
 
 ONE = {RESOURCE: 1}
 
@@ -128,6 +129,23 @@ async def test_x19_r11_the_gate_holds_a_restart_without_prestart(gated):
     restarted = asyncio.create_task(node.kubelet.restart_container(pod, "main"))
     await node.stage.service.start()
     assert (await restarted).state is ContainerState.RUNNING
+
+
+async def test_a_pod_waits_while_the_service_is_away(gated):
+    """Under ``gate: create`` it is admitted. Its container starts on a clean device when the service is back."""
+    node = await gated(1)
+    first = await node.run("first")
+    await node.stage.service.end(signal.SIGKILL)
+    await node.kubelet.delete(first)
+    second = node.pod("second")
+    assert (await node.kubelet.admit(second)).phase is not Phase.FAILED
+    assert not await node.kubelet.sync(second)
+    assert second.statuses["main"].state is ContainerState.WAITING
+    await node.stage.service.start()
+    async with asyncio.timeout(WITHIN):
+        while not await node.kubelet.sync(second):
+            pass
+    assert await node.scrubs(node.gpu(second)) == 2
 
 
 async def test_x29_w11_a_killed_kubelet_joins_the_same_job(gated):

@@ -125,6 +125,35 @@ async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door
     assert reader.lists[-1] == {A: False, B: False}
 
 
+@pytest.mark.parametrize("answer", [hang, no(NotReady(Reason.SCRUBBING, "later"))], ids=["silent", "busy"])
+async def test_where_containers_wait_an_absent_service_fails_no_pod(gate, door, listing, read, answer):
+    door.silence = 60.0
+    door.say(gpu(0, waits=True), gpu(1, waits=True))
+    reader = read(listing)
+    devices = await waited(gate, listing)
+    door.answer = answer
+    assert await gate.acquire(GPU, devices) == ""
+    await door.close()
+    assert await gate.acquire(GPU, devices) == ""
+    await reader.until(all_well)
+    assert {A: False, B: False} not in reader.lists
+
+
+async def test_where_containers_wait_a_quarantined_device_is_refused(gate, door, listing):
+    door.say(gpu(0, waits=True), gpu(1, waits=True))
+    devices = await waited(gate, listing)
+    door.answer = no(Refused(Reason.QUARANTINED, "it is quarantined"))
+    with pytest.raises(Refused):
+        await gate.acquire(GPU, devices)
+
+
+async def waited(gate, listing):
+    """The devices, as soon as the plugin knows that containers wait for them."""
+    while not all(device.waits for device in listing.shown(GPU)):
+        await listing.until_differs(listing.current())
+    return gate.find(GPU, [[A, B]])[0]
+
+
 async def test_a_restarting_service_fails_no_pod(gate, door, listing, read):
     reader = read(listing)
     await reader.until(all_well)
