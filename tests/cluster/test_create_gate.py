@@ -3,12 +3,13 @@
 import asyncio
 from signal import SIGKILL
 
-from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import Pod
 
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS
 from tests.cluster.cluster import container
 
+KILLS = 10
 ROUNDS = 13  # with four containers each: 52 starts without PreStartContainer
 
 
@@ -40,15 +41,23 @@ async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoc
 
 
 async def test_ten_kills_of_the_service_fail_no_pod(cluster, autoclave):
-    """Pods come in bursts, and find the service away, or a GPU that is scrubbed."""
+    """Pods come while the service is away, and begin when it is back."""
     autoclave.rule("{gate: create}")
     await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked
     await cluster.delete("proof")
-    template = {"spec": cluster.spec(container("-for", "200ms"))}
-    await cluster.create_job("many", {"completions": 100, "parallelism": 8, "backoffLimit": 200, "template": template})
-    for kill in range(10):
-        await cluster.until(Job, "many", lambda job, done=kill * 9: (job.status.succeeded or 0) >= done)
+    await cluster.gone("proof")
+    await autoclave.clean()
+    for kill in range(KILLS):
         autoclave.service.end(SIGKILL)
+        names = [f"pod-{kill}-{number}" for number in range(GPUS)]
+        await asyncio.gather(*(cluster.create(name, container("-for", "50ms")) for name in names))
+        await asyncio.gather(*(cluster.until(Pod, name, waits) for name in names))
         await autoclave.up()
-    await cluster.until(Job, "many", lambda job: job.status.succeeded == 100)
+        await asyncio.gather(*map(cluster.ended, names))
     assert await cluster.refused() == []
+
+
+def waits(pod):
+    """Whether its container waits for the service."""
+    states = [status.state for status in pod.status.containerStatuses or ()]
+    return any(state.waiting and "does not answer" in (state.waiting.message or "") for state in states)
