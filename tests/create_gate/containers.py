@@ -1,7 +1,6 @@
 """Containers that the real runc creates, with the hooks of a CDI specification."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,15 +11,13 @@ SPECIFICATION = "autoclave-gate.json"
 
 
 class Containers:
-    """One file system, and one bundle for each container."""
+    """One bundle for each container."""
 
     def __init__(self, root: Path, program: Path) -> None:
         self._root = root
         self.cdi = root / "cdi"
-        self._files = root / "files"
-        for made in (self.cdi, self._files):
-            made.mkdir()
-        shutil.copy(program, self._files / "program")
+        self._program = program
+        self.cdi.mkdir()
 
     def hooks(self, device):
         """What the container runtime runs for this device."""
@@ -31,13 +28,15 @@ class Containers:
     def run(self, name, hooks, pod="a", **more):
         """Create a container of this pod and run it. Returns the output, or why it was not created."""
         bundle = self._root / name
-        bundle.mkdir()
+        files = bundle / "files"
+        files.mkdir(parents=True)
+        (files / "program").hardlink_to(self._program)
         annotations = {**CONTAINERD, "io.kubernetes.cri.sandbox-uid": pod, **more}
         without_names = [{key: it[key] for key in it if key != "hookName"} for it in hooks]
         config = {
             "ociVersion": "1.0.2",
             "process": {"user": {"uid": 0, "gid": 0}, "args": ["/program"], "env": ["PATH=/"], "cwd": "/"},
-            "root": {"path": str(self._files)},
+            "root": {"path": str(files)},
             "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
             "annotations": annotations,
             "hooks": {"createRuntime": without_names},
