@@ -67,10 +67,16 @@ class CreateGate:
 
     def note_question(self) -> None:
         """The container runtime has asked."""
-        if not self._has_asked:
+        if self._has_asked:
+            return
+        self._has_asked = True
+        logger.info("create gate in force: the container runtime asks")
+        try:
             self._asked.touch()
-            self._has_asked = True
-            logger.info("create gate in force: the container runtime asks")
+        except OSError as error:
+            logger.warning(
+                "the next run of the service will not know that the container runtime asks", error=str(error)
+            )
 
     async def follow(self, ledger: Ledger) -> Never:
         """Cover each new device of the ledger. Until then the plugin's answers do not name its gate."""
