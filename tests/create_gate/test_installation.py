@@ -25,7 +25,7 @@ def test_the_gate_is_in_force_once_the_runtime_has_asked(install):
     assert restarted.in_force("GPU-1"), "the boot is the same"
 
 
-def test_a_device_has_a_gate_only_if_the_specification_names_it(install, tmp_path):
+def test_only_a_device_of_the_specification_has_a_gate(install, tmp_path):
     gate = install()
     assert gate.name("GPU-1") == ""
     assert [gate.cover(["GPU-1"]), gate.cover(["GPU-1"])] == [True, False]
