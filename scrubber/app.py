@@ -169,14 +169,14 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     return ledger
 
 
-def create_gate(config: ScrubberConfig) -> CreateGate | None:
+def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:
     """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
     try:
         if config.create_gate is None:
             installation.open_for_all(config.gate_cdi_dir)
             return None
         socket = paths.gate_socket(config.run_dir)
-        return installation.install(config.create_gate, config.gate_cdi_dir, config.state_dir, socket)
+        return installation.install(config.create_gate, config.gate_cdi_dir, config.state_dir, socket, notify)
     except OSError as error:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
@@ -217,7 +217,7 @@ def build(
         backend, observer, nursery, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
-    gate = create_gate(config)
+    gate = create_gate(config, ledger.notify)
     context = ServiceContext(
         ledger,
         observer,

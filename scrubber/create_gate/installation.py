@@ -41,11 +41,13 @@ Hook = Callable[[str], dict[str, Any]]  # what the runtime does for a container 
 class CreateGate:
     """The devices whose containers pass the gate."""
 
-    def __init__(self, directory: Path, hook: Hook, asked: Path) -> None:
+    def __init__(self, directory: Path, hook: Hook, asked: Path, notify: Callable[[], None]) -> None:
         """``directory``: where the container runtime reads CDI specifications.
 
         ``asked``: a file that a reboot removes. It is there if the runtime has asked: so the runtime knows CDI.
+        ``notify`` is called when the gate comes into force: Allocate waits until the plugin knows.
         """
+        self._notify = notify
         self._asked = asked
         self._has_asked = asked.exists()
         self._path = directory / SPECIFICATION
@@ -70,6 +72,7 @@ class CreateGate:
         if self._has_asked:
             return
         self._has_asked = True
+        self._notify()
         logger.info("create gate in force: the container runtime asks")
         try:
             self._asked.touch()
@@ -99,14 +102,14 @@ class CreateGate:
         return f"{KIND}={device}" if device in self._covered else ""
 
 
-def install(program: Path, directory: Path, state_dir: Path, socket: Path) -> CreateGate:
+def install(program: Path, directory: Path, state_dir: Path, socket: Path, notify: Callable[[], None]) -> CreateGate:
     """Put the program on the node, or raise a FatalError. No device is covered yet."""
     try:
         installed = _install_program(program, state_dir / "gate")
     except (OSError, subprocess.SubprocessError) as error:
         raise FatalError(f"cannot install the create gate {program} in {state_dir / 'gate'}: {error}") from error
     logger.info("create gate installed", program=str(installed), specification=str(directory / SPECIFICATION))
-    return CreateGate(directory, lambda device: _runs(installed, socket, device), socket.with_name(ASKED))
+    return CreateGate(directory, lambda device: _runs(installed, socket, device), socket.with_name(ASKED), notify)
 
 
 def open_for_all(directory: Path) -> None:

@@ -7,18 +7,28 @@ from scrubber.ground.errors import FatalError
 
 
 @pytest.fixture
-def install(tmp_path, program):
+def notified():
+    """The notifications."""
+    return []
+
+
+@pytest.fixture
+def install(tmp_path, program, notified):
     """Install the gate of a service."""
     for name in ("cdi", "run"):
         (tmp_path / name).mkdir()
-    return lambda: installation.install(program, tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock")
+    places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock")
+    return lambda: installation.install(program, *places, lambda: notified.append("news"))
 
 
-def test_the_gate_is_in_force_once_the_runtime_has_asked(install):
+def test_the_gate_is_in_force_once_the_runtime_has_asked(install, notified):
     gate = install()
     gate.cover(["GPU-1"])
     assert not gate.in_force("GPU-1")
+    assert not notified
     gate.note_question()
+    gate.note_question()
+    assert notified == ["news"], "the plugin learns it at once, and once"
     assert (gate.in_force("GPU-1"), gate.in_force("GPU-2")) == (True, False)
     restarted = install()
     restarted.cover(["GPU-1"])
@@ -41,5 +51,5 @@ def test_a_program_that_does_not_run_is_not_installed(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(FatalError, match="it does not run: exit code 0"):
-        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock")
+        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", lambda: None)
     assert list((tmp_path / "state/gate").iterdir()) == []
