@@ -38,6 +38,7 @@ CMD ["python3"]
 # Debootstrap mounts /proc and /sys. In a mount namespace of its own, no mount outlives it.
 OWN_MOUNTS = ("unshare", "--mount")
 NO_MOUNTS: Mapping[Path, str] = MappingProxyType({})
+OPEN_FILES = 8192  # buildah allows 1024; the compiler of the create gate opens all of its C library
 LEFT_OUT = (
     *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*", "__pycache__"),
     *("usr/share/doc/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/man/*"),  # as the slim images of Debian
@@ -64,7 +65,8 @@ class Builder:
 
     def build(self, dockerfile: Path, context: Path, tag: str, options: Sequence[str] = ()) -> None:
         """Build an image under this name."""
-        command: list[str | Path] = [self.name, "build", "--pull=false", "-f", dockerfile, "-t", tag, *options, context]
+        fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", dockerfile]
+        command = [self.name, "build", *fixed, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
     def save(self, image: str, archive: Path) -> None:
