@@ -68,7 +68,7 @@ def test_a_relaid_free_device_is_quarantined_and_gets_no_probation(record, whole
     assert (out.state, reason(out)) == (State.QUARANTINED, AilmentKind.RELAID)
     assert not offering.offer(out, ENFORCE, LATE).healthy
     assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
-    assert device_status.advice(out)[0].startswith("nothing: ")
+    assert device_status.advice(out)[0].startswith("do nothing: ")
 
 
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.USED_BY_HOST])

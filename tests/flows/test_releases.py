@@ -149,7 +149,7 @@ async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, t
         assert "in no container, stuck in the kernel (state D)" in out.detail
         async with node.stage.admin() as admin:
             [advice] = (await admin.explain(uuid)).advice
-        assert "look at its kernel stack (/proc/PID/stack)" in advice
+        assert "look at the kernel stack (/proc/PID/stack)" in advice
         await node.health(uuid, "Unhealthy")
         assert (leftover.state, await node.scrubs(uuid)) == ("D", 1)
         leftover.let_go()
@@ -175,7 +175,7 @@ async def test_a_container_that_hangs_after_a_delete_quarantines_its_gpu(build):
             assert f"(pid {leftover.pid}, {pod.uid})" in status.why
             async with node.stage.admin() as admin:
                 [advice] = (await admin.explain(uuid)).advice
-            assert "look at its kernel stack (/proc/PID/stack)" in advice
+            assert "look at the kernel stack (/proc/PID/stack)" in advice
             await node.health(uuid, "Unhealthy")
             assert leftover.lives()
     out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine

@@ -132,7 +132,7 @@ async def test_errors_before_a_loss_count_as_well(world):
     await world.reach(device, State.QUARANTINED)
     reported = rows(world, ev.Quarantined, device)[0].quarantine
     assert (reported.ailment.xid, reported.next_probe, reported.errors) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
-    assert "the driver reported xid 13 2 times, xid 125" in world.story(device)
+    assert "xid 125 (INFOROM_FS_ERROR) was reported; the driver reported xid 13 2 times" in world.story(device)
     world.node.heal()
     await asyncio.sleep(3600)
     assert world.state(device) is State.QUARANTINED

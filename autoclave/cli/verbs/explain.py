@@ -16,7 +16,6 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
-from scrubber.core.model import State
 from scrubber.ground.errors import Unreachable
 
 
@@ -85,7 +84,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
-    about = "healthy" if device.state in {State.GRANTED.value, State.IN_USE.value} else "offered to pods or jobs"
+    about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     yield f"        {'' if device.healthy else 'not '}{about}: {device.why}"
 
 
