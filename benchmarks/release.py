@@ -1,5 +1,7 @@
 """A tenant ends, and nobody says so: how soon is its GPU proven clean, who waits for that, and what does looking cost?
 
+Also: a container opens a clean GPU and has asked nobody. How soon is that in the ledger?
+
 A device plugin hears nothing of a pod's end, so the service sees it by itself, and scrubs ahead of the next Allocate.
 Here its tenants are real processes on simulated GPUs, under the policy that is in force when nothing else is asked for.
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
+from demo.containers import started
 from demo.handout import RESOURCE
 from demo.stage import Stage
 from demo.standins.journal import Call
@@ -33,12 +36,15 @@ WITHIN = 60.0  # seconds for anything to come about
 ENDS, PODS = 40, 30  # how often
 IDLE, SETTLES = 60.0, 5.0  # seconds; what is seen for the first time costs more
 CROWD, FILES = 2000, 5
+OPENS = 'exec 9<"$1" || exit; echo; read -r _'
 
 
 async def measure(*, quick: bool) -> list[Figure]:
     """Pods that end while the other GPUs are free, then on a node that is full; then nothing at all."""
     dice = random.Random(7)  # noqa: S311 - the same pauses each time
     figures: list[Figure] = []
+    async with _node() as stage:
+        figures += _noticed([await _bypass(stage, dice) for _ in range(3 if quick else ENDS)])
     async with _node() as stage:
         figures += _soon([await one_end(stage, dice.uniform(0, LIVES)) for _ in range(3 if quick else ENDS)])
     for gap in GAPS:
@@ -117,6 +123,30 @@ def _soon(ends: Sequence[End]) -> list[Figure]:
         figures.append(Figure(f"{name}{part}: p50", quantile(times, 0.5), "ms", len(times), aim))
         figures.append(Figure(f"{name}{part}: p99", quantile(times, 0.99), "ms", len(times)))
     return figures
+
+
+# -- a container that asked nobody
+
+
+async def _bypass(stage: Stage, dice: random.Random) -> float:
+    """It opens a clean GPU and keeps it open. Returns the seconds until the ledger says so."""
+    await rig.all_clean(stage)
+    gpu = dice.randrange(stage.gpus)
+    await asyncio.sleep(dice.uniform(0, LIVES))
+    async with stage.admin() as admin:
+        before = seen = (await admin.status()).service.ledger_rows
+        process = await started("bypass", OPENS, str(stage.memory_of(gpu)))
+        opened = clock.now().uptime
+        while not (rows := _rows(stage, stage.uuids[gpu], before)):
+            seen = (await admin.status(newer_than=seen, wait=WITHIN)).service.ledger_rows
+        process.kill()
+        await process.wait()
+    return rows[0].uptime - opened
+
+
+def _noticed(seconds: Sequence[float]) -> list[Figure]:
+    name = f"a container that asked nobody opens a clean device to the row of the ledger, {GPUS} devices"
+    return [Figure(f"{name}: p{at}", quantile(seconds, at / 100), "s", len(seconds)) for at in (50, 99)]
 
 
 # -- a full node, on which the next pod follows soon

@@ -45,7 +45,7 @@ class ContainerRunner(Runtime):
     async def open_sandbox(self, pod: Pod) -> None:
         """Start the sandbox of a pod."""
         if (pod.uid, "") not in self._running:
-            self._running[pod.uid, ""] = [await _started(pod.uid, SANDBOX)]
+            self._running[pod.uid, ""] = [await started(pod.uid, SANDBOX)]
 
     async def close_sandbox(self, pod: Pod) -> None:
         """End the sandbox of a pod."""
@@ -65,7 +65,7 @@ class ContainerRunner(Runtime):
             last = memory.stat().st_size // BLOCK - 1
             blocks = " ".join(map(str, self.marked(pod, last)))
             words = (str(memory), mark(pod.uid), container.kind.value, blocks, str(place.chip))
-            process = await _started(pod.uid, CONTAINER, *words)
+            process = await started(pod.uid, CONTAINER, *words)
             running.append(process)
             if container.kind is ContainerKind.INIT:
                 await process.wait()
@@ -103,7 +103,7 @@ def mark(pod: str) -> str:
     return f"<{pod}>"
 
 
-async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Process:
+async def started(pod: str, script: str, *words: str) -> asyncio.subprocess.Process:
     """Start a process of a pod and wait for its first line."""
     process = await asyncio.create_subprocess_exec(
         *("sh", "-c", script, "sh", *words),

@@ -12,7 +12,7 @@ CUT_OFF = "a-pod-that-is-cut-off"
 
 
 async def test_a_start_that_is_cut_off_ends_its_process():
-    starting = asyncio.create_task(containers._started(CUT_OFF, "read -r _"))  # never says its line
+    starting = asyncio.create_task(containers.started(CUT_OFF, "read -r _"))  # never says its line
     async with asyncio.timeout(WITHIN):
         while CUT_OFF not in simulated.living():  # noqa: ASYNC110 - /proc tells nobody
             await asyncio.sleep(0.005)
