@@ -78,6 +78,7 @@ def device_status(
         mig=device.mig,
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=_owner(record),
+        pod=record.owner.name if record.owner else "",
         job=job_status(record.job, *progress, queue_place) if record.job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
@@ -112,6 +113,8 @@ def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[
     """
     if record.owner is not None:
         uid = record.owner.container or ""
+        if record.owner.name:
+            return record.owner.name
         return _called(uid, assigned, names) if uid in names else ""
     if record.state is State.GRANTED:
         return ", ".join(_called(uid, assigned, names) for uid in sorted(assigned))

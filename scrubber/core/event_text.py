@@ -22,12 +22,12 @@ def tell(event: ev.Event) -> str:
             return f"handed out{_to(grant)} (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
-        case ev.PutInUse(Owner(container=container, crowded=True)):
-            return f"in use by {container}, and by another pod's container as well: unauthorised use"
+        case ev.PutInUse(Owner(crowded=True) as owner):
+            return f"in use by {_user(owner)}, and by another pod's container as well: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True)):
             return f"in use by {container}, which is unannounced"
         case ev.PutInUse(owner):
-            return f"in use by {owner.container or 'a process without a known container'}"
+            return f"in use by {_user(owner)}"
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders):
@@ -57,6 +57,12 @@ def tell(event: ev.Event) -> str:
             return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
             return _quarantine(quarantine)
+
+
+def _user(owner: Owner) -> str:
+    if owner.name:
+        return f"{owner.name} (pod {owner.container})"
+    return owner.container or "a process without a known container"
 
 
 def _to(grant: Grant) -> str:

@@ -313,6 +313,7 @@ class Owner:
     seen: bool = False  # whether the owner was ever seen running
     crowded: bool = False  # whether another pod's container was ever seen on the device as well
     unannounced: bool = False  # seen on the device without an admitted start, and not named by the checkpoint
+    name: str = ""  # NAMESPACE/POD/CONTAINER of the last creation, as the container runtime says; decides nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Fact(Enum):
     CROWDED = "another pod's container uses the device as well"
     CONFIRMED = "a start of the unannounced pod is admitted, or the checkpoint names it or the pod of another holder"
     ADMITTED = "a container of the owner may start"
+    NAMED = "the container runtime creates a container of the owner"
 
 
 TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
@@ -65,6 +66,10 @@ TABLE: dict[Fact, dict[Standing, frozenset[Standing]]] = {
         # From another named owner under policy ``observe`` only. A grant until the release admits every start.
         before: frozenset({Standing.AWAITED, Standing.PRESENT})
         for before in Standing
+    },
+    Fact.NAMED: {
+        Standing.AWAITED: frozenset({Standing.AWAITED}),
+        Standing.PRESENT: frozenset({Standing.PRESENT}),
     },
 }
 
@@ -95,7 +100,7 @@ def late(owner: Owner | None, sighting: Owner) -> Owner | None:
     if legal(owner, sighting):
         return sighting
     if owner is None or (owner.container is None and sighting.container is not None):
-        return replace(sighting, crowded=False)
+        return replace(sighting, crowded=False, name="")
     if sighting.container in (None, owner.container):
         return None
     return replace(owner, crowded=True)
@@ -105,7 +110,8 @@ def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
     """Whether the owner is otherwise the same, or a new one about whom no more is known."""
     if before is None or before.container != after.container or fact is Fact.FOUND:
         # The checkpoint names another holder: the device was crowded before its owner was known.
-        return fact in (Fact.FOUND, Fact.ADMITTED, Fact.CONFIRMED) and after.crowded is (fact is Fact.CONFIRMED)
+        known = fact in (Fact.FOUND, Fact.ADMITTED, Fact.CONFIRMED) and after.crowded is (fact is Fact.CONFIRMED)
+        return known and not after.name
     match fact:
         case Fact.SEEN:
             return after == replace(before, seen=True)
@@ -116,6 +122,16 @@ def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
         case Fact.ADMITTED:
             again = replace(before, since=after.since, seen=False, unannounced=False)
             return after == again and after.since.uptime >= before.since.uptime
+        case Fact.NAMED:
+            return after.name != "" and after == replace(before, name=after.name)
+
+
+def named(record: Record, pod: str, name: str) -> ev.PutInUse | None:
+    """The container runtime creates a container of the owner with this name. None if that is nothing new."""
+    owner = record.owner
+    if owner is None or owner.container != pod or owner.name == name:
+        return None
+    return ev.PutInUse(replace(owner, name=name))
 
 
 def live_container(holders: tuple[Holder, ...]) -> str | None:

@@ -44,6 +44,11 @@ class Creation:
     container: str
     container_id: str
 
+    @property
+    def called(self) -> str:
+        """The container as people call it."""
+        return f"{self.namespace}/{self.name}/{self.container}"
+
 
 class GateServer:
     """The socket ``gate.sock``."""
@@ -125,7 +130,9 @@ class GateServer:
         until = clock() + asked.seconds * (1 - BEFORE)
         while True:
             try:
-                await self._handover.start([asked.device], asked.pod, op=op, within=until - clock(), creating=True)
+                await self._handover.start(
+                    [asked.device], asked.pod, op=op, within=until - clock(), creating=asked.called
+                )
             except NotReady as error:
                 if error.reason is Reason.SHUTTING_DOWN or clock() + PAUSE >= until:
                     raise

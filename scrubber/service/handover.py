@@ -24,7 +24,7 @@ from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
 from scrubber.ground.device_messages import GrantedDevice, Proof
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
+from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.service.context import MAX_ROUNDS, TOO_LATE, ServiceContext
@@ -113,11 +113,11 @@ class Handover:
         *,
         op: str = "",
         within: float | None = None,
-        creating: bool = False,
+        creating: str = "",
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
-        ``creating``: the container runtime asks. Usually the kubelet has asked for the start before.
+        ``creating``: the container runtime asks, and calls the container so. Usually the kubelet has asked before.
 
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
@@ -139,12 +139,14 @@ class Handover:
                     )
                 starting_pod = assigned
                 replies = await self._answer_all(
-                    devices, partial(self._start_answer, op, starting_pod, named, creating=creating), deadline
+                    devices, partial(self._start_answer, op, starting_pod, named, creating=bool(creating)), deadline
                 )
                 _raise_refusals(replies, joined, Action.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
-                    self._await_creation(devices, creating=creating)
+                    self._await_creation(devices, creating=bool(creating))
+                    if creating:
+                        await self._record_names(devices, assigned, creating, op)
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
@@ -305,6 +307,14 @@ class Handover:
         if events:
             await self._context.ledger.append(op, *events)
 
+    async def _record_names(self, devices: Iterable[str], pod: str, name: str, op: str) -> None:
+        """Record how the container runtime calls the container. A name decides nothing, so its loss refuses nothing."""
+        named = [(device, ownership.named(self._context.record(device), pod, name)) for device in devices]
+        events = [(device, event) for device, event in named if event is not None]
+        if events:
+            with contextlib.suppress(LedgerUnavailable):  # the ledger has logged it, and writes the event later
+                await self._context.ledger.append(op, *events)
+
     async def _grant(
         self,
         replies: Mapping[str, answers.HandOut],
@@ -414,7 +424,11 @@ def _granted(device: str, grant: Grant | None = None, receipt: Receipt | None = 
 
 def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
     """Whether the owner of a device was admitted by this start."""
-    return admitted is not None and owner is not None and replace(owner, seen=admitted.seen) == admitted
+    return (
+        admitted is not None
+        and owner is not None
+        and replace(owner, seen=admitted.seen, name=admitted.name) == admitted
+    )
 
 
 def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:

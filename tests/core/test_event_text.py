@@ -67,6 +67,7 @@ LIFE = [
     (ev.GrantedUnproven(GRANT, "not scrubbed"),
      "handed out WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
+    (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
      "in use by pod-a, and by another pod's container as well: unauthorised use"),
     (ev.PutInUse(Owner("pod-a", NOW, unannounced=True)), "in use by pod-a, which is unannounced"),

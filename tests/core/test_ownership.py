@@ -94,6 +94,13 @@ MOVES = rows(
     ("an unannounced pod takes the place of an owner", PRESENT, replace(UNANNOUNCED, container=B), False),
     ("another pod is admitted under policy observe", PRESENT, Owner(B, later(1)), True),
     ("another pod that runs is admitted under policy observe", PRESENT, Owner(B, later(1), seen=True), True),
+    ("its container is created", PRESENT, replace(PRESENT, name="team/a/main"), True),
+    ("an awaited container is created", AWAITED, replace(AWAITED, name="team/a/main"), True),
+    ("its next container is created", replace(PRESENT, name="team/a/init"), replace(PRESENT, name="team/a/main"), True),
+    ("its name is forgotten", replace(PRESENT, name="team/a/main"), PRESENT, False),
+    ("a container is created, and seen", AWAITED, replace(PRESENT, name="team/a/main"), False),
+    ("a container of an unannounced pod is created", UNANNOUNCED, replace(UNANNOUNCED, name="team/a/main"), False),
+    ("another pod is admitted, and created", PRESENT, Owner(B, later(1), name="team/b/main"), False),
     ("another pod is confirmed in the place of an owner", PRESENT, Owner(B, later(1), seen=True, crowded=True), False),
 )  # fmt: skip
 
@@ -110,6 +117,7 @@ OWNERS = st.builds(
     seen=st.booleans(),
     crowded=st.booleans(),
     unannounced=st.booleans(),
+    name=st.sampled_from(["", "team/a/main"]),
 )
 
 
@@ -130,6 +138,7 @@ def test_whatever_happens_an_owner_forgets_nothing(owners):
         assert not owner.unannounced or before.unannounced
         if owner.container == before.container:
             assert owner.crowded or not before.crowded
+            assert owner.name or not before.name
             assert owner.since.uptime >= before.since.uptime
             assert owner.seen or not before.seen or not owner.unannounced
 

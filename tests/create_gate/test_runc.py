@@ -51,7 +51,7 @@ def gpus(service):
 def test_a_container_is_created_on_a_clean_gpu(containers, gpus, service):
     assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
     status = service.settled(0, "in_use")
-    assert status.owner == "a"
+    assert (status.owner, status.pod) == ("a", "team/train-0/main")
 
 
 def test_each_gpu_of_a_container_is_asked_for(containers, gpus, service):
