@@ -238,6 +238,7 @@ def build(
         str(config.state_dir),
         clock.now().wall,
         files.Places(config.ledger).aside(),
+        str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)

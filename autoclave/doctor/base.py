@@ -135,6 +135,17 @@ class CdiSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateGate:
+    """The create gate as the container runtime finds it."""
+
+    covered: frozenset[str] | CheckFault  # the devices with a hook in the specification
+    programs: Mapping[str, CheckFault | None]  # the programs of the hooks, and why they do not run
+    sockets: Mapping[str, CheckFault | None]  # where the programs ask, and why there is no answer
+    asked: bool  # whether the container runtime has asked since the boot
+    without_cdi: str = ""  # the configuration of a container runtime that switches CDI off
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """Free space of a filesystem. ``free_files`` is None where the filesystem does not count files."""
 
@@ -205,6 +216,7 @@ class NodeFacts:
     last_error: LastError | None = None  # that ended the service
     cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
     slices: SliceFields | None = None  # None: nobody asked for the DRA driver
+    create_gate: CreateGate | None = None  # None: it is off, or the service does not answer
 
     @property
     def status(self) -> views.Status | None:

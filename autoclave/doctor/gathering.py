@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
-from autoclave.doctor.facts import container_toolkit, kubelet_devices, posture, process_facts, safe_read
+from autoclave.doctor.facts import container_toolkit, create_gate, kubelet_devices, posture, process_facts, safe_read
 from plugin.cluster import credentials
 from plugin.cluster.base import Failure, Unusable
 from plugin.cluster.credentials import ReportChoice, Reports
@@ -55,8 +55,15 @@ def gather(
         last_error=_last_error(paths.last_error(run_dir)),
         cdi_kind=cdi_kind,
         slices=_slice_fields(driver) if driver else None,
+        create_gate=_create_gate(answer, run_dir, host_root),
         now=time.time(),  # last, because gathering takes time
     )
+
+
+def _create_gate(answer: views.Status | AutoclaveError, run_dir: Path, host_root: Path) -> base.CreateGate | None:
+    if not isinstance(answer, views.Status) or not answer.service.gate_specification:
+        return None
+    return create_gate.look(Path(answer.service.gate_specification), run_dir, host_root)
 
 
 def _slice_fields(driver: str) -> base.SliceFields:

@@ -29,6 +29,7 @@ KIND = "autoclave.dev/gate"
 SPECIFICATION = "autoclave-gate.json"
 PROGRAM = "autoclave-gate"
 ASKED = "gate-asked"
+VERSION = "1"  # of the protocol of ``gate.sock``
 ASKS_FOR = 60  # seconds that the program waits for a yes
 RUNTIME_WAITS = 90  # seconds after which the container runtime ends the program
 TRIED_WITHIN = 10.0
@@ -50,7 +51,7 @@ class CreateGate:
         self._notify = notify
         self._asked = asked
         self._has_asked = asked.exists()
-        self._path = directory / SPECIFICATION
+        self.specification = directory / SPECIFICATION
         self._hook = hook
         self._covered: frozenset[str] = frozenset()
 
@@ -59,7 +60,7 @@ class CreateGate:
         wanted = frozenset(devices)
         if wanted == self._covered:
             return False
-        _write(self._path, _specification(sorted(wanted), self._hook))
+        _write(self.specification, _specification(sorted(wanted), self._hook))
         self._covered = wanted
         return True
 
@@ -131,11 +132,16 @@ def _install_program(source: Path, folder: Path) -> Path:
     target = folder / f"{PROGRAM}-{hashlib.sha256(content).hexdigest()[:12]}"
     with private_files.beside(target, content) as copy:
         copy.chmod(0o700)
-        tried = subprocess.run([copy], check=False, capture_output=True, timeout=TRIED_WITHIN, env={})
-        if USAGE not in tried.stderr:
-            raise OSError(f"it does not run: exit code {tried.returncode}")
+        try_program(copy)
         copy.replace(target)
     return target
+
+
+def try_program(program: Path) -> None:
+    """Run the program without a question. Raises OSError or SubprocessError if it does not run."""
+    tried = subprocess.run([program], check=False, capture_output=True, timeout=TRIED_WITHIN, env={})
+    if USAGE not in tried.stderr:
+        raise OSError(f"it does not run: exit code {tried.returncode}")
 
 
 def _runs(program: Path, socket: Path, device: str) -> dict[str, Any]:

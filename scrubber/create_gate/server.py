@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.api import answering
-from scrubber.create_gate.installation import CreateGate
+from scrubber.create_gate.installation import VERSION, CreateGate
 from scrubber.ground import log, operation_id, request_limits, unix_sockets
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.service.handover import Handover
 
 logger = log.get("create gate")
 
-VERSION = "1"
 LONGEST_LINE = 2048  # bytes
 READ_WITHIN = 5.0  # seconds
 BEFORE = 0.1  # of the time that the program waits: an answer must come before its end

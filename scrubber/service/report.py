@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies import concessions
-from policies.model import Policy
+from policies.model import GateMode, Policy
 from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
@@ -31,6 +31,7 @@ class ServiceIdentity:
     state_dir: str
     started: float
     set_aside: tuple[str, ...] = ()  # the damaged ledgers that were found at the start
+    gate_specification: str = ""  # the CDI specification of the create gate; empty: the gate is off
 
 
 async def no_pods() -> Tenants:
@@ -197,6 +198,8 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
+            gate_specification=identity.gate_specification,
+            gate_awaited=any(policy.gate is GateMode.CREATE for policy in self._policies()),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:
@@ -213,14 +216,11 @@ class StatusReporter:
 
     def _concessions(self) -> tuple[str, ...]:
         """The concessions of all policies in force for a device, each sentence once."""
-        device_policies = [
-            self._context.active_policy.device_policy(record.device) for record in self._context.ledger.records.values()
-        ]
-        return tuple(
-            dict.fromkeys(
-                sentence for device_policy in device_policies for sentence in concessions.of(device_policy.policy)
-            )
-        )
+        return tuple(dict.fromkeys(sentence for policy in self._policies() for sentence in concessions.of(policy)))
+
+    def _policies(self) -> Iterator[Policy]:
+        """The policy in force for each device."""
+        return map(self._policy, self._context.ledger.records.values())
 
 
 def _ailment(record: Record) -> str:

@@ -25,7 +25,7 @@ SERVICE = {
     "disk",
 }
 HERE = {"run-dir", "clock"}
-EVERYTHING = KUBELET | SERVICE | HERE
+EVERYTHING = KUBELET | SERVICE | HERE | {"create-gate"}
 NVIDIA = {
     "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
     "reset", "ecc",

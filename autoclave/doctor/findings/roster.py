@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autoclave.doctor.base import Finding, Level, NodeFacts
-from autoclave.doctor.findings import hardware, kubelet, node, service
+from autoclave.doctor.findings import create_gate, hardware, kubelet, node, service
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     *service.CHECKS,
     *hardware.CHECKS,
     *node.CHECKS,
+    *create_gate.CHECKS,
     *kubelet.CHECKS,
 )
 
@@ -18,15 +19,15 @@ NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "bystanders",
     "device", "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
     "container-toolkit", "cdi", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log",
-    "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint", "double-allocation",
-    "plugin", "feature-gates",
+    "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint",
+    "double-allocation", "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
 
 OF_KUBERNETES = frozenset(
     {
-        "container-toolkit", "cdi", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin",
-        "feature-gates",
+        "container-toolkit", "cdi", "create-gate", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint",
+        "double-allocation", "plugin", "feature-gates",
     }
 )  # fmt: skip
 """The names of findings about the kubelet, our device plugin, and how pods get GPUs."""

@@ -1,0 +1,85 @@
+"""Try the create gate without a container: its specification, its program, its socket, and the container runtime."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autoclave.doctor.base import CheckFault, CreateGate
+from autoclave.doctor.facts import safe_read
+from scrubber.create_gate import installation
+
+RUNTIME = "etc/containerd/config.toml"
+ANSWERS_WITHIN = 5.0  # seconds
+Hook = tuple[str, str, str]  # its device, its program, and where the program asks
+
+
+def look(specification: Path, run_dir: Path, root: Path) -> CreateGate:
+    """The gate of this specification. ``root``: where the root directory of the host is."""
+    hooks = _hooks(specification)
+    found = () if isinstance(hooks, CheckFault) else hooks
+    return CreateGate(
+        covered=hooks if isinstance(hooks, CheckFault) else frozenset(device for device, _, _ in hooks),
+        programs={program: _program(Path(program)) for program in {program for _, program, _ in found}},
+        sockets={path: _socket(path) for path in {path for _, _, path in found}},
+        asked=safe_read.there(run_dir / installation.ASKED) is True,
+        without_cdi=_without_cdi(root / RUNTIME),
+    )
+
+
+def _hooks(specification: Path) -> tuple[Hook, ...] | CheckFault:
+    said = safe_read.text(specification)
+    if isinstance(said, CheckFault):
+        return said
+    try:
+        return tuple(
+            (str(device["name"]), str(hook["path"]), str(hook["args"][1]))
+            for device in json.loads(said)["devices"]
+            for hook in device["containerEdits"]["hooks"]
+        )
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return CheckFault("it is not the specification of a create gate")
+
+
+def _program(program: Path) -> CheckFault | None:
+    """Why the program does not run. Without arguments it asks nobody."""
+    try:
+        installation.try_program(program)
+    except OSError as error:
+        return safe_read.fault(error)
+    except subprocess.SubprocessError as error:
+        return CheckFault(str(error))
+    return None
+
+
+def _socket(path: str) -> CheckFault | None:
+    """Why the service gives no answer there. An empty question is answered with no, and counts as none."""
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(ANSWERS_WITHIN)
+            asking.connect(path)
+            asking.sendall(b"\n")
+            said = asking.recv(1024)
+    except OSError as error:
+        return safe_read.fault(error)
+    return None if said.startswith(f"{installation.VERSION} no ".encode()) else CheckFault("the service says nothing")
+
+
+def _without_cdi(config: Path) -> str:
+    """The configuration of containerd, if it switches CDI off; empty if that is not known."""
+    said = safe_read.text(config)
+    try:
+        document = tomllib.loads(said) if isinstance(said, str) else {}
+    except (ValueError, RecursionError):
+        return ""
+    return str(config) if any(table.get("enable_cdi") is False for table in _plugins(document)) else ""
+
+
+def _plugins(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    plugins = document.get("plugins")
+    return (table for table in plugins.values() if isinstance(table, dict)) if isinstance(plugins, dict) else iter(())

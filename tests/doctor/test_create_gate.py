@@ -1,0 +1,108 @@
+"""What the doctor finds out about the create gate, with the real service and program, and what it says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoclave.doctor import base
+from autoclave.doctor.base import CheckFault, Level
+from autoclave.doctor.facts import create_gate
+from scrubber.create_gate.installation import ASKED, SPECIFICATION
+from scrubber.ground.errors import Unreachable
+from tests.create_gate.programs import SOURCE, compiled
+from tests.doctor.nodes import FACTS, GPU, STATUS, finding_of, only
+from tests.live import Service
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The program of the create gate."""
+    return compiled(tmp_path_factory.mktemp("gate") / "autoclave-gate", SOURCE)
+
+
+@pytest.fixture
+def service(short_tmp, program):
+    """The service with the gate."""
+    it = Service(short_tmp, 1, "--create-gate", program, "--gate-cdi-dir", short_tmp)
+    it.hear("create gate covers")
+    yield it
+    it.kill()
+
+
+def looked(service):
+    return create_gate.look(service.root / SPECIFICATION, service.run_dir, service.root)
+
+
+def test_a_gate_is_tried_without_a_container(service):
+    gpu = service.settled(0, "clean").device
+    found = looked(service)
+    assert (found.covered, set(found.programs.values()), set(found.sockets.values())) == ({gpu}, {None}, {None})
+    assert not found.asked
+    assert not (service.run_dir / ASKED).exists(), "the doctor is no container runtime"
+
+    [installed] = map(Path, found.programs)
+    installed.write_bytes(b"#!/bin/sh\nexit 0\n")
+    assert looked(service).programs == {str(installed): CheckFault("it does not run: exit code 0")}
+    installed.unlink()
+    assert looked(service).programs[str(installed)].absent
+    service.kill()
+    assert looked(service).sockets == {str(service.run_dir / "gate.sock"): CheckFault("connection refused")}
+
+
+@pytest.mark.parametrize("said", ["", "[]", '{"devices": [{"name": "GPU-1", "containerEdits": {"hooks": [{}]}}]}'])
+def test_a_damaged_specification_is_a_fault(tmp_path, said):
+    (tmp_path / SPECIFICATION).write_text(said)
+    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path, tmp_path)
+    assert found.covered == CheckFault("it is not the specification of a create gate")
+
+
+CRI = '[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = {}\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "off"), [(None, False), (CRI.format("true"), False), (CRI.format("false"), True), ("version = ", False)]
+)
+def test_only_a_plain_word_switches_cdi_off(tmp_path, said, off):
+    if said is not None:
+        (tmp_path / "etc/containerd").mkdir(parents=True)
+        (tmp_path / "etc/containerd/config.toml").write_text(said)
+    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path, tmp_path).without_cdi
+    assert found == (str(tmp_path / "etc/containerd/config.toml") if off else "")
+
+
+GATE = base.CreateGate(frozenset({"GPU-1"}), {"/p": None}, {"/s": None}, asked=True)
+SERVICE = replace(STATUS.service, gate_specification="/etc/cdi/autoclave-gate.json", started=GPU.since - 1)
+
+
+def node(gate=GATE, devices=(GPU,), **service):
+    """A node with a create gate."""
+    status = replace(STATUS, devices=devices, service=replace(SERVICE, **service))
+    return replace(FACTS, answer=status, create_gate=gate)
+
+
+AWAITED = replace(GATE, asked=False)
+FINDINGS = [
+    (node(), Level.OK, "in force"),
+    (node(None, gate_specification=""), Level.OK, "is off"),
+    (node(None, gate_specification="", gate_awaited=True), Level.WARNING, "policy says gate: create"),
+    (node(AWAITED), Level.OK, "comes into force with the first container"),
+    (node(AWAITED, (replace(GPU, state="in_use"),)), Level.WARNING, "GPU 3 is in use, and the container runtime"),
+    (node(AWAITED, (replace(GPU, state="in_use", since=0.0),)), Level.OK, "comes into force"),
+    (node(replace(AWAITED, without_cdi="/c.toml")), Level.WARNING, "/c.toml has enable_cdi = false"),
+    (node(replace(GATE, without_cdi="/c.toml")), Level.OK, "in force"),
+    (node(replace(GATE, covered=CheckFault("gone"))), Level.BROKEN, "/etc/cdi/autoclave-gate.json: gone"),
+    (node(replace(GATE, covered=frozenset())), Level.BROKEN, "does not name GPU-1"),
+    (node(replace(GATE, programs={"/p": CheckFault("gone")})), Level.BROKEN, "/p does not run: gone"),
+    (node(replace(GATE, sockets={"/s": CheckFault("dead")})), Level.BROKEN, "no answer at /s: dead"),
+]
+
+
+@pytest.mark.parametrize(("facts", "level", "words"), FINDINGS, ids=[words for *_, words in FINDINGS])
+def test_each_state_of_the_gate_is_a_finding(facts, level, words):
+    found = only(facts, "create-gate")
+    assert (found[0], words in found[1]) == (level, True), found
+
+
+def test_without_a_status_nothing_is_said_of_the_gate():
+    assert finding_of(replace(FACTS, answer=Unreachable("no; start it")), "create-gate") == []
