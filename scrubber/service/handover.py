@@ -152,6 +152,7 @@ class Handover:
                     rounds += 1
                     await self._grant(_handouts(replies), op, announced=True, at_start=True)
                 running = await self._start_jobs(replies, op, Action.START_ON)
+            joined -= _waits(replies).keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
             await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")

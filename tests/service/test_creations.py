@@ -9,9 +9,16 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import State
 from scrubber.ground.errors import NotReady, Reason
-from tests.service.asking import let_on, rows
+from tests.service.asking import let_on, rows, scrubs, written_down
 
 INIT, MAIN = "team/train-0/init", "team/train-0/main"
+
+
+async def created(world, pod, device):
+    """The container of a pod is created on the device, and runs."""
+    await world.handover.start([device], pod, creating=f"team/{pod}/main")
+    world.truth.started(pod, device)
+    return world.run(pod, device)
 
 
 async def test_an_owner_is_called_as_its_last_container(world):
@@ -46,3 +53,51 @@ async def test_the_first_creation_binds_the_grant_to_its_pod(world):
         await world.handover.start([device], "other", creating="team/other/main", within=2)
     assert refused.value.reason is Reason.IN_USE
     assert world.record(device).owner.container == "pod"
+
+
+@pytest.mark.parametrize("late", [0.0, 60.0], ids=["at once", "a minute later"])
+async def test_pods_with_one_device_are_created_one_after_the_other(world, late):
+    """The kubelet gave the device twice, and its checkpoint names the second pod when the first one starts."""
+    device = world.uuids[0]
+    for pod in ("first", "second"):
+        await world.acquire(pod, device, announced=True)
+    written_down(world, second=[device])
+    await world.handover.start([device], None)
+    await asyncio.sleep(late)
+    creations = {pod: asyncio.create_task(created(world, pod, device)) for pod in ("first", "second")}
+    await asyncio.wait(creations.values(), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(5)
+    [alone] = [pod for pod, it in creations.items() if it.done()]
+    world.node.end_container(alone)
+    await asyncio.gather(*creations.values())
+    assert scrubs(world, device) >= 2
+
+
+async def test_a_start_taken_for_an_ended_pods_covers_no_creation(world):
+    device = world.uuids[0]
+    await world.acquire("next", device, announced=True)
+    written_down(world, older=[device])
+    await world.handover.start([device], None)
+    assert world.record(device).owner.container == "older"
+    await created(world, "next", device)
+    assert (scrubs(world, device), world.record(device).owner.container) == (2, "next")
+
+
+async def test_per_container_each_creation_has_one_scrub_before_it(build, tmp_path):
+    (tmp_path / "policy.yaml").write_text("name: each\ndefaults: {model: per-container}\n")
+    world = build(policy=str(tmp_path / "policy.yaml"))
+    await world.start()
+    await world.clean()
+    device, other = world.uuids
+    await let_on(world, "pod", other)  # the pod lives on between its containers
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device, other])
+    for number, name in enumerate((INIT, MAIN, MAIN)):
+        if number < 2:  # the third time, the kubelet has just been restarted and does not ask
+            await world.handover.start([device], None)
+        await world.handover.start([device], "pod", creating=name)
+        assert scrubs(world, device) == 1 + number
+        container = world.run("pod", device)
+        await asyncio.sleep(2)
+        world.node.leave(container)
+        await asyncio.sleep(2)
