@@ -16,17 +16,95 @@ ALL = sum(1 << it.value for it in Capability)
 CHECKS = (*hardware.CHECKS, *node.CHECKS)
 
 
-@pytest.mark.parametrize(
-    ("service", "level"),
-    [(base.Process(True, ALL), Level.OK), (base.Process(False, ALL), Level.BROKEN), (DENIED, Level.BROKEN)],
-)
-def test_a_service_that_cannot_see_every_process_is_broken(service, level):
-    assert only(stands(service=service), "pid-namespace")[0] is level
+RIVAL = "/d/nvidia-gpu.sock"
 
 
-@pytest.mark.parametrize(("here", "level"), [(True, Level.OK), (False, Level.BROKEN), (DENIED, Level.BROKEN)])
-def test_without_a_service_the_doctors_own_pid_namespace_is_judged(here, level):
-    assert only(replace(stands(sees_all=here, service=ABSENT), answer=SILENT), "pid-namespace")[0] is level
+def plugin(*found, writable=False):
+    """A node with these sockets of the plugin."""
+    return replace(stands(kubelet_dir_writable=writable), plugin=base.Sockets("/d", found))
+
+
+def rival(fault=None):
+    """A node with a socket of NVIDIA's plugin."""
+    return stands(rivals=base.Sockets("/d", (base.Socket(RIVAL, fault),)))
+
+
+def room(megabytes, files, missing=0):
+    """A node with so much room for the ledger."""
+    return stands(room=base.Room(megabytes * 2**20 - missing, files))
+
+
+def clock(now, started=NOW):
+    """A node with this time, and a service that started then."""
+    return replace(FACTS, now=now, answer=replace(STATUS, service=replace(STATUS.service, started=started)))
+
+
+def registered(**devices):
+    """A node on which the kubelet knows these devices, by resource."""
+    return stands(registered={OURS if name == "ours" else f"a.b/{name}": set(ids) for name, ids in devices.items()})
+
+
+def alone(now=NOW, **changes):
+    """A node on which no service answers."""
+    return replace(stands(**{"service": ABSENT, **changes}), answer=SILENT, now=now)
+
+
+def behind_ours():
+    """A node with a plugin that registers with ours."""
+    return stands(rivals=base.Sockets("/d", (base.Socket(RIVAL),)), in_front="/d/vendor/kubelet.sock")
+
+
+LEVELS = {
+    "the service sees every process": ("pid-namespace", stands(service=base.Process(True, ALL)), Level.OK),
+    "the service does not": ("pid-namespace", stands(service=base.Process(False, ALL)), Level.BROKEN),
+    "nobody can tell": ("pid-namespace", stands(service=DENIED), Level.BROKEN),
+    "no service, and the doctor sees every process": ("pid-namespace", alone(sees_all=True), Level.OK),
+    "no service, and the doctor does not": ("pid-namespace", alone(sees_all=False), Level.BROKEN),
+    "no service, and the doctor cannot tell": ("pid-namespace", alone(sees_all=DENIED), Level.BROKEN),
+    "control groups of version 1": ("cgroups", stands(cgroups="version 1"), Level.OK),
+    "control groups of version 2": ("cgroups", stands(cgroups="version 2"), Level.OK),
+    "no control groups": ("cgroups", stands(cgroups=ABSENT), Level.BROKEN),
+    "hidden control groups": ("cgroups", stands(cgroups=DENIED), Level.BROKEN),
+    "a clock that was never set": ("clock", clock(node.YEAR_2024 - 0.1, 0.0), Level.WARNING),
+    "a clock that was set far back": ("clock", clock(node.YEAR_2024), Level.WARNING),
+    "a clock that was set back a little": ("clock", clock(NOW - 0.1), Level.WARNING),
+    "a clock that is set": ("clock", clock(NOW), Level.OK),
+    "no service, and a clock that was never set": ("clock", alone(now=node.YEAR_2024 - 0.1), Level.WARNING),
+    "no service, and a clock that is set": ("clock", alone(now=node.YEAR_2024), Level.OK),
+    "enough room": ("disk", room(100, 1000), Level.OK),
+    "enough room, and files are not counted": ("disk", room(100, None), Level.OK),
+    "a byte too little": ("disk", room(100, None, 1), Level.WARNING),
+    "a file too few": ("disk", room(100, 999), Level.WARNING),
+    "just room for a write": ("disk", room(10, 16), Level.WARNING),
+    "no room for a write": ("disk", room(10, 1000, 1), Level.BROKEN),
+    "no room for a file": ("disk", room(100, 15), Level.BROKEN),
+    "no room": ("disk", room(0, 0), Level.BROKEN),
+    "unknown room": ("disk", stands(room=ABSENT), Level.WARNING),
+    "the plugin can make sockets": ("plugin-dir", plugin(writable=True), Level.OK),
+    "the plugin cannot make sockets": ("plugin-dir", plugin(), Level.WARNING),
+    "the same, and a socket is hidden": ("plugin-dir", plugin(base.Socket("/d/a.sock", DENIED)), Level.WARNING),
+    "the same, and a plugin answers": ("plugin-dir", plugin(base.Socket("/d/a.sock")), Level.OK),
+    "no other plugin": ("rival-plugin", stands(rivals=base.Sockets("/d")), Level.OK),
+    "a socket that was left behind": ("rival-plugin", rival(base.CheckFault("", dead=True)), Level.OK),
+    "a hidden socket": ("rival-plugin", rival(DENIED), Level.BROKEN),
+    "another plugin": ("rival-plugin", rival(), Level.BROKEN),
+    "hidden sockets": ("rival-plugin", stands(rivals=base.Sockets("/d", fault=DENIED)), Level.BROKEN),
+    "a plugin behind ours": ("rival-plugin", behind_ours(), Level.OK),
+    "no device is registered": ("rival-plugin", registered(), Level.OK),
+    "devices of others": ("rival-plugin", registered(ours=["GPU-1"], port=["0", "1"]), Level.OK),
+    "a device of others with two names": ("rival-plugin", registered(c=["GPU-2"], d=["GPU-2"]), Level.OK),
+    "a device of ours with two names": ("rival-plugin", registered(ours=["GPU-1"], shared=["GPU-1"]), Level.BROKEN),
+    "time slices": ("rival-plugin", registered(ours=["GPU-1::0", "GPU-1::1"]), Level.BROKEN),
+    "one time slice": ("rival-plugin", registered(ours=["GPU-1::0"]), Level.BROKEN),
+    "no list of the kubelet": ("rival-plugin", stands(registered=ABSENT), Level.OK),  # ``checkpoint`` says why
+    "a kernel log": ("kernel-log", FACTS, Level.OK),
+    "no kernel log": ("kernel-log", stands(kernel_log=ABSENT), Level.WARNING),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "facts", "level"), LEVELS.values(), ids=LEVELS)
+def test_each_state_of_the_node_has_its_level(name, facts, level):
+    assert only(facts, name)[0] is level
 
 
 @pytest.mark.parametrize(
@@ -43,129 +121,27 @@ def test_each_missing_privilege_is_reported(lacks, level):
     assert (found[0], f"lacks CAP_{lacks.name}:" in found[1]) == (level, True)
 
 
-def test_privileges_that_cannot_be_read_are_not_guessed():
-    assert finding_of(stands(service=DENIED), "privileges") == []
-    assert only(stands(service=DENIED), "pid-namespace")[0] is Level.BROKEN
+WITHOUT_DIRECTORY = replace(FACTS, kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
 
 
 @pytest.mark.parametrize(
-    ("versions", "level"),
-    [("version 1", Level.OK), ("version 2", Level.OK), (ABSENT, Level.BROKEN), (DENIED, Level.BROKEN)],
-)
-def test_control_groups_of_either_version_are_ok(versions, level):
-    assert only(stands(cgroups=versions), "cgroups")[0] is level
-
-
-@pytest.mark.parametrize(
-    ("now", "level"),
+    ("name", "facts"),
     [
-        (node.YEAR_2024 - 0.1, Level.WARNING),
-        (node.YEAR_2024, Level.WARNING),  # before the service started
-        (NOW - 0.1, Level.WARNING),
-        (NOW, Level.OK),
+        ("privileges", stands(service=DENIED)),
+        ("disk", alone(room=None)),
+        ("kernel-log", of_others(kernel_log=ABSENT)),
+        ("plugin-dir", WITHOUT_DIRECTORY),
+        ("rival-plugin", WITHOUT_DIRECTORY),
     ],
 )
-def test_a_clock_never_set_or_set_back_is_a_warning(now, level):
-    status = replace(STATUS, service=replace(STATUS.service, started=NOW))
-    assert only(replace(FACTS, now=now, answer=status), "clock")[0] is level
-
-
-def test_an_unset_clock_is_found_without_a_service():
-    assert only(replace(FACTS, now=node.YEAR_2024 - 0.1, answer=SILENT), "clock")[0] is Level.WARNING
-    assert only(replace(FACTS, now=node.YEAR_2024, answer=SILENT), "clock")[0] is Level.OK
-
-
-@pytest.mark.parametrize(
-    ("free_bytes", "free_files", "level"),
-    [
-        (100 * 2**20, 1000, Level.OK),
-        (100 * 2**20, None, Level.OK),
-        (100 * 2**20 - 1, None, Level.WARNING),
-        (100 * 2**20, 999, Level.WARNING),
-        (10 * 2**20, 16, Level.WARNING),
-        (10 * 2**20 - 1, 1000, Level.BROKEN),
-        (100 * 2**20, 15, Level.BROKEN),
-        (0, 0, Level.BROKEN),
-    ],
-)
-def test_little_room_for_the_ledger_is_reported_early(free_bytes, free_files, level):
-    assert only(stands(room=base.Room(free_bytes, free_files)), "disk")[0] is level
-
-
-def test_unreadable_disk_space_at_a_known_ledger_is_a_warning():
-    assert only(stands(room=ABSENT), "disk")[0] is Level.WARNING
-    assert finding_of(replace(stands(room=None), answer=SILENT), "disk") == []
-
-
-@pytest.mark.parametrize(
-    ("writable", "plugin", "level"),
-    [
-        (True, (), Level.OK),
-        (False, (), Level.WARNING),
-        (False, (base.Socket("/d/a.sock", DENIED),), Level.WARNING),
-        (False, (base.Socket("/d/a.sock"),), Level.OK),
-    ],
-)
-def test_a_directory_the_plugin_cannot_write_to_is_a_warning(writable, plugin, level):
-    facts = replace(stands(kubelet_dir_writable=writable), plugin=base.Sockets("/d", plugin))
-    assert only(facts, "plugin-dir")[0] is level
-
-
-@pytest.mark.parametrize(
-    ("rivals", "level"),
-    [
-        (base.Sockets("/d"), Level.OK),
-        (
-            base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock", base.CheckFault("", dead=True)),)),
-            Level.OK,
-        ),  # left behind
-        (base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock", DENIED),)), Level.BROKEN),
-        (base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock"),)), Level.BROKEN),
-        (base.Sockets("/d", fault=DENIED), Level.BROKEN),
-    ],
-)
-def test_another_running_plugin_is_broken(rivals, level):
-    assert only(stands(rivals=rivals), "rival-plugin")[0] is level
-
-
-def test_a_plugin_behind_ours_is_no_rival():
-    facts = stands(rivals=base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock"),)), in_front="/d/vendor/kubelet.sock")
-    assert only(facts, "rival-plugin")[0] is Level.OK
-
-
-@pytest.mark.parametrize(
-    ("registered", "level"),
-    [
-        ({}, Level.OK),
-        ({OURS: {"GPU-1"}, "example.com/port": {"0", "1"}}, Level.OK),
-        ({OURS: {"GPU-1"}, "example.com/port": {"GPU-2"}, "example.com/lane": {"GPU-2"}}, Level.OK),  # not ours
-        ({OURS: {"GPU-1"}, "nvidia.com/gpu.shared": {"GPU-1"}}, Level.BROKEN),
-        ({OURS: {"GPU-1::0", "GPU-1::1"}}, Level.BROKEN),
-        ({OURS: {"GPU-1::0"}}, Level.BROKEN),
-        (ABSENT, Level.OK),  # ``checkpoint`` says why
-    ],
-)
-def test_a_gpu_registered_under_a_second_name_is_broken(registered, level):
-    assert only(stands(registered=registered), "rival-plugin")[0] is level
-
-
-def test_an_unreadable_kernel_log_is_a_warning_on_nvidia_nodes():
-    assert only(FACTS, "kernel-log")[0] is Level.OK
-    text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen: no such file or directory"
-    assert only(stands(kernel_log=ABSENT), "kernel-log") == (Level.WARNING, text)
-    assert finding_of(of_others(kernel_log=ABSENT), "kernel-log") == []
+def test_what_another_finding_explains_is_not_judged(name, facts):
+    assert finding_of(facts, name) == []
 
 
 def test_without_a_service_every_gpu_counts():
-    registered = {OURS: {"GPU-2"}, "nvidia.com/gpu.shared": {"GPU-2"}, "a.b/c": {"0"}, "a.b/d": {"0"}}
-    facts = replace(stands(registered=registered), answer=SILENT)
+    facts = replace(registered(ours=["GPU-2"], shared=["GPU-2"], c=["0"], d=["0"]), answer=SILENT)
     level, text = only(facts, "rival-plugin")
     assert (level, "the kubelet knows GPU-2 under" in text) == (Level.BROKEN, True)
-
-
-def test_without_the_kubelets_directory_its_contents_are_not_judged():
-    facts = replace(FACTS, kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
-    assert (finding_of(facts, "plugin-dir"), finding_of(facts, "rival-plugin")) == ([], [])
 
 
 DENIABLE = "driver shared_with_guests mps persistenced cgroups service room options kernel_log numa_gpus"
