@@ -61,6 +61,11 @@ class Installed(Operator):
         self.objects = objects(values)
         logs.mkdir()
 
+    async def change(self, values: Mapping[str, Any]) -> None:
+        """As ``helm upgrade --install`` with other values."""
+        self.objects = objects(values)
+        await self.up()
+
     async def up(self) -> None:
         """Return when both DaemonSets are ready on the node."""
         async with self._cluster() as cluster:

@@ -45,11 +45,17 @@ async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     assert phases.count("Failed") <= 1, await cluster.refused()
 
 
-async def test_under_the_second_gate_a_force_delete_refuses_no_pod(cluster, autoclave):
+async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster, autoclave):
+    """In the first second of a pod, when its container takes longest to end."""
     autoclave.rule("{gate: create}")
-    await cluster.hold("first", "-stubborn", gpus=4)
-    await cluster.delete("first", grace=0)
-    await cluster.hold("second", gpus=4)
+    await cluster.hold("proof", gpus=4)  # the gate is in force when the runtime has asked
+    await cluster.delete("proof")
+    for number in range(10):
+        await cluster.hold(f"first-{number}", "-stubborn", gpus=4)
+        await cluster.delete(f"first-{number}", grace=0)
+        await cluster.create(f"second-{number}", container("-for", "100ms", gpus=4))
+        await cluster.ended(f"second-{number}")
+    assert await cluster.refused() == []
 
 
 async def test_observe_refuses_no_pod_and_proves_nothing(pods, autoclave):

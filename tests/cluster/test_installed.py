@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from signal import SIGTERM
 
 import pytest
 import yaml
@@ -25,8 +26,14 @@ from tests.patience import WITHIN
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 TOOLS = ("sh", "dd", "grep", "sleep")  # of busybox, that the example pods use
 SPACE = generate.NAMESPACE
-# The overlay for simulated GPUs, and the reports to Kubernetes.
-VALUES = {**generate.OVERLAYS["simulated"], "clusterReports": {"enabled": True, "taint": True}}
+# The overlay for simulated GPUs, the reports to Kubernetes, and the gate where containers are created.
+VALUES = {
+    **generate.OVERLAYS["simulated"],
+    "clusterReports": {"enabled": True, "taint": True},
+    "createGate": {"mode": "on"},
+    "directories": {"cdi": "/var/run/cdi"},  # /etc is not the node's own
+    "policy": {"inline": "name: waits\ndefaults: {gate: create}\n"},
+}
 
 
 @pytest.fixture
@@ -151,11 +158,13 @@ async def test_the_api_server_warns_of_no_expression(cluster, installed):
         assert checked.status.typeChecking.expressionWarnings in (None, [])
 
 
-async def test_no_plugin_refuses_a_pod_in_an_update(cluster, installed):
+async def test_no_pod_is_refused_in_updates_of_service_and_plugin(cluster, installed):
     """On each GPU one pod after another, during three updates. Between two plugins the kubelet itself rejects pods.
 
     It takes all GPUs for unhealthy when the first plugin ends its stream, until the next one has registered.
     """
+    await cluster.hold("first")  # the gate is in force when the runtime has asked
+    await cluster.delete("first")
     updates = asyncio.create_task(update_repeatedly(installed, 3))
 
     async def succession(which: str) -> None:
@@ -166,13 +175,13 @@ async def test_no_plugin_refuses_a_pod_in_an_update(cluster, installed):
             await cluster.ended(f"{which}-{number}")
 
     await asyncio.gather(updates, *map(succession, ("one", "other")))
-    assert [it for it in await cluster.refused() if "cannot hand out" in it] == []
+    assert [it for it in await cluster.refused() if "no healthy devices present" not in it] == []
     await cluster.hold("last", gpus=GPUS)
 
 
 async def update_repeatedly(installed, times: int) -> None:
     for _ in range(times):
-        await installed.update("autoclave-plugin")
+        await asyncio.gather(*map(installed.update, ("autoclave-scrubber", "autoclave-plugin")))
 
 
 async def test_a_pod_keeps_its_gpu_while_the_service_is_updated(cluster, installed):
@@ -182,3 +191,19 @@ async def test_a_pod_keeps_its_gpu_while_the_service_is_updated(cluster, install
     await cluster.hold("next")
     assert cluster.gpus("holder").isdisjoint(cluster.gpus("next"))
     await cluster.said("holder", "INTACT", more=4)
+
+
+async def test_a_container_outlives_the_gate_that_it_was_admitted_by(cluster, installed, node):
+    """It names the gate as long as it lives: also after the gate was switched off, and after an uninstall."""
+    await cluster.create("holder", container(), restartPolicy="Always")
+    await cluster.said("holder", "HOLDING")
+    await installed.change({**VALUES, "createGate": {"mode": "off"}})
+    cluster.crash("holder")
+    await cluster.said("holder", "HOLDING", more=1)
+    await installed.uninstall()
+    node.kubelet.end(SIGTERM)  # otherwise it asks the plugin for five more minutes
+    node.kubelet.start()
+    await cluster.offered(0)
+    cluster.crash("holder")
+    await cluster.said("holder", "HOLDING", more=1)
+    await installed.change(VALUES)
