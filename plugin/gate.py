@@ -1,14 +1,15 @@
 """Asks the scrub service whether devices may be handed out, and whether a container may start on them.
 
 Every failure is one of ``scrubber.ground.errors``, and each one refuses. Exception: where the create gate holds the
-containers until the proof, a service that is away or busy fails no pod. Elsewhere only an acquire is tried again, and
-only while the service restarts. Otherwise the service has already used the time that the policy allows.
+containers until the proof, a service that is away or busy fails no pod. Requests are repeated only while the service
+restarts. Otherwise the service has already used the time that the policy allows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from plugin.devices import Device
 from plugin.listing import Listing
@@ -17,12 +18,14 @@ from scrubber.api import client
 from scrubber.ground import log, request_limits
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
+A = TypeVar("A")
 logger = log.get("gate")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
-SECOND_CHANCE = 3.5  # seconds to wait for a service that restarts: most of what Allocate may take
+SECOND_CHANCE = 3.5  # seconds that Allocate waits for a service that restarts: most of what it may take
+START_WAITS = 10.0  # seconds that a start waits for it: after an error, the kubelet tries again 10 to 14 s later
 DEFERRED_AFTER = 1.0  # seconds for the service to answer where the containers wait
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits until the unhealthy list is sent
@@ -61,7 +64,12 @@ class Gate:
         until = clock() + ALLOCATE_WITHIN - SETTLING
         with self._in_flight.one():
             try:
-                return await self._acquire(ids, op, until - SHOWN_WITHIN)
+                granted = await self._asked(
+                    lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
+                    until - SHOWN_WITHIN - clock(),
+                    SECOND_CHANCE,
+                )
+                return granted[0].receipt if granted else ""
             except AutoclaveError as error:
                 if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
                     self._listing.distrust()
@@ -80,24 +88,22 @@ class Gate:
                 return ""
             return granted[0].receipt if granted else ""
 
-    async def _acquire(self, ids: Sequence[str], op: str, until: float) -> str:
-        """Ask, and ask again while the service restarts, because a refusal would fail the pod.
+    async def _asked(self, ask: Callable[[float], Awaitable[A]], within: float, restarts: float) -> A:
+        """Ask, and ask again while the service restarts. ``ask`` gets the seconds that are left of ``within``.
 
-        ``until``: the time of the event loop at which the answer must be there.
+        ``restarts``: for how many seconds a service that restarts is waited for.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
             try:
-                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=until - clock())
+                return await ask(began + within - clock())
             except AutoclaveError as error:
-                left = SECOND_CHANCE - (clock() - began)
+                left = began + min(restarts, within) - clock()
                 if error.reason not in RESTARTING or left <= 0:
                     raise
                 await asyncio.sleep(PAUSE)
                 await self._scrubber.reachable(left)
-            else:
-                return granted[0].receipt if granted else ""
 
     async def give_back(self, ids: Sequence[str]) -> None:
         """Give back devices that were acquired, and that no container got."""
@@ -106,8 +112,9 @@ class Gate:
     async def start(self, devices: Sequence[Device], left: float | None, op: str = "") -> None:
         """Return if a container may start on these devices, or raise. ``left``: for how many seconds the kubelet waits.
 
-        A service that does not answer does not change the list here: the kubelet tries the start again.
+        A service that does not answer changes nothing in the list here: the kubelet tries the start again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
         with self._in_flight.one():
-            await self._scrubber.start([device.uuid for device in devices], op=op, timeout=within)
+            ids = [device.uuid for device in devices]
+            await self._asked(lambda left: self._scrubber.start(ids, op=op, timeout=left), within, START_WAITS)

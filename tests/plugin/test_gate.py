@@ -154,21 +154,23 @@ async def waited(gate, listing):
     return gate.find(GPU, [[A, B]])[0]
 
 
-async def test_a_restarting_service_fails_no_pod(gate, door, listing, read):
+@pytest.mark.parametrize("what", ["acquire", "start"])
+async def test_a_restarting_service_fails_no_pod(gate, door, listing, read, what):
     reader = read(listing)
     await reader.until(all_well)
     wanted = devices(gate, A)
     await door.close()
-    asking = asyncio.create_task(gate.acquire(GPU, wanted))
+    asking = asyncio.create_task(gate.acquire(GPU, wanted) if what == "acquire" else gate.start(wanted, 30.0))
     await asyncio.sleep(0.2)  # it has found no owner
     assert not asking.done()
     await door.open()
     await asking
-    assert door.asked[-1] == ("acquire", (A,))
+    assert door.asked[-1] == (what, (A,))
 
 
-async def test_an_unreachable_service_at_a_start_keeps_devices_healthy(gate, door, listing, read):
+async def test_an_unreachable_service_at_a_start_keeps_devices_healthy(gate, door, listing, read, monkeypatch):
     """The kubelet tries the container again by itself; a flap would cost the node its devices for ten seconds."""
+    monkeypatch.setattr(module, "START_WAITS", 0.1)
     door.silence = 60.0
     reader = read(listing)
     await reader.until(all_well)
