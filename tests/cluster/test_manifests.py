@@ -52,7 +52,7 @@ async def test_an_unknown_field_is_not_accepted(bare):
 
 
 DRIVER = manifests.MATRIX["dra with everything"]["dra"]["driverName"]
-POLICIES = ("-own-slice", "-grace-period")
+POLICIES = ("-own-slice", "-gpu-pods")
 
 
 @pytest.fixture
@@ -122,18 +122,25 @@ async def test_a_driver_writes_only_its_own_nodes_slice(guarded):
                 await request
 
 
-async def test_a_pod_with_a_claim_needs_a_grace_period(guarded):
-    claim = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "none"}]}
+async def test_a_pod_that_takes_a_gpu_is_refused_by_choice(guarded):
     hasty = {"terminationGracePeriodSeconds": 0}
 
-    async def create(**spec) -> None:
-        await guarded.create("hasty", container(gpus=0), **spec)
-        await guarded.delete("hasty", grace=0)
-        await guarded.gone("hasty")
+    async def create(claim="none", env=(), path="/srv", **spec) -> None:
+        plain = guarded.spec(container(gpus=0))
+        spec |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]} if claim else {}
+        volumes = [*plain["volumes"], {"name": "devices", "hostPath": {"path": path}}]
+        await guarded.create("taking", container(gpus=0) | {"env": list(env)}, **spec, volumes=volumes)
+        await guarded.delete("taking", grace=0)
+        await guarded.gone("taking")
 
-    await until_refused("terminationGracePeriodSeconds of at least 1", lambda: create(**claim, **hasty))
-    await create(**claim)
-    await create(**hasty)
+    visible = {"name": "NVIDIA_VISIBLE_DEVICES"}
+    await until_refused("terminationGracePeriodSeconds of at least 1", lambda: create(**hasty))
+    await create(env=[visible, visible | {"value": "void"}])
+    await create(claim="", **hasty)
+    with pytest.raises(ApiError, match="remove NVIDIA_VISIBLE_DEVICES"):
+        await create(env=[visible | {"value": "all"}])
+    with pytest.raises(ApiError, match="do not mount the devices"):
+        await create(path="/dev/nvidia0")
 
 
 async def test_the_api_server_warns_of_no_expression_of_the_driver(guarded):

@@ -90,9 +90,9 @@ MATRIX: dict[str, dict[str, Any]] = {
             "enabled": True,
             "driverName": "gpu.site.example",
             "deviceClass": {"extendedResourceName": "site.example/gpu"},
-            "demandGracePeriod": True,
             "claimStatus": True,
         },
+        "admissionPolicy": {"gpuPods": ["Deny"]},
         "plugin": {
             "extraArgs": ["--clean-within=20"],
             "extraEnv": [{"name": "A", "value": "b"}],
@@ -108,8 +108,8 @@ MATRIX: dict[str, dict[str, Any]] = {
         "dra": {
             "enabled": True,
             "inFrontOf": {"registrarDirectory": "/var/lib/kubelet/plugins_gated"},
-            "demandGracePeriod": True,
         },
+        "policy": {"operatorNamespaces": ["gpu-operator"]},
     },
     "plugin in front": {"plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}}},
     "dra without extras": {

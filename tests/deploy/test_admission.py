@@ -23,7 +23,9 @@ def value(expression, data):
 def refusals(policy, **data):
     """The messages of the validations that do not hold."""
     spec = policy["spec"]
-    data["variables"] = {it["name"]: value(it["expression"], data) for it in spec.get("variables", ())}
+    data["variables"] = {}
+    for it in spec.get("variables", ()):  # a variable may use those before it
+        data["variables"][it["name"]] = value(it["expression"], data)
     return [it["message"] for it in spec["validations"] if value(it["expression"], data) is not True]
 
 
@@ -112,6 +114,102 @@ def test_none_of_our_own_directories_is_left_out():
     for which in ("own", "kubelet"):
         (guarded,) = (it["expression"] for it in guard(which)["spec"]["variables"] if it["name"] == "guarded")
         assert {"/var/lib/autoclave", "/run/autoclave"} <= set(json.loads(guarded))
+
+
+GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+CLAIM = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
+HASTY = {"terminationGracePeriodSeconds": 0}
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+SELECTOR = "/var/run/nvidia-container-devices"
+
+
+def limits(resource):
+    return {"resources": {"limits": {resource: "1"}}}
+
+
+def variable(**more):
+    return {"env": [{"name": "A", "value": "all"}, {"name": VISIBLE, **more}]}
+
+
+def gpu_pods(case="default"):
+    return manifests.of(case, "ValidatingAdmissionPolicy", "-gpu-pods")
+
+
+def objections(container=None, case="default", **spec):
+    """What the policy says of a pod with this container beside another one, wherever it stands."""
+    policy = gpu_pods(case)
+    rest = {"containers": [{"name": "beside"}]}
+    main = {"containers": [{"name": "main"} | (container or {})]}
+    places = (main, rest | {"initContainers": main["containers"]})
+    [said] = {tuple(refusals(policy, object={"spec": place | spec})) for place in places}
+    return said
+
+
+@pytest.mark.parametrize(
+    ("case", "asks"),
+    [
+        ("default", limits(GPU)),
+        ("default", limits(MIG)),
+        ("dra with everything", limits("site.example/gpu")),
+        ("dra with everything", limits("deviceclass.resource.kubernetes.io/gpu.site.example")),
+        ("dra in front", limits(GPU)),
+        ("dra in front", limits("deviceclass.resource.kubernetes.io/gpu.nvidia.com")),
+    ],
+)
+def test_a_pod_with_a_gpu_needs_a_grace_period(case, asks):
+    assert "terminationGracePeriodSeconds of at least 1" in objections(asks, case, **HASTY)[0]
+    assert objections(asks, case) == objections(asks, case, terminationGracePeriodSeconds=1) == ()
+    assert objections(limits("cpu"), case, **HASTY) == ()
+
+
+def test_a_claim_is_a_request_where_claims_are_served():
+    assert len(objections({}, "dra with everything", **CLAIM, **HASTY)) == 1
+    assert objections({}, "default", **CLAIM, **HASTY) == ()
+
+
+@pytest.mark.parametrize(
+    "taking",
+    [
+        variable(value="all"),
+        variable(value="GPU-1"),
+        variable(valueFrom={"fieldRef": {"fieldPath": "metadata.name"}}),
+        limits(GPU) | variable(value="all"),
+        {"volumeMounts": [{"name": "a", "mountPath": f"{SELECTOR}/GPU-1"}]},
+        {"volumeMounts": [{"name": "a", "mountPath": f"/{SELECTOR}"}]},
+    ],
+)
+def test_a_container_names_no_gpu_by_itself(taking):
+    assert [it for it in objections(taking) if it.startswith("a container gets a GPU by nvidia.com/gpu")]
+
+
+@pytest.mark.parametrize("value", ["void", "none", "", None])
+def test_a_container_may_say_that_it_wants_no_gpu(value):
+    assert objections(variable() if value is None else variable(value=value)) == ()
+
+
+@pytest.mark.parametrize("value", ["all", "void"])
+def test_a_container_that_is_added_later_is_checked(value):
+    added = {"name": "debug"} | variable(value=value)
+    pod = {"spec": {"containers": [{"name": "main"}], "ephemeralContainers": [added, {"name": "other"}]}}
+    assert len(refusals(gpu_pods(), object=pod)) == (value == "all")
+    assert gpu_pods()["spec"]["matchConstraints"]["resourceRules"][1]["resources"] == ["pods/ephemeralcontainers"]
+
+
+@pytest.mark.parametrize(("path", "refused"), [
+    ("/dev", True), ("//dev/", True), ("/dev/nvidia0", True), ("/dev/./nvidiactl", True), ("/dev/dri/card0", True),
+    ("/dev/shm", False), ("/dev/fuse", False), ("/", False), ("/srv/dev", False),
+])  # fmt: skip
+def test_a_pod_mounts_no_devices_of_the_node(path, refused):
+    volumes = [{"name": "a", "hostPath": {"path": path}}, {"name": "b", "emptyDir": {}}]
+    assert len(objections(volumes=volumes)) == refused
+
+
+def test_pods_that_take_gpus_are_reported_and_refused_by_choice():
+    for case, actions in (("default", ["Warn", "Audit"]), ("dra with everything", ["Deny"])):
+        binding = manifests.of(case, "ValidatingAdmissionPolicyBinding", "-gpu-pods")
+        assert binding["spec"]["validationActions"] == actions
+    (through,) = gpu_pods("dra in front")["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+    assert (through["operator"], through["values"]) == ("NotIn", ["autoclave", "kube-system", "gpu-operator"])
 
 
 READY = {"type": "Ready", "status": "True"}

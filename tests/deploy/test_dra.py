@@ -259,40 +259,10 @@ def test_the_slice_policy_concerns_the_driver_alone_and_denies():
     kubelet = {"request": {"userInfo": {"username": "system:node:a"}}}
     assert value(condition["expression"], kubelet) is False
     assert policy["spec"]["failurePolicy"] == "Fail"
-    for which in ("own-slice", "grace-period"):
-        binding = manifests.of("dra with everything", "ValidatingAdmissionPolicyBinding", which)
-        assert binding["spec"]["validationActions"] == ["Deny"]
+    binding = manifests.of("dra with everything", "ValidatingAdmissionPolicyBinding", "own-slice")
+    assert binding["spec"]["validationActions"] == ["Deny"]
     names = [doc["metadata"]["name"] for doc in manifests.objects("dra without extras")]
-    assert [name for name in names if "own-slice" in name or "grace-period" in name] == []
-
-
-CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
-
-
-@pytest.mark.parametrize("grace", [0, 1, 30])
-def test_a_pod_with_a_claim_needs_a_grace_period(grace):
-    policy = manifests.of("dra with everything", "ValidatingAdmissionPolicy", "-grace-period")
-    spec = {"containers": [{"name": "a"}], "terminationGracePeriodSeconds": grace}
-    assert len(refusals(policy, object={"spec": spec | {"resourceClaims": [CLAIM]}})) == (grace == 0)
-    assert refusals(policy, object={"spec": spec}) == []
-
-
-@pytest.mark.parametrize(
-    ("case", "resource"),
-    [
-        ("dra with everything", "site.example/gpu"),
-        ("dra with everything", "deviceclass.resource.kubernetes.io/gpu.site.example"),
-        ("dra in front", "nvidia.com/gpu"),
-        ("dra in front", "deviceclass.resource.kubernetes.io/gpu.nvidia.com"),
-    ],
-)
-def test_a_pod_with_a_claim_by_resource_is_refused_too(case, resource):
-    policy = manifests.of(case, "ValidatingAdmissionPolicy", "-grace-period")
-    asks = [{"name": "a", "resources": {"limits": {resource: "1"}}}]
-    rest = {"containers": [{"name": "b"}], "terminationGracePeriodSeconds": 0}
-    for spec in (rest | {"initContainers": asks}, rest | {"containers": asks}):
-        assert len(refusals(policy, object={"spec": spec})) == 1
-        assert refusals(policy, object={"spec": spec | {"terminationGracePeriodSeconds": 1}}) == []
+    assert [name for name in names if "own-slice" in name] == []
 
 
 def test_with_dra_the_notes_and_helm_test_expect_no_plugin():

@@ -222,7 +222,6 @@ WRONG |= {
         {"plugin": {"inFrontOf": {"directory": "/run/vendor"}}},
         "plugin.inFrontOf.directory: the other plugin sees only kubelet.devicePluginsDir",
     ),
-    "a grace period without a driver": ({"dra": {"demandGracePeriod": True}}, "set dra.enabled too"),
     "a resource of no class": (
         {"dra": {**DRA, "deviceClass": {"create": False, "extendedResourceName": "a.b/c"}}},
         "set dra.deviceClass.create too",

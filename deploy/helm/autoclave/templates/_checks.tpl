@@ -74,8 +74,6 @@
 {{- fail "dra.bindingConditions: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.claimStatus -}}
 {{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
-{{- else if $v.dra.demandGracePeriod -}}
-{{- fail "dra.demandGracePeriod: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.inFrontOf.registrarDirectory -}}
 {{- fail "dra.inFrontOf: the device plugin stands in front of no DRA driver; set dra.enabled too" -}}
 {{- end -}}
