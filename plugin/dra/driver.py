@@ -155,6 +155,7 @@ class Driver:
         devices, granted = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
         devices |= self._gate.known({uuid for it, uuid in uuids.items() if it.admin})
         answer = await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
+        _add_gates(answer, claim.uid, {it: devices[uuid] for it, uuid in uuids.items() if not it.admin})
         if self._statuses is not None and not answer.error:
             got = {it: granted[devices[uuid].uuid] for it, uuid in uuids.items() if devices[uuid].uuid in granted}
             if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
@@ -223,6 +224,14 @@ class Driver:
         else:
             log.info("claim done", seconds=round(time.monotonic() - begun, 4))
         return result
+
+
+def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Mapping[AllocatedDevice, Device]) -> None:
+    """Make the container runtime ask before it creates a container with one of these devices."""
+    gates = {(it.pool, it.name): f"{device.gate}.{claim}" for it, device in devices.items() if device.gate}
+    for device in answer.devices:
+        if gate := gates.get((device.pool_name, device.device_name)):
+            device.cdi_device_ids.append(gate)
 
 
 def _prepare_failed(error: str) -> wire.NodePrepareResourceResponse:

@@ -71,6 +71,26 @@ def decide(
     return answer
 
 
+def in_claim(record: Record, facts: Facts, policy: Policy, claim: str) -> answers.StartAnswer:
+    """May a container be created on a device that was acquired for this claim?
+
+    A claim has its devices until a release, and may have several pods. None of their containers is a new tenant.
+    """
+    stale = proof.ended_by_restart(record, facts)
+    if stale is not None:
+        return answers.RecordFirst(stale)
+    if record.state is State.QUARANTINED:
+        return _quarantined(record)
+    if not (ownership.until_release(record) and ownership.acquired_for(record, claim)):
+        why = "the claim of the container does not have it"
+        return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Action.START_ON, record, why))
+    if facts.domain_resetting:
+        return _in_reset(record)
+    if policy.mode is Mode.ENFORCE and record.ailment is not None and _forbids_restart(record.ailment, policy):
+        return _sick(record)
+    return answers.Proceed()
+
+
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
     """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
     if record.incarnation != facts.incarnation or record.grant is None or record.grant.at_start:
@@ -100,7 +120,7 @@ def _enforced(
         return answers.RecordFirst(stale)
     match record.state:
         case State.QUARANTINED:
-            return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Action.START_ON, record, "it is quarantined"))
+            return _quarantined(record)
         case State.SCRUBBING:
             return _as_start(acquire.under_way(Action.START_ON, record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
@@ -126,7 +146,7 @@ def _from_grant(
     if record.grant is not None and not record.grant.announced:
         return _busy(record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
-        return answers.Wait(Reason.NOT_READY, refusals.sentence(Action.START_ON, record, "it is being reset"))
+        return _in_reset(record)
     if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
@@ -205,6 +225,14 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
 def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
     """Whether the policy lets no container start again on a device with this ailment."""
     return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
+
+
+def _quarantined(record: Record) -> answers.Refuse:
+    return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Action.START_ON, record, "it is quarantined"))
+
+
+def _in_reset(record: Record) -> answers.Wait:
+    return answers.Wait(Reason.NOT_READY, refusals.sentence(Action.START_ON, record, "it is being reset"))
 
 
 def _sick(record: Record) -> answers.Refuse:

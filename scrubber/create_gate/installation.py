@@ -1,5 +1,8 @@
 """The create gate on the node: the program, and the CDI specification that makes the container runtime run it.
 
+Each device has a gate, and each claim has one of its own for each of its devices, which ends with the claim. So a late
+container of an earlier claim does not pass.
+
 The service installs both, because it is root on the node already: whoever writes a CDI specification runs programs as
 root. The plugin only names the gate of a device in its answers. A container with such a name is not created without
 the specification, without the program, or without an answer of the service.
@@ -14,11 +17,14 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Never
 
+from scrubber.core import ownership
+from scrubber.core.model import Record
 from scrubber.ground import log, private_files
 from scrubber.ground.errors import FatalError
 from scrubber.ledger.ledger import Ledger
@@ -30,6 +36,8 @@ SPECIFICATION = "autoclave-gate.json"
 PROGRAM = "autoclave-gate"
 ASKED = "gate-asked"
 VERSION = "1"  # of the protocol of ``gate.sock``
+OF_CLAIM = "."  # in the name of a claim's gate, between the device and the UID of the claim
+CLAIM = re.compile("[A-Za-z0-9-]{1,63}")  # a UID; other owners, such as jobs of Slurm, have no containers
 ASKS_FOR = 60  # seconds that the program waits for a yes
 RUNTIME_WAITS = 90  # seconds after which the container runtime ends the program
 TRIED_WITHIN = 10.0
@@ -37,6 +45,13 @@ TRIED_EVERY = 10.0  # seconds, also without a change: the last attempt may have 
 USAGE = b"usage: autoclave-gate SOCKET DEVICE SECONDS"
 
 Hook = Callable[[str], dict[str, Any]]  # what the runtime does for a container with this device
+
+
+def gates(records: Mapping[str, Record]) -> frozenset[str]:
+    """The names of the gates of these devices and of the claims that have them."""
+    grants = {device: record.grant for device, record in records.items() if ownership.until_release(record)}
+    claims = (f"{device}{OF_CLAIM}{it.owner}" for device, it in grants.items() if it and CLAIM.fullmatch(it.owner))
+    return frozenset(records) | frozenset(claims)
 
 
 class CreateGate:
@@ -55,9 +70,9 @@ class CreateGate:
         self._hook = hook
         self._covered: frozenset[str] = frozenset()
 
-    def cover(self, devices: Iterable[str]) -> bool:
-        """Make the container runtime know the gate of these devices. Returns whether that changed. Raises OSError."""
-        wanted = frozenset(devices)
+    def cover(self, names: Iterable[str]) -> bool:
+        """Make the container runtime know these gates, and no others. Returns whether that changed. Raises OSError."""
+        wanted = frozenset(names)
         if wanted == self._covered:
             return False
         _write(self.specification, _specification(sorted(wanted), self._hook))
@@ -83,13 +98,15 @@ class CreateGate:
             )
 
     async def follow(self, ledger: Ledger) -> Never:
-        """Cover each new device of the ledger. Until then the plugin's answers do not name its gate."""
+        """Cover each new device and claim of the ledger. Until then the container runtime creates nothing with it."""
         fault = ""
         while True:
             news = ledger.notifications
             try:
-                if await asyncio.to_thread(self.cover, list(ledger.records)):
-                    logger.info("create gate covers the devices", devices=len(self._covered))
+                names = gates(ledger.records)
+                news_of_devices = not self._covered >= ledger.records.keys()
+                if names != self._covered and await asyncio.to_thread(self.cover, names) and news_of_devices:
+                    logger.info("create gate covers the devices", devices=len(ledger.records))
                     ledger.notify()
                 fault = ""
             except OSError as error:

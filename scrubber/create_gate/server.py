@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.api import answering
-from scrubber.create_gate.installation import VERSION, CreateGate
+from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
 from scrubber.ground import log, operation_id, request_limits, unix_sockets
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.service.handover import Handover
@@ -37,6 +37,7 @@ class Creation:
 
     seconds: int  # for which the runtime waits
     device: str
+    claim: str  # the UID; empty: the kubelet gave the device to the pod itself
     pod: str  # the UID
     namespace: str
     name: str
@@ -112,8 +113,16 @@ class GateServer:
 
     async def _answer(self, asked: Creation) -> str:
         request = answering.Request("create", operation_id.new(), [asked.device])
-        logger.info("container asked for", op=request.op, device=asked.device, pod=f"{asked.namespace}/{asked.name}",
-            pod_uid=asked.pod, container=asked.container, container_id=asked.container_id)  # fmt: skip
+        logger.info(
+            "container asked for",
+            op=request.op,
+            device=asked.device,
+            claim=asked.claim,
+            pod=f"{asked.namespace}/{asked.name}",
+            pod_uid=asked.pod,
+            container=asked.container,
+            container_id=asked.container_id,
+        )
         try:
             async with answering.logged(request, self._count):
                 await self._admit(asked, request.op)
@@ -129,9 +138,7 @@ class GateServer:
         until = clock() + asked.seconds * (1 - BEFORE)
         while True:
             try:
-                await self._handover.start(
-                    [asked.device], asked.pod, op=op, within=until - clock(), creating=asked.called
-                )
+                await self._ask(asked, op, until - clock())
             except NotReady as error:
                 if error.reason is Reason.SHUTTING_DOWN or clock() + PAUSE >= until:
                     raise
@@ -139,15 +146,24 @@ class GateServer:
             else:
                 return
 
+    async def _ask(self, asked: Creation, op: str, within: float) -> None:
+        if asked.claim:
+            await self._handover.create_in_claim(asked.device, asked.claim, op, within)
+        else:
+            await self._handover.start([asked.device], asked.pod, op=op, within=within, creating=asked.called)
+
 
 def parse(line: bytes) -> Creation:
     """The question in a line, or InvalidRequest."""
     found = QUESTION.fullmatch(line.decode("ascii", "replace"))
     if found is None:
         raise InvalidRequest("this is no question of the create gate")
-    seconds, *names = found.groups()
-    asked = Creation(int(seconds), *names)
+    seconds, gate, *names = found.groups()
+    device, _, claim = gate.partition(OF_CLAIM)
+    asked = Creation(int(seconds), device, claim, *names)
     request_limits.devices([asked.device])
+    if claim:
+        request_limits.owner(claim)
     request_limits.owner(asked.pod)
     return asked
 

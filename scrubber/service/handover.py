@@ -157,6 +157,21 @@ class Handover:
             await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
+    async def create_in_claim(self, device: str, claim: str, op: str, within: float) -> None:
+        """Return if a container may be created on a device that was acquired for this claim; raise otherwise."""
+        context = self._context
+        deadline = context.deadline([context.policy(device).budgets.start], within)
+
+        async def decision(record: Record) -> answers.StartAnswer:
+            facts = context.with_domain(record, await context.observer.quick(record))
+            return start.in_claim(record, facts, context.policy(device), claim)
+
+        async with context.locked([device], deadline):
+            answer = await self._final_answer(op, device, decision, Action.START_ON)
+        _raise_refusals({device: answer}, set(), Action.START_ON)
+        if isinstance(answer, answers.Wait):
+            raise NotReady(answer.reason, answer.message)
+
     def _await_creation(self, devices: Sequence[str], *, creating: bool) -> None:
         """Remember admitted starts until the container runtime asks. After a restart of the service none is known."""
         for device in devices:

@@ -69,6 +69,20 @@ def test_a_container_of_another_pod_is_not_created(containers, gpus):
     assert containers.run("c3", containers.hooks(gpus[0])) == RUNS
 
 
+def test_containers_of_a_claim_are_created_until_it_ends(containers, gpus, service):
+    """It may have several pods; another claim's containers are not created."""
+    [hook] = containers.hooks(gpus[0])
+    hook["args"][2] += ".claim-1"
+    assert "the claim of the container does not have it" in containers.run("c1", [hook])
+    service.popen("acquire", "0", "--owner", "claim-1").wait()
+    for pod in ("a", "b"):
+        assert containers.run(f"of-{pod}", [hook], pod) == RUNS
+    other = {**hook, "args": [*hook["args"][:2], f"{gpus[0]}.claim-2", *hook["args"][3:]]}
+    assert "the claim of the container does not have it" in containers.run("c2", [other])
+    service.popen("release", "--owner", "claim-1").wait()
+    assert "the claim of the container does not have it" in containers.run("c3", [hook])
+
+
 def test_while_a_gpu_is_scrubbed_no_container_is_created(containers, gpus, service):
     [hook] = containers.hooks(gpus[0])
     hook["args"][-1] = "2"

@@ -8,9 +8,11 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import State
-from scrubber.ground.errors import NotReady, Reason
+from scrubber.create_gate.installation import gates
+from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.service.asking import let_on, rows, scrubs, written_down
 
+CLAIM = "5d3c3a52-claim"
 INIT, MAIN = "team/train-0/init", "team/train-0/main"
 
 
@@ -101,3 +103,33 @@ async def test_per_container_each_creation_has_one_scrub_before_it(build, tmp_pa
         await asyncio.sleep(2)
         world.node.leave(container)
         await asyncio.sleep(2)
+
+
+async def test_a_claim_has_gates_of_its_own_until_it_ends(world):
+    device, other = world.uuids
+    await world.handover.acquire([other], announced=False, exclusive=True, owner="a job of Slurm")
+    before = {device, other}
+    assert gates(world.life.ledger.records) == before
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    assert gates(world.life.ledger.records) == before | {f"{device}.{CLAIM}"}
+    await world.handover.create_in_claim(device, CLAIM, "", 5)
+    await world.handover.release(owner=CLAIM)
+    assert gates(world.life.ledger.records) == before
+
+
+@pytest.mark.parametrize("xid", [48, None], ids=["by itself", "by a person"])
+async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
+    device = world.uuids[0]
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    if xid is None:
+        await world.operations.quarantine(device, "a drill", "the test")
+    else:
+        world.node.report(device, (xid,))
+        await asyncio.sleep(60)
+    with pytest.raises(Refused) as sick:
+        await world.handover.create_in_claim(device, CLAIM, "", 5)
+    await world.handover.release(owner=CLAIM)
+    await world.reach(device, State.QUARANTINED)
+    with pytest.raises(Refused) as quarantined:
+        await world.handover.create_in_claim(device, CLAIM, "", 5)
+    assert [it.value.reason for it in (sick, quarantined)] == [Reason.SICK, Reason.QUARANTINED]
