@@ -315,8 +315,8 @@ class Policy(Model):
     mode: Mode = Mode.ENFORCE
     """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
-    gate: GateMode = GateMode.ALLOCATE
-    """What waits for a device that is not clean: allocate, or the creation of the container, by the create gate."""
+    gate: GateMode = GateMode.CREATE
+    """What waits for a device that is not clean: Allocate, or, where the create gate is in force, the container."""
 
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What happens before later container starts of a pod: nothing, a scrub, or a check."""

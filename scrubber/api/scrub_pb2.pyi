@@ -462,7 +462,6 @@ class ServiceStatus(_message.Message):
     HISTORY_SINCE_FIELD_NUMBER: _builtins.int
     STEPS_SINCE_FIELD_NUMBER: _builtins.int
     GATE_SPECIFICATION_FIELD_NUMBER: _builtins.int
-    GATE_AWAITED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -487,8 +486,6 @@ class ServiceStatus(_message.Message):
     steps_since: _builtins.float
     gate_specification: _builtins.str
     """The CDI specification of the create gate, by the path that the service writes. Empty while the gate is off."""
-    gate_awaited: _builtins.bool
-    """Whether a policy in force leaves waits to the create gate."""
     @_builtins.property
     def set_aside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Damaged ledgers beside the present one. Their contents are not in force."""
@@ -523,11 +520,10 @@ class ServiceStatus(_message.Message):
         history_since: _builtins.float = ...,
         steps_since: _builtins.float = ...,
         gate_specification: _builtins.str = ...,
-        gate_awaited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "gate_awaited", b"gate_awaited", "gate_specification", b"gate_specification", "history_since", b"history_since", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "steps_since", b"steps_since", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "gate_specification", b"gate_specification", "history_since", b"history_since", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "steps_since", b"steps_since", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

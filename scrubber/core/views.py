@@ -136,7 +136,6 @@ class ServiceStatus:
     history_since: float = 0.0
     steps_since: float = 0.0
     gate_specification: str = ""
-    gate_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies import concessions
-from policies.model import GateMode, Policy
+from policies.model import Policy
 from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
@@ -199,7 +199,6 @@ class StatusReporter:
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
             gate_specification=identity.gate_specification,
-            gate_awaited=any(policy.gate is GateMode.CREATE for policy in self._policies()),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:
@@ -216,11 +215,8 @@ class StatusReporter:
 
     def _concessions(self) -> tuple[str, ...]:
         """The concessions of all policies in force for a device, each sentence once."""
-        return tuple(dict.fromkeys(sentence for policy in self._policies() for sentence in concessions.of(policy)))
-
-    def _policies(self) -> Iterator[Policy]:
-        """The policy in force for each device."""
-        return map(self._policy, self._context.ledger.records.values())
+        policies = map(self._policy, self._context.ledger.records.values())
+        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions.of(policy)))
 
 
 def _ailment(record: Record) -> str:

@@ -40,7 +40,6 @@ async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoc
 
 async def test_ten_kills_of_the_service_fail_no_pod(cluster, autoclave):
     """Pods come while the service is away, and begin when it is back."""
-    autoclave.rule("{gate: create}")
     await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked
     await cluster.delete("proof")
     await cluster.gone("proof")

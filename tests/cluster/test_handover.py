@@ -45,9 +45,8 @@ async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     assert phases.count("Failed") <= 1, await cluster.refused()
 
 
-async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster, autoclave):
+async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster):
     """In the first second of a pod, when its container takes longest to end."""
-    autoclave.rule("{gate: create}")
     await cluster.hold("proof", gpus=4)  # the gate is in force when the runtime has asked
     await cluster.delete("proof")
     for number in range(10):

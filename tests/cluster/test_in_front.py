@@ -74,8 +74,7 @@ async def test_no_pod_of_a_job_fails(behind):
     assert await behind.cluster.refused() == []
 
 
-async def test_a_pod_waits_for_a_force_deleted_one(behind, autoclave):
-    autoclave.rule("{gate: create}")
+async def test_a_pod_waits_for_a_force_deleted_one(behind):
     await behind.hold("first", "-stubborn")
     await behind.cluster.delete("first", grace=0)
     await behind.hold("second")

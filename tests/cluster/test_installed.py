@@ -32,7 +32,6 @@ VALUES = {
     "clusterReports": {"enabled": True, "taint": True},
     "createGate": {"mode": "on"},
     "directories": {"cdi": "/var/run/cdi"},  # /etc is not the node's own
-    "policy": {"inline": "name: waits\ndefaults: {gate: create}\n"},
 }
 
 

@@ -85,7 +85,6 @@ AWAITED = replace(GATE, asked=False)
 FINDINGS = [
     (node(), Level.OK, "in force"),
     (node(None, gate_specification=""), Level.OK, "is off"),
-    (node(None, gate_specification="", gate_awaited=True), Level.WARNING, "policy says gate: create"),
     (node(AWAITED), Level.OK, "comes into force with the first container"),
     (node(AWAITED, (replace(GPU, state="in_use"),)), Level.WARNING, "GPU 3 is in use, and the container runtime"),
     (node(AWAITED, (replace(GPU, state="in_use", since=0.0),)), Level.OK, "comes into force"),

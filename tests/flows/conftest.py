@@ -51,7 +51,7 @@ def gated(bare: Maker, tmp_path_factory) -> Builder:
     program = compiled(tmp_path_factory.mktemp("gate") / "autoclave-gate", SOURCE)
 
     async def one(gpus: int = 2, *words: str) -> Node:
-        node = bare(gpus, brisk("gate: create", *words), gate=program)
+        node = bare(gpus, brisk(*words), gate=program)
         await node.up()
         return node
 

@@ -132,7 +132,7 @@ async def test_x19_r11_the_gate_holds_a_restart_without_prestart(gated):
 
 
 async def test_a_pod_waits_while_the_service_is_away(gated):
-    """Under ``gate: create`` it is admitted. Its container starts on a clean device when the service is back."""
+    """With the create gate it is admitted. Its container starts on a clean device when the service is back."""
     node = await gated(1)
     first = await node.run("first")
     await node.stage.service.end(signal.SIGKILL)

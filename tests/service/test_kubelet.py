@@ -17,10 +17,11 @@ from tests.service.world import World
 def policy(build, tmp_path):
     """Worlds under a policy of a few lines."""
 
-    async def one(text: str) -> World:
+    async def one(text: str, *, gated: bool = False) -> World:
         file = tmp_path / "policy.yaml"
         file.write_text(f"name: few-lines\ndefaults: {text}\n")
         world: World = build(policy=str(file))
+        world.gated = gated
         await world.start()
         await world.clean()
         return world
@@ -69,7 +70,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
 
 async def test_x23_a_pod_that_lost_the_device_does_not_start(policy):
     """A start is not cancelled when its pod is deleted; the device may be the next pod's by the time it is clean."""
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     await world.acquire("pod", device, announced=True)
@@ -127,7 +128,7 @@ async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
 
 
 async def test_gate_create_answers_at_once_and_the_start_waits(policy):
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     began = world.loop.time()
@@ -142,7 +143,7 @@ async def test_gate_create_answers_at_once_and_the_start_waits(policy):
 
 
 async def test_gate_create_starts_nothing_beside_the_last_owner(policy):
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -156,7 +157,7 @@ async def test_gate_create_starts_nothing_beside_the_last_owner(policy):
 
 
 async def test_gate_create_start_waits_for_the_last_owner(policy):
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -173,7 +174,7 @@ async def test_gate_create_start_waits_for_the_last_owner(policy):
 
 
 async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     used, free = world.uuids
     await let_on(world, "pod", used)
     written_down(world, next=[used, free])
@@ -183,7 +184,7 @@ async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
 
 
 async def test_gate_create_does_not_concern_unannounced_grants(policy):
-    world = await policy("{gate: create}")
+    world = await policy("{}", gated=True)
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     [grant] = await world.acquire("next", device)

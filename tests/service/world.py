@@ -75,6 +75,8 @@ class Life:
 class World:
     """A node, its service, and the truth about both."""
 
+    gated = False  # whether the create gate is in force
+
     def __init__(  # noqa: PLR0913 - what a test may choose
         self,
         loop: VirtualLoop | None = None,
@@ -361,7 +363,7 @@ class World:
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
             ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
-            gated=lambda _device: True,
+            gated=lambda _device: self.gated,
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)

@@ -20,12 +20,9 @@ SWITCH_ON = (
 def _create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:  # ``service`` says why
         return
-    gate, service = facts.create_gate, facts.status.service
-    if gate is None and service.gate_awaited:
-        text = "the policy says gate: create, and the create gate is off: Allocate waits, as under gate: allocate"
-        yield base.warning(NAME, text, "switch it on: createGate.mode=on in the chart, --create-gate for the service")
-    elif gate is None:
-        yield base.ok(NAME, "the create gate is off")
+    gate = facts.create_gate
+    if gate is None:
+        yield base.ok(NAME, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
     else:
         faults = tuple(_faults(gate, facts.status))
         yield from faults or (_asked(gate, facts.status),)
