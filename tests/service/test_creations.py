@@ -105,9 +105,11 @@ async def test_per_container_each_creation_has_one_scrub_before_it(build, tmp_pa
         await asyncio.sleep(2)
 
 
-async def test_a_claim_has_gates_of_its_own_until_it_ends(world):
+@pytest.mark.parametrize("job", ["a job of Slurm", "job-"])
+async def test_a_claim_has_gates_of_its_own_until_it_ends(world, job):
+    """One name that no container runtime can read would block every container of the node."""
     device, other = world.uuids
-    await world.handover.acquire([other], announced=False, exclusive=True, owner="a job of Slurm")
+    await world.handover.acquire([other], announced=False, exclusive=True, owner=job)
     before = {device, other}
     assert gates(world.life.ledger.records) == before
     await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
