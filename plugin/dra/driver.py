@@ -227,11 +227,18 @@ class Driver:
 
 
 def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Mapping[AllocatedDevice, Device]) -> None:
-    """Make the container runtime ask before it creates a container with one of these devices."""
-    gates = {(it.pool, it.name): f"{device.gate}.{claim}" for it, device in devices.items() if device.gate}
-    for device in answer.devices:
-        if gate := gates.get((device.pool_name, device.device_name)):
-            device.cdi_device_ids.append(gate)
+    """Make the container runtime ask before it creates a container with one of these devices.
+
+    A vendor's driver may name some of the devices only, as long as the container gets them.
+    """
+    for it, device in devices.items():
+        if not device.gate or answer.error:
+            continue
+        named = [entry for entry in answer.devices if (entry.pool_name, entry.device_name) == (it.pool, it.name)]
+        if not named:
+            named = [answer.devices.add(request_names=[it.request], pool_name=it.pool, device_name=it.name)]
+        for entry in named:
+            entry.cdi_device_ids.append(f"{device.gate}.{claim}")
 
 
 def _prepare_failed(error: str) -> wire.NodePrepareResourceResponse:

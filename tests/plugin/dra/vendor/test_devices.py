@@ -19,6 +19,7 @@ from plugin.kubelet_api import pluginregistration_pb2 as registration
 from plugin.registration import sockets
 from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
+from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
 
@@ -164,6 +165,20 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
+
+
+async def test_each_device_of_a_claim_has_its_gate(cluster, service, short_tmp):
+    """Also a device that the vendor's answer does not name."""
+    service.kill()
+    program = compiled(short_tmp / "autoclave-gate", SOURCE)
+    service.command += ["--create-gate", program, "--gate-cdi-dir", cluster.folder / "cdi"]
+    await asyncio.to_thread(service.start, until="create gate covers")
+    assert await cluster.states() == ["clean", "clean"]
+    cluster.allocate("a", 0, 1)
+    first, second = (f"autoclave.dev/gate={uuid}.a" for uuid in cluster.gpus)
+    answer = await cluster.prepare("a")
+    names = {(*it.request_names, it.device_name): list(it.cdi_device_ids) for it in answer.devices}
+    assert names == {("gpu-0",): ["k8s.gpu.nvidia.com/claim=a-gpu", first], ("gpus", "gpu-1"): [second]}
 
 
 async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):
