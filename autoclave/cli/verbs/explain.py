@@ -85,7 +85,9 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
-    yield f"        {'' if device.healthy else 'not '}{about}: {device.why}"
+    # The reason of a quarantine has a line above.
+    why = "" if device.quarantine and device.policy_rule else f": {device.why}"
+    yield f"        {'' if device.healthy else 'not '}{about}{why}"
 
 
 def _way_back(quarantine: views.QuarantineStatus) -> str:
