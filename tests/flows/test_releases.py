@@ -80,7 +80,7 @@ async def test_an_unannounced_user_is_reported_and_never_ended(build):
 
     No tenancy at all: that pod uses one more GPU, and the host another one, and one that was granted a moment before.
     """
-    node = await build(5, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}"))
+    node = await build(5, brisk("budgets: {owner_wait: 0s, start: 2s}", "evict: {leftovers: wait}"))
     owner, other, waits = await node.run("owner"), await node.run("other"), node.pod("waits")
     await node.kubelet.admit(waits)
     left, own, given = (node.gpu(pod) for pod in (owner, other, waits))

@@ -30,6 +30,7 @@ from tests.flows.node import brisk
 
 ONE = {RESOURCE: 1}
 AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
+SOON = "budgets: {owner_wait: 0s, start: 2s}"  # a start that has to wait is refused soon, and asked for again
 
 
 async def test_w1_r8_a_gpu_in_use_is_not_given_away(build):
@@ -92,7 +93,7 @@ async def test_w2_r4_a_force_deleted_pod_keeps_its_gpu(build):
 
 
 async def test_w2_r4_under_gate_create_the_next_pod_waits(gated):
-    node = await gated(1)
+    node = await gated(1, SOON)
     pod = await node.run("forced")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.kubelet.force_delete(pod)
@@ -102,7 +103,7 @@ async def test_w2_r4_under_gate_create_the_next_pod_waits(gated):
     assert "it is still in use" in node.waiting(late)
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
     await node.kubelet.end_orphan(pod)
-    assert await node.kubelet.sync(late)
+    await node.kubelet.keep_trying(late)
     assert await node.scrubs(uuid) == 2
 
 
@@ -233,7 +234,7 @@ async def test_w17_the_plugins_socket_gives_away_no_gpu_in_use(build):
 
 
 async def test_w17_the_services_socket_gives_away_no_gpu_in_use(build):
-    node = await build(1, AT_ONCE)
+    node = await build(1, brisk(SOON))
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     async with node.stage.scrubber() as rogue:
@@ -269,7 +270,7 @@ async def test_w17_no_order_of_an_operator_wipes_memory_in_use(build):
 
 
 async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
-    node = await build(1, brisk("model: per-container"))
+    node = await build(1, brisk("model: per-container", SOON))
     pod = await node.run("pair")
     uuid = node.gpu(pod)
     async with node.foreign_process(uuid, pod.uid, f"<{pod.uid}>".encode()):
@@ -277,12 +278,12 @@ async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
         assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.WAITING
         assert "it is still in use" in node.waiting(pod)
         assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
-    assert await node.kubelet.sync(pod)
+    await node.kubelet.keep_trying(pod)
     assert await node.scrubs(uuid) == 2
 
 
 async def test_w21_a_container_that_starts_during_a_scrub_ends_it(build):
-    node = await build(1, brisk("model: per-container"))
+    node = await build(1, brisk("model: per-container", SOON))
     pod = await node.run("train")
     uuid = node.gpu(pod)
     node.stall(uuid)
@@ -295,5 +296,5 @@ async def test_w21_a_container_that_starts_during_a_scrub_ends_it(build):
         assert b"written by one that did not ask" in node.memory(uuid)
         assert await node.scrubs(uuid) == 1
     await node.clean(uuid)
-    assert await node.kubelet.sync(pod)
+    await node.kubelet.keep_trying(pod)
     assert await node.scrubs(uuid) == 2
