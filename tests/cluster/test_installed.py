@@ -203,6 +203,8 @@ async def test_a_container_outlives_the_gate_that_it_was_admitted_by(cluster, in
     node.kubelet.end(SIGTERM)  # otherwise it asks the plugin for five more minutes
     node.kubelet.start()
     await cluster.offered(0)
+    await cluster.create("later", container(gpus=0))
+    await cluster.said("later", "HOLDING")  # so the kubelet has admitted the pods that were there before
     cluster.crash("holder")
     await cluster.said("holder", "HOLDING", more=1)
     await installed.change(VALUES)
