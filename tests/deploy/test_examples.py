@@ -16,7 +16,7 @@ def pod(name):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in EXAMPLES.iterdir()) == list(NAMES)
+    assert sorted(path.stem for path in EXAMPLES.iterdir()) == ["descheduler", *NAMES]  # tests/cluster runs that one
 
 
 @pytest.mark.parametrize("name", NAMES)
