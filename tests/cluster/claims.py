@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lightkube.resources.core_v1 import Event, Node
+from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
 from plugin.dra import driver, registration, slices
@@ -135,8 +135,9 @@ class Claims:
     async def clear(self) -> None:
         """Delete all pods, and what ``offer`` and the tests have made."""
         client = self.cluster.client
-        for name in await self.cluster.names():
-            await self.cluster.delete(name, grace=1)
+        names = await self.cluster.names()
+        await client.deletecollection(Pod, grace_period=1)  # one of them may just have ended
+        for name in names:
             await self.cluster.gone(name)
         await client.deletecollection(ResourceClaim)
         await client.deletecollection(ResourceClaimTemplate)

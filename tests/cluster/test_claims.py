@@ -61,6 +61,8 @@ async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):
     await claims.hold("first", 4)
     owners = {device.owner for device in await autoclave.devices(lambda _: True)}
     assert len(owners) == 1
+    [claim] = await claims.made_for("first", bool)
+    assert f'"claim": "{claim.metadata.uid}"' in autoclave.service.log.read_text()  # the container runtime has asked
     await cluster.delete("first")
     await claims.hold("second", 4)
     assert cluster.words("second").count("CLEAN") == 4
