@@ -100,7 +100,8 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
         known = self._listing.shown(self._resource)
-        choices = [await self._prefer(known, each) for each in request.container_requests]
+        with self._gate.in_flight.one():
+            choices = [await self._prefer(known, each) for each in request.container_requests]
         outcome = HookOutcome.FAULT if None in choices else HookOutcome.OK
         self._counters.answer(Hook.PREFERRED, outcome, _since(begun))
         return wire.PreferredAllocationResponse(

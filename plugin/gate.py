@@ -39,7 +39,7 @@ class Gate:
         """``listing`` has the known devices, and shows a refusal to the kubelet. ``in_flight`` counts the requests."""
         self._scrubber = scrubber
         self._listing = listing
-        self._in_flight = in_flight
+        self.in_flight = in_flight
 
     def find(self, resource: str, groups: Sequence[Sequence[str]]) -> list[list[Device]]:
         """The devices of a request, container by container, or InvalidRequest."""
@@ -62,7 +62,7 @@ class Gate:
             return await self._acquire_or_defer(ids, op)
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
-        with self._in_flight.one():
+        with self.in_flight.one():
             try:
                 granted = await self._asked(
                     lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
@@ -80,7 +80,7 @@ class Gate:
 
     async def _acquire_or_defer(self, ids: Sequence[str], op: str) -> str:
         """The same for devices whose containers wait. What time heals is no reason to fail the pod."""
-        with self._in_flight.one():
+        with self.in_flight.one():
             try:
                 granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
             except (Unreachable, NotReady) as error:
@@ -115,6 +115,6 @@ class Gate:
         A service that does not answer changes nothing in the list here: the kubelet tries the start again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
-        with self._in_flight.one():
+        with self.in_flight.one():
             ids = [device.uuid for device in devices]
             await self._asked(lambda left: self._scrubber.start(ids, op=op, timeout=left), within, START_WAITS)

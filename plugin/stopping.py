@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DRAINED_WITHIN = 6.0  # seconds for calls of the kubelet that are being answered at a stop: Allocate takes 5 at most
+QUIET = 0.05  # seconds without a call before a stop: the kubelet asks for a preference, and then for the devices
 
 
 class InFlight(Changed):
@@ -31,25 +32,31 @@ class InFlight(Changed):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self._begun = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """A call is being answered within the context."""
         self.calls += 1
+        self._begun += 1
         try:
             yield
         finally:
             self.calls -= 1
             self.notify()
 
-    async def none(self, within: float) -> bool:
-        """Wait until no call is being answered. False: there still is one after ``within`` seconds."""
-        try:
+    async def none(self, within: float) -> None:
+        """Wait until no call is being answered, and none has come for a moment; at most ``within`` seconds.
+
+        The kubelet ends all its calls when its list ends. A pod between two of them would fail.
+        """
+        begun = -1
+        with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await self.until(lambda: self.calls == 0)
-        except TimeoutError:
-            return False
-        return True
+                while begun != self._begun:
+                    await self.until(lambda: self.calls == 0)
+                    begun = self._begun
+                    await asyncio.sleep(QUIET)
 
 
 async def run(work: Coroutine[Any, Any, None], in_flight: InFlight) -> None:
@@ -88,7 +95,8 @@ async def _finish(task: asyncio.Task[None]) -> None:
 
 async def drain(in_flight: InFlight, within: float = DRAINED_WITHIN) -> None:
     """Wait until the calls of the kubelet that have begun are answered, at most ``within`` seconds."""
-    if not await in_flight.none(within):
+    await in_flight.none(within)
+    if in_flight.calls:
         logger.warning("calls of the kubelet are not answered: the plugin stops", calls=in_flight.calls)
 
 

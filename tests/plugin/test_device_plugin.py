@@ -48,10 +48,16 @@ def registry():
 
 
 @pytest.fixture
-async def kubelet(short_tmp, listing, shared_nodes, registry):
+def in_flight():
+    """The calls that are being answered."""
+    return InFlight()
+
+
+@pytest.fixture
+async def kubelet(short_tmp, listing, shared_nodes, registry, in_flight):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
-    gate = Gate(listing._scrubber, listing, InFlight())
+    gate = Gate(listing._scrubber, listing, in_flight)
     plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), OwnHandout(style, lambda: list(shared_nodes)))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
@@ -156,6 +162,11 @@ async def test_a_fault_in_the_preference_does_not_fail_the_pod(kubelet, registry
         assert await prefer(kubelet, [A], 1) == [[]]
     assert [(line["hook"], line["outcome"]) for line in lines] == [("GetPreferredAllocation", "fault")]
     assert counted(registry) == {("GetPreferredAllocation", "fault"): 1}  # and is no refusal
+
+
+async def test_a_stop_waits_for_a_preference(kubelet, in_flight, monkeypatch):
+    monkeypatch.setattr("plugin.preferred.prefer", lambda *_: [str(in_flight.calls)])
+    assert await prefer(kubelet, [A], 1) == [["1"]]
 
 
 async def test_a_preference_makes_no_request(kubelet, door):

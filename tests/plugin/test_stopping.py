@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from plugin.stopping import DaemonThreadExecutor
+from plugin import stopping
+from plugin.stopping import DaemonThreadExecutor, InFlight
 from tests.patience import WITHIN
 
 HUNG = """
@@ -42,3 +43,15 @@ async def test_results_and_errors_come_back():
     assert await loop.run_in_executor(executor, max, 1, 2) == 2
     with pytest.raises(ZeroDivisionError):
         await loop.run_in_executor(executor, divmod, 1, 0)
+
+
+async def test_a_stop_waits_for_the_next_call_of_a_pod(monkeypatch):
+    """The kubelet asks for a preference, and then for the devices."""
+    monkeypatch.setattr(stopping, "QUIET", WITHIN)
+    in_flight = InFlight()
+    with in_flight.one():
+        drained = asyncio.create_task(in_flight.none(WITHIN))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not drained.done()
+    drained.cancel()
