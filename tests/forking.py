@@ -2,7 +2,7 @@
 
 ``python -m autoclave scrubber`` spends most of its time on imports, and tests start hundreds of services and plugins.
 A fork runs the same ``__main__``, with the arguments, environment, streams, session and parent that ``Popen`` gives.
-Tests of the start itself execute Python: ``tests/test_daemon.py``, the demo and the tutorial.
+Tests of the start itself execute Python: those with the fixture ``executed``, the demo and the tutorial.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from policies import load
 from scrubber.api import client
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import AutoclaveError, Reason
+from tests import forking
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -37,8 +38,8 @@ def service(short_tmp):
 
 @pytest.fixture(scope="module")
 def shared():
-    """A service for tests that change nothing that another test looks at: GPU 0 stays clean."""
-    with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as root:
+    """An executed service for tests that change nothing that another test looks at: GPU 0 stays clean."""
+    with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as root, forking.forking(forking.EXECUTED):
         running = Service(Path(root), 2)
         yield running
         running.stop()
@@ -325,6 +326,7 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     assert device(service).state in {"clean", "scrubbing"}
 
 
+@pytest.mark.usefixtures("executed")
 @pytest.mark.parametrize("abstract", [False, True])
 def test_systemd_hears_readiness_signs_of_life_and_the_stop(short_tmp, monkeypatch, abstract):
     address = f"@{short_tmp}" if abstract else f"{short_tmp}/notify"

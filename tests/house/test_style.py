@@ -10,7 +10,6 @@ from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[2]
 HOUSES = ("autoclave", "demo", "scrubber", "plugin", "policies", "dashboards")
-DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 LAZY = "autoclave/cli/"  # the verbs are loaded when they are called
 EXTRAS = (
     "autoclave/doctor/gathering.py",  # the API server's client, for a check that few ask for
@@ -54,10 +53,6 @@ def parsed(path):
     return ast.parse(path.read_text())
 
 
-def functions(tree):
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def test_the_walk_sees_the_packages_and_no_ignored_file():
     names = {place(path) for path in FILES}
     assert {"pyproject.toml", "scrubber/ground/errors.py", "tests/house/test_style.py"} <= names
@@ -66,29 +61,6 @@ def test_the_walk_sees_the_packages_and_no_ignored_file():
 
 def test_every_module_opens_with_its_sentence():
     assert [place(path) for path, tree in modules() if not ast.get_docstring(tree)] == []
-
-
-def test_everything_public_has_its_sentence():
-    bare = []
-    for path, tree in modules(*HOUSES):
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        scopes = [tree, *(node for node in classes if not node.name.startswith("_"))]
-        defined = [node for scope in scopes for node in scope.body if isinstance(node, DEFINITION)]
-        bare += [
-            f"{place(path, node.lineno)} {node.name}"
-            for node in defined
-            if not node.name.startswith("_") and not ast.get_docstring(node)
-        ]
-    assert bare == []
-
-
-def test_imports_stand_at_the_top():
-    late = []
-    for path, tree in modules():
-        for function in functions(tree):
-            inner = [node for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]
-            late += [place(path, node.lineno) for node in inner]
-    assert late == []
 
 
 def test_only_named_modules_import_late():
