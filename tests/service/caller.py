@@ -11,7 +11,7 @@ from scrubber.devices.calls import UnresponsiveError
 from tests.service.node import HungError
 
 T = TypeVar("T")
-LOOK_AGAIN = 0.05  # how soon a call that hung returns after its cause was healed
+LOOK_AGAIN = 0.25  # how soon a call that hung returns after its cause was healed
 
 
 class PretendCaller:

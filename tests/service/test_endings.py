@@ -61,7 +61,9 @@ async def test_a_driver_that_hangs_at_the_end_proves_nothing(build):
     world, device = await left_alone(build, HangsInTheEnd)
     running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
-    assert (running.receipt, running.why) == (None, "its health could not be read at the end")
+    assert running.receipt is None
+    monitor_asked_first = running.why.startswith("the driver does not answer for this device")
+    assert monitor_asked_first or running.why == "its health could not be read at the end"
     world.node.heal()
 
 
