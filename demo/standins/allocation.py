@@ -13,7 +13,6 @@ from demo.standins.endpoint import PluginError
 from demo.standins.holdings import DeviceHolding, Holdings
 from demo.standins.inventory import ShownDevices
 from demo.standins.pods import Container, ContainerKind, Pod
-from demo.standins.quirks import Quirks
 
 Reusable = dict[str, set[str]]
 
@@ -38,15 +37,13 @@ class Allocation:
         active: Callable[[], set[str]],
         *,
         ran_before: set[tuple[str, str]],
-        quirks: Quirks,
     ) -> None:
         """``ran_before``: the (pod UID, container) that the runtime showed as running when the kubelet started."""
         self.ready = False  # all pod sources were read, so that an absent pod is a deleted pod
         self._holdings, self._inventory, self._clients = holdings, inventory, clients
         self._save, self._active = save, active
-        self._ran_before, self._quirks = ran_before, quirks
+        self._ran_before = ran_before
         self._taken = holdings.taken()
-        self._allocating: dict[str, set[str]] = {}
         self._pending = ""  # UID of the pod whose admission began last
 
     async def pod(self, pod: Pod) -> None:
@@ -94,9 +91,6 @@ class Allocation:
     def _regenerate(self) -> None:
         """R8: devices of a running Allocate are in no finished allocation, so the kubelet forgets them."""
         self._taken = self._holdings.taken()
-        if not self._quirks.list_forgets_allocating:
-            for resource, ids in self._allocating.items():
-                self._taken.setdefault(resource, set()).update(ids)
 
     async def _choose(self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str]) -> list[str]:
         """The devices for Allocate; empty if the container has its devices already."""
@@ -151,14 +145,11 @@ class Allocation:
             raise AllocationFailed(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
 
     async def _allocate(self, pod: Pod, container: Container, resource: str, chosen: Sequence[str]) -> None:
-        self._allocating = {resource: set(chosen)}
         try:
             response = await self._clients.endpoints[resource].allocate(sorted(chosen))
         except PluginError as error:
             self._taken = self._holdings.taken()
             raise AllocationFailed(str(error)) from error
-        finally:
-            self._allocating = {}
         if not response.container_responses:
             raise AllocationFailed("no containers return in allocation response")
         nodes: dict[int, tuple[str, ...]] = {}
@@ -173,6 +164,4 @@ class Allocation:
         try:
             return self._inventory.nodes(resource, device)
         except KeyError:
-            if self._quirks.vanished_device_panics:
-                raise KubeletPanic(f"nil pointer: {device} left the list during its Allocate") from None
-            return [-1]
+            raise KubeletPanic(f"nil pointer: {device} left the list during its Allocate") from None

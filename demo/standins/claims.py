@@ -17,7 +17,7 @@ from demo.standins.endpoint import PluginError
 from demo.standins.http_api import ServerAway
 from demo.standins.journal import Journal
 from demo.standins.pods import Container, Pod
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import dra_pb2
 
 _OK = 200
@@ -30,10 +30,10 @@ class ClaimError(Exception):
 class Claims:
     """The cache of claims of one kubelet process."""
 
-    def __init__(self, directory: Path, cluster: Cluster, journal: Journal, quirks: Quirks, timing: Timing) -> None:
+    def __init__(self, directory: Path, cluster: Cluster, journal: Journal, timing: Timing) -> None:
         """Read the checkpoint; with a corrupt one the kubelet does not start. No claim counts as prepared."""
         self.plugins = DraPlugins(cluster, journal, timing)
-        self._directory, self._cluster, self._quirks = directory, cluster, quirks
+        self._directory, self._cluster = directory, cluster
         self._known = {(info.namespace, info.name): info for info in claim_checkpoint.read(directory)}
         self._save()
 
@@ -128,10 +128,9 @@ class Claims:
         return errors
 
     async def _unprepare(self, pod: str, keys: Iterable[tuple[str, str]]) -> None:
+        """D1: the end of a pod that never had a claim ends it, too."""
         last: list[ClaimInfo] = []
         for info in filter(None, map(self._known.get, keys)):
-            if not self._quirks.unprepares_for_others and pod not in info.pods:
-                continue
             if len(info.pods) > 1:
                 info.pods.discard(pod)  # saved after all calls
             else:

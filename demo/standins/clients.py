@@ -15,7 +15,7 @@ from demo.standins import names
 from demo.standins.endpoint import Endpoint, PluginError
 from demo.standins.inventory import ShownDevices
 from demo.standins.journal import Journal
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import deviceplugin_pb2
 
 VERSION = "v1beta1"
@@ -31,7 +31,6 @@ class Clients:
         save: Callable[[], None],
         journal: Journal,
         *,
-        quirks: Quirks,
         timing: Timing,
     ) -> None:
         """``known``: the resources of the checkpoint, whose endpoints are stopped."""
@@ -40,7 +39,7 @@ class Clients:
         self._open: set[Endpoint] = set()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._inventory, self._save, self._journal = inventory, save, journal
-        self._quirks, self._timing = quirks, timing
+        self._timing = timing
         for resource in self.endpoints:
             self._expire_later(resource)
 
@@ -56,13 +55,12 @@ class Clients:
     async def connect(self, resource: str, path: Path, deadline: float | None) -> None:
         """Dial the plugin and open its list, or raise a PluginError. The last plugin wins, without a check."""
         endpoint = Endpoint(resource, path, self._journal, self._timing)
-        before = self._latest.get(resource)
         self._latest[resource] = endpoint
         self._open.add(endpoint)
         try:
             await endpoint.connect(deadline)
         except (PluginError, asyncio.CancelledError):
-            await self._forget_client(resource, before)
+            self._latest.pop(resource, None)  # R10: the entry of the resource, even if it belongs to an earlier plugin
             await self._release(endpoint)
             raise
         self.endpoints[resource] = endpoint
@@ -82,20 +80,10 @@ class Clients:
             timer.cancel()
         await asyncio.gather(*(endpoint.close() for endpoint in self._open))
 
-    async def _forget_client(self, resource: str, before: Endpoint | None) -> None:
-        """R10: remove the entry of the resource, even if it belongs to an earlier plugin."""
-        self._latest.pop(resource, None)
-        if before is None or self._quirks.failed_register_orphans:
-            return
-        if before.listening is not None and not before.listening.done():
-            self._latest[resource] = before
-        else:  # it ended while the kubelet dialled the other one
-            await self._stop(before)
-
     async def _listen(self, endpoint: Endpoint) -> None:
         await endpoint.listen(partial(self._replace, endpoint.resource))
         client = self._latest.get(endpoint.resource)
-        if client is not None and (client is endpoint or self._quirks.old_stream_ends_new):  # R1
+        if client is not None:  # R1: it may be the endpoint of a newer plugin
             del self._latest[endpoint.resource]
             await self._stop(client)
 

@@ -17,7 +17,7 @@ from demo.standins.cluster import Cluster
 from demo.standins.endpoint import OPTIONS, recorded
 from demo.standins.http_api import ServerAway
 from demo.standins.journal import Call, Journal
-from demo.standins.quirks import Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import dra_pb2, drahealth_pb2, drahealth_pb2_grpc
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")

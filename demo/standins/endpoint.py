@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from demo.standins.journal import Call, Journal
-from demo.standins.quirks import Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 
 OPTIONS = (

@@ -26,9 +26,9 @@ from demo.standins.journal import Journal, StandInFault
 from demo.standins.life import Life
 from demo.standins.logs import Logs
 from demo.standins.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
-from demo.standins.quirks import Quirks, Timing
 from demo.standins.runtime import Runtime
 from demo.standins.starting import NOT_PREPARED, Starting
+from demo.standins.timing import Timing
 from plugin.kubelet_api import podresources_pb2
 
 R = TypeVar("R")
@@ -49,7 +49,6 @@ class Kubelet:
         self,
         directory: Path,
         runtime: Runtime | None = None,
-        quirks: Quirks = Quirks(),  # noqa: B008 - frozen
         registry: Path | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
         logs: Path | None = None,
@@ -63,7 +62,7 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}  # by UID: the pods that the kubelet knows, oldest first
         self.panics: list[KubeletPanic] = []
         self._runtime = runtime if runtime is not None else Runtime()
-        self._quirks, self._timing, self._registry = quirks, timing, registry
+        self._timing, self._registry = timing, registry
         self._logs = Logs(logs)
         self._cluster = cluster
         self._journal = Journal()
@@ -90,12 +89,9 @@ class Kubelet:
         """Start, or restart after ``stop`` or ``kill``. ``readmit`` then admits the earlier pods again."""
         if self._life is not None:
             raise NotRunning("cannot start the kubelet: it is already running")
-        running = self._running(ContainerState.RUNNING)
-        if not self._quirks.ended_init_is_asked:
-            running |= self._running(ContainerState.TERMINATED)
+        running = self._running()
         life = Life(
             *(self.directory, self._journal, self._active, running, self._cluster),
-            quirks=self._quirks,
             timing=self._timing,
         )
         await life.begin(self._registry)
@@ -360,7 +356,7 @@ class Kubelet:
         async with self._worker(pod):
             active = pod.uid in self._active()
             self._logs.make(pod)
-            starting = Starting(life, self._journal, self._runtime, self._quirks)
+            starting = Starting(life, self._journal, self._runtime)
             status = await starting.start(pod, container, active=active, sandbox=pod.uid in self._sandboxes)
             if status.reason != NOT_PREPARED:
                 self._sandboxes.add(pod.uid)
@@ -421,16 +417,15 @@ class Kubelet:
 
     def _active(self) -> set[str]:
         """The UIDs of the pods that, for the kubelet, may still use their devices."""
-        active = {pod.uid for pod in self.pods.values() if _is_active(pod)}
-        return active if self._quirks.force_delete_frees else active | set(self._orphans)
+        return {pod.uid for pod in self.pods.values() if _is_active(pod)}
 
-    def _running(self, state: ContainerState) -> set[tuple[str, str]]:
-        """The (pod UID, container) pairs in this state."""
+    def _running(self) -> set[tuple[str, str]]:
+        """The (pod UID, container) pairs that run."""
         return {
             (pod.uid, name)
             for pod in self.pods.values()
             for name, status in pod.statuses.items()
-            if status.state is state
+            if status.state is ContainerState.RUNNING
         }
 
 

@@ -19,9 +19,9 @@ from demo.standins.cluster import Cluster
 from demo.standins.holdings import Holdings
 from demo.standins.inventory import ShownDevices
 from demo.standins.journal import Journal
-from demo.standins.quirks import Quirks, Timing
 from demo.standins.registration import RegistrationService
 from demo.standins.registry import Registry
+from demo.standins.timing import Timing
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 
 SOCKET = "kubelet.sock"
@@ -39,7 +39,6 @@ class Life:
         ran_before: set[tuple[str, str]],
         cluster: Cluster | None,
         *,
-        quirks: Quirks,
         timing: Timing,
     ) -> None:
         """Read the checkpoints. An invalid one of devices is only logged: then all devices are free."""
@@ -51,7 +50,7 @@ class Life:
             held, resources = {}, []
         self.inventory = ShownDevices(resources)
         self.holdings = Holdings(held)
-        self.clients = Clients(resources, self.inventory, self.save, journal, quirks=quirks, timing=timing)
+        self.clients = Clients(resources, self.inventory, self.save, journal, timing=timing)
         self.allocation = Allocation(
             self.holdings,
             self.inventory,
@@ -59,9 +58,8 @@ class Life:
             self.save,
             active,
             ran_before=ran_before,
-            quirks=quirks,
         )
-        self.claims = Claims(directory, cluster, journal, quirks, timing) if cluster is not None else None
+        self.claims = Claims(directory, cluster, journal, timing) if cluster is not None else None
         self.sync_loop = asyncio.Lock()  # the node admits one pod at a time
         self.actions: set[asyncio.Task[object]] = set()
         self._server: grpc.aio.Server | None = None

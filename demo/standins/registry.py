@@ -20,7 +20,7 @@ from demo.standins.clients import Clients
 from demo.standins.dra_plugins import DraPlugins
 from demo.standins.endpoint import OPTIONS, PluginError
 from demo.standins.journal import Call, Journal, RegistrationCall
-from demo.standins.quirks import Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 
 TYPE, DRA_TYPE = "DevicePlugin", "DRAPlugin"

@@ -16,7 +16,6 @@ from demo.standins.holdings import DeviceHolding
 from demo.standins.journal import Journal, Start
 from demo.standins.life import Life
 from demo.standins.pods import Container, ContainerKind, ContainerState, ContainerStatus, Pod
-from demo.standins.quirks import Quirks
 from demo.standins.runtime import CannotCreate, Runtime
 from plugin.kubelet_api import deviceplugin_pb2
 
@@ -26,8 +25,8 @@ NOT_PREPARED = "FailedPrepareDynamicResources"
 class Starting:
     """Starts containers for one kubelet process."""
 
-    def __init__(self, life: Life, journal: Journal, runtime: Runtime, quirks: Quirks) -> None:
-        self._life, self._journal, self._runtime, self._quirks = life, journal, runtime, quirks
+    def __init__(self, life: Life, journal: Journal, runtime: Runtime) -> None:
+        self._life, self._journal, self._runtime = life, journal, runtime
 
     async def start(self, pod: Pod, container: Container, *, active: bool, sandbox: bool) -> ContainerStatus:
         """Start a container; after a failure it waits, and the pod keeps its devices.
@@ -87,9 +86,7 @@ class Starting:
         endpoint = self._life.clients.endpoints.get(resource)
         if endpoint is None:
             raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
-        if endpoint.options is None and not self._quirks.restart_skips_prestart:
-            raise PluginError(f"endpoint {endpoint} has been stopped")
-        if endpoint.options is None or not endpoint.options.pre_start_required:
+        if endpoint.options is None or not endpoint.options.pre_start_required:  # R11: a stopped one has none
             return False
         held = self._life.holdings.get(pod.uid, container.name, resource)
         if held is None:

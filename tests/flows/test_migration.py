@@ -21,7 +21,7 @@ from demo.handout import RESOURCE
 from demo.standins.do_nothing_plugin import variable
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
-from demo.standins.quirks import Timing
+from demo.standins.timing import Timing
 from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, layout

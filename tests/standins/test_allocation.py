@@ -8,7 +8,6 @@ from demo.standins.allocation import KubeletPanic
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, Phase, Pod
-from demo.standins.quirks import Quirks
 from tests.patience import WITHIN
 
 
@@ -231,16 +230,6 @@ async def test_r4_a_force_deleted_pods_device_is_free_too_early(node):
         assert kubelet.starts[0].devices == kubelet.starts[1].devices == {GPU: ("0",)}
 
 
-async def test_r4_repaired_the_device_is_free_after_the_container(node):
-    async with node.ready(offers={"ids": "0"}, quirks=Quirks(force_delete_frees=False)) as (kubelet, _):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await kubelet.force_delete(pod)
-        assert (await kubelet.admit(Pod.of("early", {GPU: 1}))).phase is Phase.FAILED
-        await kubelet.end_orphan(pod)
-        assert (await kubelet.admit(Pod.of("next", {GPU: 1}))).phase is Phase.PENDING
-
-
 async def test_r6_a_device_removed_during_its_allocate_panics_the_kubelet(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
@@ -258,22 +247,19 @@ async def test_r6_a_device_removed_during_its_allocate_panics_the_kubelet(node):
         await kubelet.start()
 
 
-@pytest.mark.parametrize("state", [None, "Unhealthy"])
-async def test_r6_repaired_or_merely_unhealthy_the_pod_is_admitted(node, state):
-    quirks = Quirks(vanished_device_panics=state is not None)
-    async with node.ready(quirks=quirks) as (kubelet, plugin):
+async def test_r6_with_a_device_that_becomes_unhealthy_the_pod_is_admitted(node):
+    async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         admitting = asyncio.create_task(kubelet.admit(Pod.of("p", {GPU: 1})))
         await during(kubelet, "Allocate")
-        plugin.show(g0=state)
+        plugin.show(g0="Unhealthy")
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
         plugin.hold["Allocate"].set()
         assert (await asyncio.wait_for(admitting, WITHIN)).phase is Phase.PENDING
 
 
-@pytest.mark.parametrize("forgets", [True, False])
-async def test_r8_listing_pods_during_a_slow_allocate_doubles_a_device(node, forgets):
-    async with node.ready(quirks=Quirks(list_forgets_allocating=forgets)) as (kubelet, plugin):
+async def test_r8_listing_pods_during_a_slow_allocate_doubles_a_device(node):
+    async with node.ready() as (kubelet, plugin):
         gone, slow, second = Pod.of("gone", {GPU: 1}), Pod.of("slow", {GPU: 1}), Pod.of("second", {GPU: 1})
         await kubelet.run(gone)
         plugin.hold["Allocate"] = asyncio.Event()
@@ -285,8 +271,7 @@ async def test_r8_listing_pods_during_a_slow_allocate_doubles_a_device(node, for
         plugin.hold["Allocate"].set()
         await asyncio.wait_for(admitting, WITHIN)
         await kubelet.admit(second)
-        shared = kubelet.held(slow)["main"] == kubelet.held(second)["main"] == {GPU: ("2",)}
-        assert shared is forgets
+        assert kubelet.held(slow)["main"] == kubelet.held(second)["main"] == {GPU: ("2",)}
 
 
 async def test_x25_pod_resources_shows_apps_and_sidecars_but_no_inits(node):

@@ -13,7 +13,7 @@ from demo.standins.dra_plugins import Health
 from demo.standins.http_api import on, status
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from plugin.kubelet_api import drahealth_pb2
 
 QUICK = Timing(slices_kept=0.01, slices_retry=0.01, health_retry=0.01, registry_retry=0.01)
@@ -205,16 +205,14 @@ async def test_a_claim_of_the_same_name_waits_for_the_old(node):
     assert [method for method, _ in driver.asked] == ["Prepare", "Unprepare", "Prepare"]
 
 
-@pytest.mark.parametrize("repaired", [False, True])
-async def test_d1_a_pod_that_never_had_the_claim_ends_it(make, repaired):
-    node = await make(quirks=Quirks(unprepares_for_others=not repaired))
+async def test_d1_a_pod_that_never_had_the_claim_ends_it(node):
     driver = await node.driver()
     await node.kubelet.run(first := node.pod("p", "a"))
     await node.kubelet.force_delete(first)
     node.server.delete("resourceclaims", "a", "default")
     await node.kubelet.run(second := node.pod("p", "a"))
     await node.kubelet.delete(second)
-    assert driver.calls("Unprepare") == ([] if repaired else [("a",)])
+    assert driver.calls("Unprepare") == [("a",)]
 
 
 async def test_a_restarted_kubelet_gives_back_the_claims_of_vanished_pods(node):

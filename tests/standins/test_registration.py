@@ -7,7 +7,7 @@ import pytest
 
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from tests.patience import WITHIN
 
 
@@ -131,16 +131,6 @@ async def test_r1_the_new_plugin_recovers_by_registering_again(node):
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 
 
-async def test_r1_repaired_the_new_endpoint_lives_on(node):
-    async with node.ready(quirks=Quirks(old_stream_ends_new=False)) as (kubelet, old):
-        await node.plugin(socket="new.sock", ids="01").begin()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-        await old.stop()
-        await kubelet.until(lambda: kubelet.calls[1].outcome)
-        assert kubelet.calls[1].method == "ListAndWatch"
-        assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
-
-
 async def test_x18_serving_anew_after_the_old_stream_is_harmless(node):
     async with node.ready() as (kubelet, plugin):
         await plugin.stop()
@@ -167,14 +157,6 @@ async def test_r10_x28_after_a_failed_register_dead_devices_stay(node):
         assert "code = Unavailable" in pod.message
         await plugin.begin()  # a new connection, which does not wait for the old one's back-off
         assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
-
-
-async def test_r10_repaired_the_death_is_noticed(node):
-    quirks = Quirks(failed_register_orphans=False)
-    async with node.ready(timing=Timing(dial=0.2), quirks=quirks) as (kubelet, plugin):
-        await refusal(plugin, endpoint="nobody.sock")
-        await plugin.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
 
 
 async def test_x16_a_plugin_that_goes_leaves_capacity_and_takes_allocatable(node):
@@ -237,22 +219,6 @@ async def test_r1_an_old_stream_that_ends_late_orphans_the_plugin(node):
         await new.stop()
         await kubelet.until(lambda: kubelet.calls[-1].outcome)
         assert kubelet.allocatable == {GPU: 2}  # its end goes unnoticed, as in R10
-
-
-@pytest.mark.parametrize("forgets", [True, False])
-async def test_r10_a_plugin_that_ends_while_another_ones_register_fails(node, forgets):
-    quirks = Quirks(old_stream_ends_new=False, failed_register_orphans=forgets)
-    async with node.ready(quirks=quirks) as (kubelet, old):
-        new = await node.plugin(socket="new.sock").serve()
-        new.hold["GetDevicePluginOptions"] = asyncio.Event()
-        new.fail["GetDevicePluginOptions"] = "no"
-        registering = asyncio.create_task(refusal(new))
-        await kubelet.until(lambda: kubelet.calls[-1].method == "GetDevicePluginOptions")
-        await old.stop()
-        await kubelet.until(lambda: kubelet.calls[1].outcome)
-        new.hold["GetDevicePluginOptions"].set()
-        await asyncio.wait_for(registering, WITHIN)
-        assert kubelet.allocatable == {GPU: 4 if forgets else 0}
 
 
 async def test_a_plugin_whose_options_call_fails_is_not_registered(node):

@@ -6,7 +6,7 @@ import pytest
 
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
-from demo.standins.quirks import Timing
+from demo.standins.timing import Timing
 from tests.patience import WITHIN
 
 

@@ -10,7 +10,7 @@ from demo.standins.checkpoint import NAME
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from tests.patience import WITHIN
 
 
@@ -109,29 +109,14 @@ async def test_r11_the_first_start_of_an_admitted_pod_skips_prestart(node):
         assert await kubelet.readmit() == [second]  # b does not run, and no device is healthy
 
 
-async def test_r11_repaired_the_container_waits_for_the_plugin(node):
-    async with node.ready(quirks=Quirks(restart_skips_prestart=False)) as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await restart(kubelet)
-        assert "has been stopped" in (await kubelet.restart_container(pod, "main")).message
-        await plugin.stop()
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert await kubelet.sync(pod)
-        assert kubelet.starts[-1].prestart
-
-
-@pytest.mark.parametrize("asked", [True, False])
-async def test_r5_a_completed_init_container_prevents_another_admission(node, asked):
-    async with node.ready(quirks=Quirks(ended_init_is_asked=asked)) as (kubelet, _):
+async def test_r5_a_completed_init_container_prevents_another_admission(node):
+    async with node.ready() as (kubelet, _):
         pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
         await kubelet.run(pod)
         await restart(kubelet)
-        failed = await kubelet.readmit()
-        assert failed == ([pod] if asked else [])
-        assert ("no healthy devices present" in pod.message) is asked
-        assert (pod.statuses["a"].state is ContainerState.TERMINATED) is asked
+        assert await kubelet.readmit() == [pod]
+        assert "no healthy devices present" in pod.message
+        assert pod.statuses["a"].state is ContainerState.TERMINATED
 
 
 async def test_r5_an_init_container_without_a_device_does_no_harm(node):

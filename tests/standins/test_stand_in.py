@@ -10,7 +10,6 @@ from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.journal import StandInFault
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, ContainerKind, Pod
-from demo.standins.quirks import Quirks
 from demo.standins.runtime import Runtime
 from tests.patience import WITHIN
 
@@ -80,12 +79,6 @@ def test_a_pod_has_its_apps_last_and_distinct_names():
         Pod("p", (Container("a"), Container("a")))
     with pytest.raises(LookupError, match="pod p has no container x"):
         pod.container("x")
-
-
-def test_a_repaired_kubelet_has_no_fault_left():
-    repaired = Quirks.repaired()
-    assert not any(getattr(repaired, name) for name in Quirks.__slots__)
-    assert all(getattr(Quirks(), name) for name in Quirks.__slots__)
 
 
 def test_it_needs_nothing_of_autoclave_but_the_protocol():

@@ -7,8 +7,8 @@ import pytest
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import PodEnded
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from demo.standins.quirks import Timing
 from demo.standins.runtime import CannotCreate, Runtime
+from demo.standins.timing import Timing
 from tests.patience import WITHIN
 from tests.standins.conftest import answering
 

@@ -13,7 +13,7 @@ from demo.standins.do_nothing_driver import device_slice
 from demo.standins.endpoint import PluginError
 from demo.standins.http_api import Request, ServerAway
 from demo.standins.journal import Journal
-from demo.standins.quirks import Quirks, Timing
+from demo.standins.timing import Timing
 from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
 from plugin.devices import MigStrategy, own_devices
@@ -55,7 +55,7 @@ class ClaimWorld(SidedWorld):
     def start_kubelet(self):
         """Kill the kubelet, and start another one."""
         self.end_side("kubelet")
-        self.claims = Claims(self.directory, self.cluster, Journal(), Quirks(), Timing())
+        self.claims = Claims(self.directory, self.cluster, Journal(), Timing())
         self.claims.plugins = cast(Any, Calls(self))
 
     # -- the driver
