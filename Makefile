@@ -82,7 +82,7 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@PYTHONPATH=build/kernels $(BIN)/python -m deploy.compile_kernels
 
 docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest
-	@$(BIN)/python -m autoclave.cli.verbs.manual > docs/cli.md
+	@$(BIN)/python -m deploy.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml

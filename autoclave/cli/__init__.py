@@ -38,7 +38,6 @@ VERBS = {
     "cdi": ("cdi", "Write the CDI specification of this node's GPUs, with nvidia-ctk."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
     "version": ("version", "Show the version of this command and of the running service."),
-    "manual": ("manual", "Write the man pages of all verbs into a directory."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
 """For each verb: its module, and its line in the list."""

@@ -6,8 +6,8 @@ import re
 import promql_parser as promql
 import pytest
 
-from autoclave.cli.verbs import manual
 from dashboards import runbooks
+from deploy import manual
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
 
