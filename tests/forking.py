@@ -1,4 +1,4 @@
-"""Forks services and plugins from one process that has imported both already.
+"""Forks the programs of Autoclave from one process that has imported most of them already.
 
 ``python -m autoclave scrubber`` spends most of its time on imports, and tests start hundreds of services and plugins.
 A fork runs the same ``__main__``, with the arguments, environment, streams, session and parent that ``Popen`` gives.
@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-PROGRAMS = [[sys.executable, "-m", "autoclave", name] for name in ("scrubber", "plugin")]
+PROGRAM = [sys.executable, "-m", "autoclave"]
 BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables ...
 IGNORED = "PYTHONDONTWRITEBYTECODE"  # ... and tests/conftest.py takes this one away, later than HERE is read
 NO_FORK = ("executable", "preexec_fn", "pass_fds", "shell")
@@ -42,13 +42,13 @@ SERVERS: set[int] = set()  # process ids of the servers that this process has st
 
 
 class Popen(subprocess.Popen[Any]):
-    """A child process. A service or plugin is a fork; each other program is executed."""
+    """A child process. A program of Autoclave is a fork; each other program is executed."""
 
     def _execute_child(self, *arguments: object) -> None:
         it: dict[str, Any] = EXECUTE.bind(self, *arguments).arguments
         words = list(map(os.fspath, it["args"])) if isinstance(it["args"], list | tuple) else []
         env, streams = dict(os.environ if it["env"] is None else it["env"]), [it[name] for name in STREAMS]
-        if words[:4] not in PROGRAMS or any(it[name] for name in NO_FORK) or (_before_main(env), _limits()) != HERE:
+        if words[:3] != PROGRAM or any(it[name] for name in NO_FORK) or (_before_main(env), _limits()) != HERE:
             super()._execute_child(*arguments)  # type: ignore[misc] # private to subprocess
             return
         order = [words[3:], env, str(it["cwd"] or Path.cwd()), it["start_new_session"]]
@@ -109,7 +109,7 @@ def close() -> None:
 
 @contextmanager
 def forking(popen: type[subprocess.Popen[Any]]) -> Iterator[None]:
-    """Services and plugins are forks meanwhile; or not, with the ``Popen`` of the standard library."""
+    """Programs of Autoclave are forks meanwhile; or not, with the ``Popen`` of the standard library."""
     before = subprocess.Popen
     subprocess.Popen = popen  # type: ignore[misc, assignment] # for a while
     try:
@@ -160,7 +160,8 @@ def _become(words: list[str], env: dict[str, str], cwd: str, streams: list[int],
 
 
 if __name__ == "__main__":
-    for name in ("plugin.app", "autoclave.cli.verbs.plugin", "autoclave.cli.verbs.scrubber"):
+    verbs = [f"autoclave.cli.verbs.{verb}" for verb in ("plugin", "dra", "scrubber")]
+    for name in ("plugin.app", "plugin.dra.app", "plugin.cluster.apiserver", *verbs):
         importlib.import_module(name)
     gc.freeze()  # no fork walks through what all of them share
     _serve(socket.socket(fileno=int(sys.argv[1])))
