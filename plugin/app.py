@@ -69,7 +69,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(doubts.end_proofs(scrubber, vendors.doubts, vendors.trust), name="doubts")
                 gate = Gate(scrubber, listing, in_flight)
-                handout = partial(_handout, chosen, listing, vendors, gate, in_flight)
+                handout = partial(_handout, chosen, listing, vendors, gate)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         if reporter is not None:
@@ -96,13 +96,12 @@ def _handout(
     listing: Listing,
     vendors: VendorDirectory | None,
     gate: Gate,
-    in_flight: InFlight,
     resource: str,
 ) -> Handout:
     """How the containers get the devices of a resource."""
     if vendors is None:
         return OwnHandout(chosen.style, partial(_shared_nodes, chosen.style.dev_root))
-    return vendor.VendorHandout(resource, vendors, listing, gate, in_flight, chosen.cdi_dirs)
+    return vendor.VendorHandout(resource, vendors, listing, gate, chosen.cdi_dirs)
 
 
 @asynccontextmanager

@@ -154,7 +154,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         plugin = VendorPlugin(resource, path, partial(self._take, resource))
         try:
             await plugin.ask_options()
-        except BaseException:
+        except BaseException:  # a registration that is cancelled leaves no connection open either
             await plugin.close()
             raise
         earlier = self._plugins.get(resource)

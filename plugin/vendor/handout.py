@@ -12,7 +12,6 @@ from plugin.devices import Device
 from plugin.gate import SHOWN_WITHIN, Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.listing import Listing
-from plugin.stopping import InFlight
 from plugin.vendor import answer as vendor_answer
 from plugin.vendor import offer
 from plugin.vendor.connection import VendorPlugin
@@ -38,14 +37,12 @@ class VendorHandout:
         directory: VendorDirectory,
         listing: Listing,
         gate: Gate,
-        in_flight: InFlight,
         cdi_dirs: Collection[Path],
     ) -> None:
         self._resource = resource
         self._directory = directory
         self._listing = listing
         self._gate = gate
-        self._in_flight = in_flight
         self._cdi_dirs = cdi_dirs
 
     async def allocate(
@@ -59,7 +56,7 @@ class VendorHandout:
         for name in ids:
             if why := offer.refusal(name, self._listing.on_node()):
                 raise Refused(Reason.VENDOR, why)
-        with self._in_flight.one():
+        with self._gate.in_flight.one():
             began = _now()
             plugin = await self._there(ids)
             waited = _now() - began
@@ -68,7 +65,7 @@ class VendorHandout:
                 self._expect_healthy(ids)
                 answer = await plugin.allocate(request, max(ALLOCATE_WITHIN - waited, ANSWERS_WITHIN))
                 await asyncio.to_thread(vendor_answer.check, answer, groups, self._listing.on_node(), self._cdi_dirs)
-            except BaseException:
+            except BaseException:  # a call that is cancelled keeps no grant either
                 await aio.finish(self._give_back(ids))
                 raise
             return answer

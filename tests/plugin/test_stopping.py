@@ -1,4 +1,4 @@
-"""Look-ups never hold up an end."""
+"""At the end the plugin waits for the calls of the kubelet, and for no look-up."""
 
 import asyncio
 import subprocess

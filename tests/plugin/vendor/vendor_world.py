@@ -194,12 +194,12 @@ class VendorWorld(SidedWorld):
         """Kill the gate, and start another one."""
         self.end_gate()
         scrubber = cast(client.ScrubberClient, DirectClient(self))
-        offer, in_flight = VendorOffer(), InFlight()
+        offer = VendorOffer()
         listing = Listing(scrubber, offer)
         self.vendors = VendorDirectory(self.directory / "vendor", self.directory, "nvidia.com", offer, listing)
         self.on("gate", listing.follow())
         self.on("gate", doubts.end_proofs(scrubber, self.vendors.doubts, self.vendors.trust))
-        self.on("gate", self._serve(listing, Gate(scrubber, listing, in_flight), in_flight, self.vendors))
+        self.on("gate", self._serve(listing, Gate(scrubber, listing, InFlight()), self.vendors))
         self.register()
 
     def end_gate(self):
@@ -211,12 +211,12 @@ class VendorWorld(SidedWorld):
         self.doubted.clear()
         self.lost()
 
-    async def _serve(self, listing, gate, in_flight, vendors) -> None:
+    async def _serve(self, listing, gate, vendors) -> None:
         known: frozenset[str] = frozenset()
         while True:
             for resource in sorted(await listing.new_resources(known)):
                 counters = PluginCounters(CollectorRegistry())
-                handout = VendorHandout(resource, vendors, listing, gate, in_flight, [])
+                handout = VendorHandout(resource, vendors, listing, gate, [])
                 self.plugins[resource] = DevicePlugin(resource, listing, gate, counters, handout)
                 self.follow(resource)
             known = listing.resources()
