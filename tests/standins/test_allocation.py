@@ -247,7 +247,7 @@ async def test_r6_a_device_removed_during_its_allocate_panics_the_kubelet(node):
         await kubelet.start()
 
 
-async def test_r6_with_a_device_that_becomes_unhealthy_the_pod_is_admitted(node):
+async def test_r6_when_a_device_becomes_unhealthy_the_pod_is_admitted(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
         admitting = asyncio.create_task(kubelet.admit(Pod.of("p", {GPU: 1})))
