@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from policies.model import Policy
@@ -20,9 +17,6 @@ from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 
-OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
-ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
-TOO_LATE = "cannot say in time whether the devices are free; try again"
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
 
@@ -78,37 +72,20 @@ class ServiceContext:
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
 
-    @asynccontextmanager
-    async def locked(self, devices: Sequence[str], deadline: float) -> AsyncIterator[None]:
-        """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
-        async with AsyncExitStack() as locks:
-            try:
-                async with asyncio.timeout(self.time_left(deadline)):
-                    await locks.enter_async_context(self.jobs.locks.of(devices))
-            except TimeoutError:
-                raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
-            yield
-
-    def deadline(self, budgets: Iterable[float], within: float | None) -> float:
-        """The uptime at which the shortest of these budgets of the policy ends.
-
-        ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
-        """
-        limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
-        return self.now().uptime + min(limit, *budgets)
-
-    def time_left(self, deadline: float) -> float:
-        """Seconds until an answer is too late."""
-        return max(0.0, deadline - self.now().uptime) + OVERRUN
-
     def with_domain(self, record: Record, facts: Facts) -> Facts:
         """The facts, and whether a reset of a sibling is under way."""
-        resetting = siblings.resetting(record, self.ledger.records.values())
-        return replace(facts, domain_resetting=True) if resetting else facts
+        if record.device.reset_domain is None or not siblings.resetting(record, self.ledger.records.values()):
+            return facts
+        return replace(facts, domain_resetting=True)
 
-    async def with_assigned_pods(self, record: Record, facts: Facts) -> Facts:
-        """The facts, and the pods in the kubelet's checkpoint where a decision about the owner needs them."""
-        if not ownership.needs_checkpoint(record.owner, facts) or ownership.about_to_start(record.owner, self.now()):
+    async def complete(self, record: Record, facts: Facts) -> Facts:
+        """What was seen of a device, with what a decision needs beside it.
+
+        Whether a reset of a sibling is under way. Where a decision about the owner needs them: the pods in the
+        kubelet's checkpoint.
+        """
+        facts, owner = self.with_domain(record, facts), record.owner
+        if owner is None or not ownership.needs_checkpoint(owner, facts) or ownership.about_to_start(owner, self.now()):
             return facts
         device = record.device.uuid
         try:
@@ -118,8 +95,6 @@ class ServiceContext:
 
     def withhold(self, devices: Collection[str]) -> None:
         """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
-        if not devices:
-            return
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
         self.ledger.notify()

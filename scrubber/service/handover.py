@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from scrubber.core import acquire, answers, ownership, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, KubeletAssignment, Owner, Receipt, Record
+from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
 from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
@@ -27,7 +28,7 @@ from scrubber.ground.device_messages import GrantedDevice, Proof
 from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
-from scrubber.service.context import MAX_ROUNDS, TOO_LATE, ServiceContext
+from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
 
 logger = log.get("handover")
@@ -35,6 +36,9 @@ logger = log.get("handover")
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
 ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
+OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
+ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
+TOO_LATE = "cannot say in time whether the devices are free; try again"
 NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
 # Seconds between observations while the last owner still has time to leave.
 ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
@@ -72,38 +76,48 @@ class Handover:
         self, devices: Sequence[str], op: str, within: float | None, *, announced: bool, exclusive: bool, owner: str
     ) -> dict[str, GrantedDevice]:
         context = self._context
-        op = context.operation(op)
-        policies = [context.policy(device) for device in devices]
-        deadline = context.deadline((policy.budgets.allocate for policy in policies), within)
-        owner_deadline = context.deadline((policy.budgets.owner_wait for policy in policies), within)
+        op = op or context.token(4)
+        budgets = [context.policy(device).budgets for device in devices]
+        deadline = _deadline((it.allocate for it in budgets), within)
+        owner_deadline = _deadline((it.owner_wait for it in budgets), within)
         joined: set[str] = set()
         to_withhold = set(devices)
+
+        async def decision(record: Record) -> answers.AcquireAnswer:
+            seen = await context.observer.quick(record, before_use=not announced)
+            return acquire.decide(
+                record,
+                await context.complete(record, seen),
+                context.active_policy.device_policy(record.device).policy,
+                context.now(),
+                announced=announced,
+                gated=announced and context.gated(record.device.uuid),
+                exclusive=exclusive,
+                owner=owner,
+            )
+
         try:
             while True:
-                async with context.locked(devices, deadline):
-                    decision = partial(self._acquire_answer, op, announced=announced, exclusive=exclusive, owner=owner)
-                    replies = await self._answer_all(devices, decision, deadline)
+                async with self._locked(devices, deadline):
+                    final = partial(self._final_answer, op, decision, Action.HAND_OUT)
+                    replies = await self._answer_all(devices, final, deadline)
                     partly = acquire.partly_held(replies)
                     if partly is not None:
                         raise Refused(partly.reason, partly.message)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op, Action.HAND_OUT)
-                        held = [it for it, answer in replies.items() if isinstance(answer, answers.Proceed)]
-                        grants = await self._grant(
-                            _handouts(replies), op, announced=announced, until_release=exclusive, owner=owner
-                        )
+                        await self._grant(replies, op, announced=announced, until_release=exclusive, owner=owner)
                         to_withhold = set()
-                        grants += [_granted(it.device.uuid, it.grant, it.receipt) for it in map(context.record, held)]
-                        granted = {it.device: it for it in grants}
-                        return {device: granted.get(device, _granted(device)) for device in sorted(devices)}
+                        records = context.ledger.records
+                        return {device: _granted(records[device], answer) for device, answer in replies.items()}
                     to_withhold = refused
                     _raise_refusals(replies, joined, Action.HAND_OUT)
                     running = await self._start_jobs(replies, op, Action.HAND_OUT)
                 joined |= {job.device for job in running}
                 await self._wait(running, _waits(replies), deadline, owner_deadline, Action.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            if not exclusive:  # a person's failed request must not withhold a GPU from the kubelet
+            if to_withhold and not exclusive:  # a person's failed request must not withhold a GPU from the kubelet
                 context.withhold(to_withhold)
 
     async def start(
@@ -123,13 +137,13 @@ class Handover:
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         context = self._context
-        op = context.operation(op)
-        deadline = context.deadline((context.policy(device).budgets.start for device in devices), within)
+        op = op or context.token(4)
+        deadline = _deadline((context.policy(device).budgets.start for device in devices), within)
         joined: set[str] = set()
         starting_pod = owner
         rounds = 0
         while rounds < MAX_ROUNDS:
-            async with context.locked(devices, deadline):
+            async with self._locked(devices, deadline):
                 named = {} if owner else await self._assignments(devices, op)
                 assigned = owner or self._assigned_pod(named, op)
                 if starting_pod not in (None, assigned):
@@ -138,9 +152,9 @@ class Handover:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                replies = await self._answer_all(
-                    devices, partial(self._start_answer, op, starting_pod, named, creating=bool(creating)), deadline
-                )
+                decision = partial(self._start_decision, starting_pod, named, creating=bool(creating))
+                final = partial(self._final_answer, op, decision, Action.START_ON)
+                replies = await self._answer_all(devices, final, deadline)
                 _raise_refusals(replies, joined, Action.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
@@ -150,7 +164,7 @@ class Handover:
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    await self._grant(_handouts(replies), op, announced=True, at_start=True)
+                    await self._grant(replies, op, announced=True, at_start=True)
                 running = await self._start_jobs(replies, op, Action.START_ON)
             joined -= _waits(replies).keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
@@ -160,16 +174,18 @@ class Handover:
     async def create_in_claim(self, device: str, claim: str, op: str, within: float) -> None:
         """Return if a container may be created on a device that was acquired for this claim; raise otherwise."""
         context = self._context
-        deadline = context.deadline([context.policy(device).budgets.start], within)
+        deadline = _deadline([context.policy(device).budgets.start], within)
 
         async def decision(record: Record) -> answers.StartAnswer:
-            facts = context.with_domain(record, await context.observer.quick(record))
-            return start.in_claim(record, facts, context.policy(device), claim)
+            facts = await context.complete(record, await context.observer.quick(record))
+            policy = context.active_policy.device_policy(record.device).policy
+            return start.in_claim(record, facts, policy, claim)
 
-        async with context.locked([device], deadline):
-            answer = await self._final_answer(op, device, decision, Action.START_ON)
-        _raise_refusals({device: answer}, set(), Action.START_ON)
-        if isinstance(answer, answers.Wait):
+        async with self._locked([device], deadline):
+            final = partial(self._final_answer, op, decision, Action.START_ON)
+            replies = await self._answer_all([device], final, deadline)
+        _raise_refusals(replies, set(), Action.START_ON)
+        for answer in _waits(replies).values():
             raise NotReady(answer.reason, answer.message)
 
     def _await_creation(self, devices: Sequence[str], *, creating: bool) -> None:
@@ -196,9 +212,9 @@ class Handover:
         if not devices:
             return ()
         context = self._context
-        op = context.operation(op)
-        deadline = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
-        async with context.locked(devices, deadline):
+        op = op or context.token(4)
+        deadline = _deadline((context.policy(device).budgets.allocate for device in devices), None)
+        async with self._locked(devices, deadline):
             replies = await self._answer_all(devices, partial(self._release_answer, owner), deadline)
             _raise_refusals(replies, set(), Action.TAKE_BACK)
             released = [
@@ -209,6 +225,14 @@ class Handover:
         for device in devices:
             await self._upkeep.reconcile(device, op)
         return tuple(device for device, _ in released)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, devices: Sequence[str], deadline: float) -> AsyncIterator[None]:
+        """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
+        async with contextlib.AsyncExitStack() as locks:
+            async with _in_time(deadline):
+                await locks.enter_async_context(self._context.jobs.locks.of(devices))
+            yield
 
     @contextlib.asynccontextmanager
     async def _turn_of(self, owner: str) -> AsyncIterator[None]:
@@ -229,62 +253,34 @@ class Handover:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(devices)
         self._context.require_running()  # otherwise a job that was cancelled by ``stop`` would count as a failed scrub
-        try:
-            async with asyncio.timeout(self._context.time_left(deadline)):
-                if len(names) == 1:  # the usual case: needs no task
-                    return {names[0]: await answer(names[0])}
-                return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
-        except TimeoutError:
-            raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
+        async with _in_time(deadline):
+            if len(names) == 1:  # the usual case: needs no task
+                return {names[0]: await answer(names[0])}
+            return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
 
-    async def _acquire_answer(
-        self, op: str, device: str, *, announced: bool, exclusive: bool, owner: str
-    ) -> answers.AcquireAnswer:
-        context = self._context
-
-        async def decision(record: Record) -> answers.AcquireAnswer:
-            seen = await context.observer.quick(record, before_use=not announced)
-            facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
-            policy = context.policy(device)
-            return acquire.decide(
-                record,
-                facts,
-                policy,
-                context.now(),
-                announced=announced,
-                gated=context.gated(device),
-                exclusive=exclusive,
-                owner=owner,
-            )
-
-        return await self._final_answer(op, device, decision, Action.HAND_OUT)
-
-    async def _start_answer(
-        self, op: str, starting_pod: str, named: Mapping[str, KubeletAssignment], device: str, *, creating: bool
+    async def _start_decision(
+        self, starting_pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
     ) -> answers.StartAnswer:
-        context = self._context
-
-        async def decision(record: Record) -> answers.StartAnswer:
-            seen = await context.observer.full(record, starting_pod=starting_pod)
-            facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
-            policy, now = context.policy(device), context.now()
-            admitted = creating and _same_start(self._awaited.get(device), record.owner)
-            return start.decide(record, facts, policy, starting_pod, now, named.get(device), admitted=admitted)
-
-        return await self._final_answer(op, device, decision, Action.START_ON)
+        context, device = self._context, record.device.uuid
+        seen = await context.observer.full(record, starting_pod=starting_pod)
+        facts, now = await context.complete(record, seen), context.now()
+        policy = context.active_policy.device_policy(record.device).policy
+        admitted = creating and _same_start(self._awaited.get(device), record.owner)
+        return start.decide(record, facts, policy, starting_pod, now, named.get(device), admitted=admitted)
 
     async def _release_answer(self, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
-        record = context.record(device)
-        facts = await context.with_assigned_pods(record, await context.observer.full(record))
+        record = context.ledger.records[device]
+        facts = await context.complete(record, await context.observer.full(record))
         return release.decide(record, facts, context.now(), owner)
 
     async def _final_answer(
-        self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], action: Action
+        self, op: str, decision: Callable[[Record], Awaitable[A]], action: Action, device: str
     ) -> A | answers.Wait | answers.Refuse:
         """Decide. While the answer is to record an event or cancel a job first, do that and decide again."""
+        record = self._context.ledger.records[device]
         for _ in range(MAX_ROUNDS):
-            record = self._context.record(device)
+            record = self._context.ledger.records[device]
             answer = await decision(record)
             if isinstance(answer, answers.CancelJob):
                 if not await self._context.jobs.cancel_unless_resetting(device):
@@ -293,7 +289,7 @@ class Handover:
                 await self._context.ledger.append(op, (device, answer.event))
             else:
                 return answer
-        return answers.Refuse(Reason.INTERNAL, refusals.sentence(action, self._context.record(device), NO_DECISION))
+        return answers.Refuse(Reason.INTERNAL, refusals.sentence(action, record, NO_DECISION))
 
     async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
@@ -333,32 +329,28 @@ class Handover:
 
     async def _grant(
         self,
-        replies: Mapping[str, answers.HandOut],
+        replies: Mapping[str, Answer],
         op: str,
         *,
         announced: bool,
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
-    ) -> list[GrantedDevice]:
-        """Record all grants in one transaction, before the caller learns of them."""
+    ) -> None:
+        """Record the grants of all devices that may be handed out, in one transaction."""
         context = self._context
+        handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
+        if not handouts:
+            return
         epoch, now = context.observer.epoch(), context.now()
-        events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
-        granted: list[GrantedDevice] = []
-        for device, answer in replies.items():
-            receipt = context.record(device).receipt
+        events: list[tuple[str, ev.Event]] = []
+        for device, answer in handouts.items():
+            receipt = context.ledger.records[device].receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
             grant = Grant(context.token(6), now, epoch, announced, proof, until_release, at_start, owner)
-            if answer.unproven is None:
-                events.append((device, ev.Granted(grant)))
-            else:
-                grant = replace(grant, receipt=None)
-                events.append((device, ev.GrantedUnproven(grant, answer.unproven)))
-            granted.append(_granted(device, grant, receipt))
-        if events:
-            await context.ledger.append(op, *events)
-        return granted
+            unproven = answer.unproven
+            events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
+        await context.ledger.append(op, *events)
 
     async def _start_jobs(self, replies: Mapping[str, Answer], op: str, action: Action) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
@@ -390,7 +382,7 @@ class Handover:
         action: Action,
     ) -> None:
         """Return when the answers may have changed; NotReady when a deadline has passed."""
-        now = self._context.now().uptime
+        now = asyncio.get_running_loop().time()
         if waiting and now >= owner_deadline:
             first = next(iter(waiting.values()))
             raise NotReady(first.reason, first.message)
@@ -422,11 +414,31 @@ class Handover:
                     await ledger.until_notified(ledger.notifications, within)
 
 
-def _granted(device: str, grant: Grant | None = None, receipt: Receipt | None = None) -> GrantedDevice:
-    """A grant, with what its receipt proves. Without a grant: the device is not ready, and its start waits for it."""
-    if grant is None:
+def _deadline(budgets: Iterable[float], within: float | None) -> float:
+    """The time of the event loop at which the shortest of these budgets of the policy ends.
+
+    ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
+    """
+    limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
+    return asyncio.get_running_loop().time() + min(limit, *budgets)
+
+
+@contextlib.asynccontextmanager
+async def _in_time(deadline: float) -> AsyncIterator[None]:
+    """NotReady when the block is not done a moment after the deadline."""
+    try:
+        async with asyncio.timeout_at(deadline + OVERRUN):
+            yield
+    except TimeoutError:
+        raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
+
+
+def _granted(record: Record, answer: answers.AcquireAnswer) -> GrantedDevice:
+    """The grant of a device, with what its receipt proves. No grant: its start waits until the device is ready."""
+    device, grant, receipt = record.device.uuid, record.grant, record.receipt
+    if grant is None or isinstance(answer, answers.Defer):
         return GrantedDevice(device, "", "")
-    if receipt is None or receipt.id != grant.receipt:  # the device is in use already
+    if receipt is None:  # granted without a proof, or in use already
         return GrantedDevice(device, grant.id, grant.receipt or "")
     proof = Proof(
         path=receipt.path.value,
@@ -449,10 +461,6 @@ def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
 
 def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:
     return {device: answer for device, answer in replies.items() if isinstance(answer, answers.Wait)}
-
-
-def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
-    return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
 
 
 def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], action: Action) -> None:

@@ -101,7 +101,7 @@ class Upkeep:
         if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
-        facts = self._with_other_devices(record, facts)
+        facts = self._with_other_devices(record, context.with_domain(record, facts))
         answer = upkeep.tend(record, facts, device_policy.policy, context.now(), chance=0.0)
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
 
@@ -119,7 +119,7 @@ class Upkeep:
                 return None
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
-                seen = await context.with_assigned_pods(record, await context.observer.quick(record))
+                seen = await context.complete(record, await context.observer.quick(record))
                 seen = replace(seen, vitals=vitals, hung_since=self._hanging_since(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
@@ -175,9 +175,8 @@ class Upkeep:
         return since
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
-        """The facts, with whether the device is withheld, its successor, and whether a sibling is being reset."""
+        """The facts, with whether the device is withheld, and its successor."""
         context = self._context
-        facts = context.with_domain(record, facts)
         successor, withheld = presence.successor(record, context.ledger.records.values()), context.is_withheld(record)
         if not (withheld or successor):
             return facts  # the usual case, for every device in every round: copy nothing
