@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from scrubber.core.leftover import Span
 from scrubber.core.model import Blame, Findings, Holder, Outcome
@@ -53,10 +52,3 @@ class StepContext:
     holders: Callable[[], tuple[Holder, ...] | None]  # None: the holders are unknown
     progress: Progress
     ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started the process
-
-
-class StepModule(Protocol):
-    """A step is a module with one function."""
-
-    def run(self, order: Order, context: StepContext) -> Report:
-        """Run the step."""

@@ -1,22 +1,24 @@
-"""Which module does which step. Turns an error of the device into a failed step."""
+"""Which function does which step. Turns an error of the device into a failed step."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.steps import clear, evict, health, reset, scratch, selftest, settings, verify
-from scrubber.steps.base import Order, Report, StepContext, StepModule
+from scrubber.steps import evict, on_device
+from scrubber.steps.base import Order, Report, StepContext
 
-STEPS: dict[Step, StepModule] = {
-    Step.EVICT: evict,
-    Step.RESET: reset,
-    Step.CLEAR: clear,
-    Step.VERIFY: verify,
-    Step.SCRATCH: scratch,
-    Step.SELFTEST: selftest,
-    Step.SETTINGS: settings,
-    Step.HEALTH: health,
+STEPS: dict[Step, Callable[[Order, StepContext], Report]] = {
+    Step.EVICT: evict.run,
+    Step.RESET: on_device.reset,
+    Step.CLEAR: on_device.clear,
+    Step.VERIFY: on_device.verify,
+    Step.SCRATCH: on_device.scratch,
+    Step.SELFTEST: on_device.selftest,
+    Step.SETTINGS: on_device.settings,
+    Step.HEALTH: on_device.health,
 }
 
 
@@ -25,28 +27,31 @@ def prepare(context: StepContext) -> None:
     try:
         context.gpu.prepare()
     except Exception as error:
-        if shortage.of(error) is None and not isinstance(error, DeviceError):
+        if _report(error) is None:
             raise
 
 
 def perform(step: Step, order: Order, context: StepContext) -> Report:
     """Run a step. Errors of the device and shortages become a report; any other error is a bug and ends the worker."""
     try:
-        return STEPS[step].run(order, context)
+        return STEPS[step](order, context)
     except Exception as error:
-        lack = shortage.of(error)
-        if lack is not None:
-            return Report(Outcome.FAILED, f"{lack} ({error})", Blame.SERVICE)
-        if isinstance(error, DeviceError):
-            return _report(error)
-        raise
+        report = _report(error)
+        if report is None:
+            raise
+        return report
 
 
-def _report(error: DeviceError) -> Report:
+def _report(error: Exception) -> Report | None:
+    lack = shortage.of(error)
+    if lack is not None:
+        return Report(Outcome.FAILED, f"{lack} ({error})", Blame.SERVICE)
     match error:
         case DeviceLostError():
             return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
         case NotNowError():
             return Report(Outcome.FAILED, str(error), Blame.SERVICE)
-        case _:
+        case DeviceError():
             return Report(Outcome.FAILED, str(error))
+        case _:
+            return None

@@ -111,6 +111,7 @@ OWNERSHIP = "scrubber/core/ownership.py"
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
+ON_DEVICE = "scrubber/steps/on_device.py"
 ROSTER = "tests/steps/test_roster.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
@@ -163,16 +164,16 @@ PLANTED = [
     ),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else chosen", "if chosen else ()", tests=ROSTER),
-    Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/verify.py", "if verified.mismatch is not None", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/verify.py", "if not verified.covered_bytes", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/scratch.py", "if found.faulty", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/scratch.py", "found.reached != found.units or", "", tests=ROSTER),
-    Mutant("scrubber/steps/scratch.py", " or found.reached <= 0", "", tests=ROSTER),
-    Mutant("scrubber/steps/selftest.py", "is not None", "is None", tests=ROSTER),
-    Mutant("scrubber/steps/selftest.py", "if tested.deviating", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/selftest.py", "if not tested.tests", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/selftest.py", "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if (wrong := cleared.mismatch) is not None", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if (left := verified.mismatch) is not None", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if not verified.covered_bytes", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if found.faulty", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "found.reached != found.units or", "", tests=ROSTER),
+    Mutant(ON_DEVICE, " or found.reached <= 0", "", tests=ROSTER),
+    Mutant(ON_DEVICE, "(at := tested.mismatch) is not", "(at := tested.mismatch) is", tests=ROSTER),
+    Mutant(ON_DEVICE, "if tested.deviating", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
 ]
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
