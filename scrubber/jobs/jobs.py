@@ -5,22 +5,25 @@ A job belongs to the service, never to the caller that asked for it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from scrubber.core import events as ev
-from scrubber.core.model import Job, Moment, ScrubPath, State, Step, StepResult, Trigger
+from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
-from scrubber.ground import aio
+from scrubber.ground import aio, log
 from scrubber.ground.errors import NotReady, Reason
-from scrubber.jobs.locks import DeviceLocks
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, WorkerHandle, own_worker
-from scrubber.jobs.slots import Slots
+from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
 
 RESTORES_WITHIN = 60.0  # seconds; the deadline of a worker for a pending restore
+RETRY_AFTER = 60.0  # seconds from the end of a restore that failed to the next try
+
+logger = log.get("jobs")
 
 
 class Jobs:
@@ -49,6 +52,7 @@ class Jobs:
             ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running
         )
         self._spawn_restorer = spawn_restorer
+        self._restoring: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
 
     def of(self, device: str) -> ScrubJob | None:
@@ -100,27 +104,58 @@ class Jobs:
             await job.ended()
 
     async def stop(self) -> None:
-        """Cancel all jobs: the service stops. That is no failure of a device."""
+        """Cancel all jobs and restores: the service stops. That is no failure of a device."""
         self._stopping = True
+        restores = tuple(self._restoring.values())
+        for restore in restores:
+            restore.cancel()
+        await asyncio.gather(*restores, return_exceptions=True)
         jobs = list(self._running.values())
         for job in jobs:
             job.cancel("the service was stopped")
         for job in jobs:
             await job.ended()
 
-    async def restore(self, device: str) -> StepResult | None:
-        """Let a worker complete the pending restore of a device; None if nothing is pending any more.
+    async def start_restores(self) -> None:
+        """Start a task for each pending restore, which tries until the restore is complete.
+
+        A scrub would restore the device too. But slices that a reset has removed are gone, so no scrub runs on them.
+        """
+        for device in await self._context.observer.driver.pending_restores():
+            if not (self._stopping or device in self._restoring):
+                self._restoring[device] = asyncio.create_task(self._restore(device))
+
+    async def _restore(self, device: str) -> None:
+        try:
+            while True:
+                if await self._restored(device):
+                    return
+                await asyncio.sleep(RETRY_AFTER)
+        finally:
+            del self._restoring[device]
+
+    async def _restored(self, device: str) -> bool:
+        """Let a worker complete the pending restore of a device. True if nothing is pending any more.
 
         No job is recorded: a GPU whose slices must be restored may have no record in the ledger.
         """
         observer = self._context.observer
-        async with self.slots.at_driver(device, Step.SETTINGS):
-            # Read here, not by the caller: a job may have restored the device while this call waited.
-            address = (await observer.driver.pending_restores()).get(device)
-            if address is None:
-                return None
-            async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:
-                worker = await starting
-                return await worker.do(
-                    Step.SETTINGS, ScrubPath.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None
-                )
+        try:
+            async with self.slots.at_driver(device, Step.SETTINGS):
+                # Read here, not by the caller: a job may have restored the device while this call waited.
+                address = (await observer.driver.pending_restores()).get(device)
+                if address is None:
+                    return True
+                async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:
+                    worker = await starting
+                    result = await worker.do(
+                        Step.SETTINGS, ScrubPath.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None
+                    )
+        except Exception:  # no worker could be started, or a fault of ours: log it and try again
+            logger.exception("pending restore failed", device=device)
+            return False
+        if result.outcome is not Outcome.PASSED:
+            logger.warning("pending restore failed", device=device, error=result.detail)
+            return False
+        logger.info("pending restore complete", device=device)
+        return True

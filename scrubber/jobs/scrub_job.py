@@ -48,8 +48,7 @@ from scrubber.devices.base import DeviceError, Progress
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.jobs.locks import DeviceLocks
-from scrubber.jobs.slots import ON_MEMORY, Slots
+from scrubber.jobs.slots import ON_MEMORY, DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy

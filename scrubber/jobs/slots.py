@@ -1,9 +1,9 @@
-"""Slots: a job takes one before it does what the jobs of several devices must not do at the same time."""
+"""What tasks wait for: the locks of devices, and slots for what several devices must not do at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from scrubber.core.model import Job, Record, ScrubPath, Step
@@ -18,8 +18,26 @@ MAX_WORKERS = 16  # at once; each is a process of its own, and all devices of a 
 OVERTAKEN_FOR = 60.0  # seconds for which scrubs without a self-test may overtake a waiting reset
 
 
+class DeviceLocks:
+    """One lock for each device.
+
+    A device's lock is held from the observation of the device until the decision is recorded, never while waiting.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def of(self, devices: Iterable[str]) -> AsyncIterator[None]:
+        """Hold the locks of these devices. They are taken in sorted order, so that no two callers can deadlock."""
+        async with AsyncExitStack() as stack:
+            for device in sorted(set(devices)):
+                await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
+            yield
+
+
 class Slots:
-    """The slots of one service."""
+    """The slots of one service. A job takes one before it uses what jobs share."""
 
     def __init__(self, observer: Observer) -> None:
         self._backend = observer.driver.backend

@@ -48,7 +48,6 @@ class Monitor:
         self._on_failure = on_failure
         self._context = service.context
         self._upkeep = service.upkeep
-        self._restores = service.restores
         self._observer = observer
         self._interval = interval
         self._ends = ends
@@ -152,7 +151,7 @@ class Monitor:
         if now < self._inventory_due:
             return ()
         self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2
-        return self._register_all, self._restores.start
+        return self._register_all, self._context.jobs.start_restores
 
     async def _register_all(self) -> None:
         incarnation = await self._observer.driver.incarnation()

@@ -10,7 +10,6 @@ from scrubber.core.model import Record, Vitals
 from scrubber.service.context import ServiceContext
 from scrubber.service.handover import Handover
 from scrubber.service.operations import Operations
-from scrubber.service.restores import PendingRestores
 from scrubber.service.upkeep import Upkeep, ignore
 
 
@@ -22,16 +21,14 @@ class Service:
     handover: Handover  # for the program that hands devices out
     operations: Operations  # for people
     upkeep: Upkeep  # for the monitor
-    restores: PendingRestores  # for the monitor
 
     @classmethod
     def build(cls, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = ignore) -> Self:
         """All parts over one context. Call ``upkeep.recover`` before anything else."""
         upkeep = Upkeep(context, on_vitals)
-        return cls(context, Handover(context, upkeep), Operations(context), upkeep, PendingRestores(context))
+        return cls(context, Handover(context, upkeep), Operations(context), upkeep)
 
     async def stop(self) -> None:
         """Refuse all requests, cancel what runs, and record the end of each job."""
         self.context.stopping = True
-        await self.restores.stop()
         await self.context.jobs.stop()

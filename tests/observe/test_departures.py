@@ -97,7 +97,7 @@ class Notebook:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.tended: asyncio.Queue[str] = asyncio.Queue()
-        self.upkeep, self.restores = self, None
+        self.upkeep = self
         self.context = SimpleNamespace(ledger=SimpleNamespace(records={}))
         self.count = 0
         self._fails = fails

@@ -11,8 +11,8 @@ from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
+from scrubber.jobs.jobs import RETRY_AFTER
 from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
-from scrubber.service.restores import RETRY_AFTER
 from scrubber.steps.base import Report
 from tests.service import pretend_worker
 from tests.service.asking import rows
@@ -262,7 +262,7 @@ async def test_a_failed_restore_is_logged_and_retried(world):
 
 async def test_a_stopping_service_starts_no_restore(world):
     world.node.unrestored = {"GPU-not-offered"}
-    await world.service.restores.start()
+    await world.life.jobs.start_restores()
     await asyncio.sleep(0.1)
     await world.service.stop()
     assert world.node.restored_by_worker == ["GPU-not-offered"]

@@ -37,7 +37,7 @@ def bank(tmp_path):
 
 
 def counting_on(bank, interval: float) -> Counting:
-    service: Any = SimpleNamespace(context=None, upkeep=None, restores=None)
+    service: Any = SimpleNamespace(context=None, upkeep=None)
     observer: Any = SimpleNamespace(driver=SimpleNamespace(backend=bank.backend))
     return Counting(service, observer, interval)
 
