@@ -13,12 +13,13 @@ from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Tr
 from scrubber.devices.base import Address
 from scrubber.ground import aio, log
 from scrubber.ground.errors import NotReady, Reason
-from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, WorkerHandle, own_worker
+from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
 from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
+from scrubber.workers.worker import Worker
 
 RESTORES_WITHIN = 60.0  # seconds; the deadline of a worker for a pending restore
 RETRY_AFTER = 60.0  # seconds from the end of a restore that failed to the next try
@@ -36,7 +37,7 @@ class Jobs:
         ledger: Ledger,
         observer: Observer,
         spawn: Spawn,
-        spawn_restorer: Callable[[Address], Awaitable[WorkerHandle]],
+        spawn_restorer: Callable[[Address], Awaitable[Worker]],
         now: Callable[[], Moment],
         token: Callable[[int], str],
         watch_every: float,

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import Protocol
 
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
@@ -44,7 +43,7 @@ from scrubber.core.model import (
     StepResult,
     Vitals,
 )
-from scrubber.devices.base import DeviceError, Progress
+from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
@@ -53,7 +52,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
-from scrubber.workers.worker import BrokenError
+from scrubber.workers.worker import BrokenError, Worker
 
 CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
 COMPLETELY_OBSERVED = frozenset({Step.EVICT, Step.RESET})  # before these steps all processes are read
@@ -62,29 +61,9 @@ READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on
 logger = log.get("jobs")
 
 
-class WorkerHandle(Protocol):
-    """A worker process, as a job uses it."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    def prepare(self) -> None:
-        """Have the worker open the device for its steps on memory. It changes nothing there yet."""
-
-    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
-        """Run one step. There is always a result: a worker that is late or dies is a result too."""
-
-    async def finish(self, last: StepResult) -> StepResult:
-        """Dismiss the worker. Returns ``last`` if the worker then ended well, and a failed result otherwise."""
-
-    async def kill(self) -> None:
-        """Kill the worker, and return when it is gone."""
-
-
-Spawn = Callable[[str, Policy, tuple[Step, ...]], Awaitable[WorkerHandle]]
+Spawn = Callable[[str, Policy, tuple[Step, ...]], Awaitable[Worker]]
 """Starts a worker for these steps on a device, as its policy wants it."""
-StartingWorker = asyncio.Task[WorkerHandle]  # the worker may still be starting while its device is observed
+StartingWorker = asyncio.Task[Worker]  # the worker may still be starting while its device is observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,10 +513,10 @@ def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | No
 
 
 @asynccontextmanager
-async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[WorkerHandle]]) -> AsyncIterator[StartingWorker]:
+async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]]) -> AsyncIterator[StartingWorker]:
     """Start a worker that the observer does not take for an unexpected holder. It is gone when the block ends."""
 
-    async def start() -> WorkerHandle:
+    async def start() -> Worker:
         worker = await spawn()
         observer.holders.own(worker.pid)
         return worker

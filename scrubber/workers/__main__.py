@@ -18,6 +18,7 @@ from typing import BinaryIO
 from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
 from scrubber.devices.base import DeviceNode
+from scrubber.ground.documents import strict_json
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
@@ -34,7 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which then closes stdin
     zygote = os.getppid()  # the parent of workers only; the service may be the first process of its pid namespace
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
-    assignment = wire.assignment(lines.readline())
+    assignment = strict_json.decode(wire.Assignment, lines.readline())
     proc = Path("/proc")
     container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
     observer = Processes(
@@ -83,7 +84,7 @@ def _listen(lines: BinaryIO, requests: queue.SimpleQueue[bytes], busy: threading
 
 
 def _send(answers: BinaryIO, answer: wire.Answer) -> None:
-    answers.write(wire.encode(answer))
+    answers.write(strict_json.encode(answer))
     answers.flush()
 
 

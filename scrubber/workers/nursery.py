@@ -18,6 +18,7 @@ from io import FileIO
 from typing import TypeVar, cast
 
 from scrubber.ground import log
+from scrubber.ground.documents import strict_json
 from scrubber.workers import wire
 from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Child, Pipes, Tail, Worker
@@ -176,23 +177,23 @@ class _Zygote:
         if not packet:
             self._discard("it closed its socket")
             return
-        message = wire.decode_packet(packet)
-        if len(files) != isinstance(message, wire.Forked):
+        said = strict_json.decode(wire.Packet, packet)
+        if len(files) != (said.forked is not None):
             self._discard("a child's pidfd did not come through: too many files are open")
             return
-        match message:
-            case wire.Ready():
-                self._note_ready(message)
-            case wire.Forked(pid):
-                asked, pipes = self._asked.popleft()
-                self._children[pid] = Child(pid, files[0], pipes)
-                asked.set_result(self._children[pid])
-            case wire.ForkFailed(why):
-                asked, pipes = self._asked.popleft()
+        if said.ready is not None:
+            self._note_ready(said.ready)
+        elif said.ended is not None:
+            pid, status = said.ended
+            self._children.pop(pid).reaped(status)
+        else:
+            asked, pipes = self._asked.popleft()
+            if said.forked is None:
                 pipes.close()
-                asked.set_exception(BrokenError(f"cannot start a worker: {why}"))
-            case wire.Ended(pid, status):
-                self._children.pop(pid).reaped(status)
+                asked.set_exception(BrokenError(f"cannot start a worker: {said.failed}"))
+                return
+            child = self._children[said.forked] = Child(said.forked, files[0], pipes)
+            asked.set_result(child)
 
     def _note_ready(self, ready: wire.Ready) -> None:
         seconds = round(asyncio.get_running_loop().time() - self._began, 3)

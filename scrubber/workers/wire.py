@@ -6,12 +6,10 @@ workers import this module, so it imports no library.
 
 from __future__ import annotations
 
-import json
 import socket
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
 
 from scrubber.core.model import Step
 from scrubber.devices.base import Address, Counts
@@ -61,25 +59,10 @@ class Answer:
     report: Report | None = None
 
 
-def encode(message: Assignment | StepRequest | Prepare | Answer) -> bytes:
-    """A message as a line."""
-    return strict_json.encode(message)
-
-
-def assignment(line: bytes) -> Assignment:
-    """The assignment in the first line to a worker."""
-    return strict_json.decode(Assignment, line)
-
-
 def request(line: bytes) -> StepRequest | Prepare:
     """The request in any later line to a worker."""
     fields = strict_json.parse(line)
     return Prepare() if fields == asdict(Prepare()) else strict_json.build(StepRequest, fields)
-
-
-def answer(line: bytes) -> Answer:
-    """The answer in a line from a worker; ValueError for any other line."""
-    return strict_json.decode(Answer, line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,41 +74,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
-    """A child runs. Its pidfd comes with the packet."""
+class Packet:
+    """A message from the zygote: exactly one of the fields."""
 
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForkFailed:
-    """There is no child."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A child has ended and was reaped: its pid may belong to another process now."""
-
-    pid: int
-    status: int  # negative: the signal that ended it
-
-
-Message = Ready | Forked | ForkFailed | Ended
-
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, Forked, ForkFailed, Ended)}
-
-
-def encode_packet(message: Message) -> bytes:
-    """A message of the zygote as a packet."""
-    return json.dumps([type(message).__name__, asdict(message)]).encode()
-
-
-def decode_packet(packet: bytes) -> Message:
-    """The message in a packet of the zygote."""
-    kind, fields = cast("list[Any]", strict_json.parse(packet))
-    return strict_json.build(_KINDS[kind], fields)
+    ready: Ready | None = None
+    forked: int | None = None  # the pid of a child that runs; its pidfd comes with the packet
+    failed: str | None = None  # why there is no child
+    ended: tuple[int, int] | None = None  # the pid of a child that was reaped, and its status (negative: a signal)
 
 
 def send(line: socket.socket, packet: bytes, files: Sequence[int] = ()) -> None:

@@ -12,6 +12,7 @@ from io import FileIO
 
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
+from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 
@@ -238,7 +239,7 @@ class Worker:
 
     def _tell(self, message: wire.Assignment | wire.Prepare) -> None:
         try:
-            self._child.send(wire.encode(message))
+            self._child.send(strict_json.encode(message))
         except BrokenError:
             self._child.kill()
 
@@ -283,7 +284,7 @@ class Worker:
         await self._child.wait(_ENDS_WITHIN)
 
     async def _converse(self, request: wire.StepRequest, on_progress: Progress) -> Report:
-        self._child.send(wire.encode(request))
+        self._child.send(strict_json.encode(request))
         while True:
             answer = _answer(await self._child.receive())
             if (answer.progress is None) == (answer.report is None):
@@ -330,7 +331,7 @@ def _crashed_in_driver(ending: Ending) -> bool:
 
 def _answer(line: bytes) -> wire.Answer:
     try:
-        return wire.answer(line)
+        return strict_json.decode(wire.Answer, line)
     except ValueError as error:  # without its words: they may quote what was on the device
         raise BrokenError("the worker sent a line that is no frame") from error
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from scrubber.cuda import warmth
 from scrubber.devices import roster
+from scrubber.ground.documents import strict_json
 from scrubber.workers import __main__ as worker
 from scrubber.workers import wire
 
@@ -44,7 +45,7 @@ class Zygote:
     def serve(self, ready: wire.Ready) -> None:
         """Serve until the service closes the socket, then kill all children."""
         with suppress(ConnectionError):  # the service is gone, and the poll has not shown it yet
-            self._send(ready)
+            self._send(wire.Packet(ready=ready))
             while self._turn():
                 pass
         for handle in self._children:
@@ -63,45 +64,45 @@ class Zygote:
         request, files = wire.receive(self._line, _STANDARD)
         if not request:
             return False
-        message, held = self._fork(files)
+        packet, held = self._fork(files)
         for file in files:
             os.close(file)  # before the answer: the service must see the end of the pipes when the child ends
-        self._send(message, *held)
+        self._send(packet, *held)
         return True
 
-    def _fork(self, files: Sequence[int]) -> tuple[wire.Message, Sequence[int]]:
+    def _fork(self, files: Sequence[int]) -> tuple[wire.Packet, Sequence[int]]:
         if len(files) != _STANDARD:
-            return wire.ForkFailed("its pipes did not come through: too many files are open"), ()
+            return wire.Packet(failed="its pipes did not come through: too many files are open"), ()
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            return wire.ForkFailed(f"no process can be made: {error.strerror}"), ()
+            return wire.Packet(failed=f"no process can be made: {error.strerror}"), ()
         if pid == 0:
             self._line.detach()  # its number becomes the stdin of the child
             _run(files, parent, self._run_child)
         return self._hold(pid)
 
-    def _hold(self, pid: int) -> tuple[wire.Message, Sequence[int]]:
+    def _hold(self, pid: int) -> tuple[wire.Packet, Sequence[int]]:
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so that the pid is still that of the child
             os.waitpid(pid, 0)
-            return wire.ForkFailed(f"its process cannot be held: {error.strerror}"), ()
+            return wire.Packet(failed=f"its process cannot be held: {error.strerror}"), ()
         self._children[handle] = pid
         self._poll.register(handle, select.POLLIN)
-        return wire.Forked(pid), (handle,)
+        return wire.Packet(forked=pid), (handle,)
 
     def _collect(self, handle: int) -> None:
         pid = self._children.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
-        self._send(wire.Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._send(wire.Packet(ended=(pid, os.waitstatus_to_exitcode(status))))
 
-    def _send(self, message: wire.Message, *files: int) -> None:
-        wire.send(self._line, wire.encode_packet(message), files)
+    def _send(self, packet: wire.Packet, *files: int) -> None:
+        wire.send(self._line, strict_json.encode(packet), files)
 
 
 def end_with_parent() -> None:

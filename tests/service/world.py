@@ -41,6 +41,7 @@ from scrubber.service.operations import Operations
 from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
 from scrubber.service.upkeep import Upkeep
+from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
@@ -370,12 +371,12 @@ class World:
         reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
-    async def _restore(self, address: Address) -> RestoreWorker:
-        return RestoreWorker(self.node, address.place)
+    async def _restore(self, address: Address) -> Worker:
+        return cast("Worker", RestoreWorker(self.node, address.place))
 
-    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> PretendWorker:
+    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> Worker:
         await asyncio.sleep(0)
-        return self._worker(self.node, self.truth, device)
+        return cast("Worker", self._worker(self.node, self.truth, device))
 
     async def _end_tasks(self) -> None:
         while doomed := self._tasks() - {asyncio.current_task()}:  # some begin another one as they end

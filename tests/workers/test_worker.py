@@ -16,6 +16,7 @@ import pytest
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Address, DeviceHandling
 from scrubber.devices.simulated import drills, tenants
+from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
@@ -196,7 +197,7 @@ async def test_a_bug_in_a_step_is_an_internal_fault(spawn: Spawn) -> None:
     assert "ValueError: cannot write pattern 'noise'" in result.detail
 
 
-PASSED = json.loads(wire.encode(wire.Answer(report=Report(Outcome.PASSED))))["report"]
+PASSED = json.loads(strict_json.encode(wire.Answer(report=Report(Outcome.PASSED))))["report"]
 
 
 def printed(progress: object, report: object, end: str = "\n") -> str:

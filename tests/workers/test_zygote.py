@@ -15,6 +15,7 @@ import pytest
 
 from scrubber.core.model import Outcome, ScrubPath, Step
 from scrubber.cuda import warmth
+from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
 from scrubber.workers import wire
@@ -127,7 +128,7 @@ def test_a_zygote_ends_its_children_when_the_service_ends(launch_zygote, ends: s
     wire.send(line, wire.FORK, (said, answer, answer))
     os.close(answer)
     packet, (child,) = wire.receive(line, 1)
-    assert isinstance(wire.decode_packet(packet), wire.Forked)
+    assert strict_json.decode(wire.Packet, packet).forked
     assert not os.get_inheritable(child)
     assert os.read(said, 9) == b"here"
     line.close()
@@ -168,7 +169,7 @@ def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], soc
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             launched.append((subprocess.Popen(living(life, before), stdin=theirs.fileno()), line))
-        assert wire.decode_packet(wire.receive(line, 1)[0]) == wire.Ready()
+        assert strict_json.decode(wire.Packet, wire.receive(line, 1)[0]) == wire.Packet(ready=wire.Ready())
         return launched[-1]
 
     yield launch
