@@ -39,7 +39,7 @@ def configure(level: str = "info", *, json: bool | None = None) -> None:
             RepeatFilter(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            hide_process_names,
+            process_names.hide,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -66,11 +66,6 @@ def get(room: str) -> structlog.typing.FilteringBoundLogger:
     """A logger that adds the name of its room to each line."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room=room)
     return logger
-
-
-def hide_process_names(_logger: object, method: str, line: EventDict) -> EventDict:
-    """Remove the names of processes from every line above level debug."""
-    return line if method == "debug" else process_names.without_names(line)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ contains none. Logs, which others may collect, leave names out; the ledger and `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import MutableMapping
+from typing import Any
 
 NAMELESS = "a process"
 _NAMES = re.compile(r'"[^"]*"(?= \(pid \d| in no container| in container )')
@@ -24,6 +25,11 @@ def quoted(command: str) -> str:
     return '"' + shown.replace('"', "'") + '"'
 
 
-def without_names(line: Mapping[str, object]) -> dict[str, object]:
-    """The same line with "a process" in place of each name. The pid stays, so that operators find the process."""
+def hide(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For structlog: a line above level debug has "a process" in place of each name.
+
+    The pid stays, so that operators find the process.
+    """
+    if level == "debug":
+        return line
     return {key: _NAMES.sub(NAMELESS, value) if isinstance(value, str) else value for key, value in line.items()}

@@ -54,7 +54,7 @@ class Jobs:
         )
         self._spawn_restorer = spawn_restorer
         self._restoring: dict[str, asyncio.Task[None]] = {}
-        self._stopping = False
+        self.stopping = False  # whether the service stops
 
     def of(self, device: str) -> ScrubJob | None:
         """The job that runs on a device."""
@@ -76,15 +76,19 @@ class Jobs:
         self, device: str, path: ScrubPath, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str
     ) -> ScrubJob:  # fmt: skip
         context = self._context
+        self.require_running()
         recorded = Job(context.token(6), path, trigger, context.now())
         quarantined = context.ledger.records[device].state is State.QUARANTINED
         event = ev.ProbationStarted(recorded, by) if quarantined else ev.ScrubStarted(recorded)
         await context.ledger.append(op, (device, event))
-        if self._stopping:  # stopped meanwhile: the next start of the service closes the job in the ledger
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
+        self.require_running()  # again: if it was stopped meanwhile, its next start closes the job in the ledger
         job = self._running[device] = self.job_type(context, device, recorded, device_policy, op)
-        job.begin()
         return job
+
+    def require_running(self) -> None:
+        """NotReady while the service stops."""
+        if self.stopping:
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
 
     async def cancel_unless_resetting(self, device: str) -> bool:
         """Cancel a job; False while the job runs its reset, which must come to its end.
@@ -106,7 +110,7 @@ class Jobs:
 
     async def stop(self) -> None:
         """Cancel all jobs and restores: the service stops. That is no failure of a device."""
-        self._stopping = True
+        self.stopping = True
         restores = tuple(self._restoring.values())
         for restore in restores:
             restore.cancel()
@@ -123,7 +127,7 @@ class Jobs:
         A scrub would restore the device too. But slices that a reset has removed are gone, so no scrub runs on them.
         """
         for device in await self._context.observer.driver.pending_restores():
-            if not (self._stopping or device in self._restoring):
+            if not (self.stopping or device in self._restoring):
                 self._restoring[device] = asyncio.create_task(self._restore(device))
 
     async def _restore(self, device: str) -> None:

@@ -88,7 +88,7 @@ class ScrubJob:
     """
 
     def __init__(self, context: JobContext, device: str, job: Job, device_policy: DevicePolicy, op: str) -> None:
-        """``op`` is the id of the operation that asked for the job."""
+        """The job begins at once, in a task of its own. ``op`` is the id of the operation that asked for it."""
         self.id = job.id
         self.device = device
         self.op = op
@@ -105,13 +105,13 @@ class ScrubJob:
         self._policy = device_policy.policy
         self._ledger = context.ledger
         self._observer = context.observer
-        self._task: asyncio.Task[None] | None = None
         self._changed = Changed()
         self._clear_began: float | None = None  # the uptime at which the last clear began
         self._cancel_why = "it was cancelled"
         self._cancelled = False
         self._unrecorded = ""  # why the end of the job is not in the ledger
         self._fault: Exception | None = None  # a fault of the service
+        self._task = asyncio.create_task(self._run(), name=f"job {self.id}")
 
     # -- for those who wait for the job
 
@@ -122,20 +122,14 @@ class ScrubJob:
             await changed.after(changed.notifications)
             yield
 
-    def begin(self) -> None:
-        """Run the job in a task of its own."""
-        self._task = asyncio.create_task(self._run(), name=f"job {self.id}")
-
     def cancel(self, why: str = "it was cancelled") -> None:
         """Ask the job to end. What it did counts for nothing."""
         self._cancel_why = why
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
 
     async def ended(self) -> None:
         """Wait until a cancelled job is over."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        await asyncio.wait({self._task})
         if not self.finished.is_set():  # cancelled before its task ran for the first time
             self._cancelled = True
             self._end(0.0)
@@ -144,7 +138,8 @@ class ScrubJob:
 
     async def _run(self) -> None:
         """Run the job to its end, and record that end whatever it is."""
-        started = self._context.now().uptime
+        clock = asyncio.get_running_loop().time
+        started = clock()
         try:
             await self._scrub()
         except asyncio.CancelledError:
@@ -159,7 +154,7 @@ class ScrubJob:
                 self._fault = error
                 await self._give_up(f"a fault inside the service: {error!r}")
         finally:
-            self._end(self._context.now().uptime - started)
+            self._end(clock() - started)
 
     def _end(self, seconds: float) -> None:
         """Mark the job as over, log its end, and wake the waiting callers. No other place logs the end."""
@@ -338,9 +333,9 @@ class ScrubJob:
     async def _observe(self, *, follow_up: bool = True) -> Facts:
         records = self._ledger.records
         record = records[self.device]
-        facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
         if record.device.reset_domain is None:
-            return facts
+            return await self._observer.full(record, follow_up=follow_up)
+        facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
         return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:

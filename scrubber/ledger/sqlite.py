@@ -48,9 +48,8 @@ class SqliteStore:
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
-        contents = [chain.content(draft) for draft in drafts]
         with self._writing() as (connection, head):
-            rows = chain.seal(head, contents)
+            rows = chain.seal(head, map(chain.content, drafts))
             database.insert(connection, rows)
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(rows, drafts, strict=True))
 

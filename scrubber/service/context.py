@@ -41,7 +41,6 @@ class ServiceContext:
     gated: Callable[[str], bool] = never  # whether no container is created with a device before the service says yes
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
-    stopping: bool = False
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)
 
@@ -58,13 +57,8 @@ class ServiceContext:
 
     def operation(self, given: str = "") -> str:
         """The id of an operation in ledger and log: the caller's id, or a new one. NotReady while stopping."""
-        self.require_running()
+        self.jobs.require_running()
         return given or self.token(4)
-
-    def require_running(self) -> None:
-        """NotReady while the service stops."""
-        if self.stopping:
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
 
     def require_clearable(self, device: str, verb: str) -> None:
         """NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing."""

@@ -252,7 +252,7 @@ class Handover:
     ) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(devices)
-        self._context.require_running()  # otherwise a job that was cancelled by ``stop`` would count as a failed scrub
+        self._context.jobs.require_running()  # otherwise a job that ``stop`` cancelled would count as a failed scrub
         async with _in_time(deadline):
             if len(names) == 1:  # the usual case: needs no task
                 return {names[0]: await answer(names[0])}

@@ -5,6 +5,7 @@ Each operation holds the lock of its device from the observation until the decis
 
 from __future__ import annotations
 
+from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import eviction, ownership, proof, refusals, remedy, upkeep
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
@@ -31,34 +32,36 @@ class Operations:
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             record = context.record(device)
-            self._require_allowed(record, path, "scrub")
+            device_policy = context.active_policy.device_policy(record.device)
+            policy = device_policy.policy
+            _require_allowed(record, policy, path, "scrub")
             running = context.jobs.of(device)
             if running is not None and most_thorough(running.path, path) is running.path:
                 return running
             if record.quarantine is not None:
-                self._require_allowed(record, proof.next_path(record, context.policy(device)), "scrub")
+                _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
                 why = "it is quarantined; run `autoclave reinstate`"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
-            if not await context.jobs.cancel_unless_resetting(device):
+            if running is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
             record, facts = await self._observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
-            self._require_free(record, facts)
-            device_policy = context.active_policy.device_policy(record.device)
+            _require_free(record, facts, policy)
             if record.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
-            due = proof.next_path(record, device_policy.policy)
+            due = proof.next_path(record, policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
-            self._require_allowed(record, taken, "scrub")
-            return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
+            _require_allowed(record, policy, taken, "scrub")
+            return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, op)
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Quarantine a device. A device in use is reported sick now and quarantined when it is released."""
         context = self._context
         async with context.jobs.locks.of([device]):
+            op = context.operation(op)
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
             event: ev.Event = ev.AilmentFound(upkeep.operator_ailment(record, f"{reason} (asked by {by})"))
@@ -66,7 +69,7 @@ class Operations:
                 vitals = await context.observer.health.vitals(device)
                 policy = context.policy(device)
                 event = upkeep.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
-            await context.ledger.append(context.operation(op), (device, event))
+            await context.ledger.append(op, (device, event))
             await context.jobs.cancel(device)
 
     async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
@@ -84,12 +87,11 @@ class Operations:
             if record.state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             context.require_clearable(device, "reinstate")
-            self._require_free(*await self._observe(device, op))
-            await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
-            context.require_running()  # again: the service may have begun to stop since
+            _require_free(*await self._observe(device, op), device_policy.policy)
+            await self._note_earlier_errors(device, op)
             path = most_thorough(ScrubPath.SLOW, proof.next_path(context.record(device), device_policy.policy))
-            self._require_allowed(record, path, "reinstate")
+            _require_allowed(record, device_policy.policy, path, "reinstate")
             return await context.jobs.start(
                 device, path, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )
@@ -105,10 +107,10 @@ class Operations:
             context.require_clearable(device, "reinstate")
             await self._cancel_probation(device)
             record, facts = await self._observe(device, op)
-            self._require_free(record, facts)
             device_policy = context.active_policy.device_policy(record.device)
+            _require_free(record, facts, device_policy.policy)
             await self._note_earlier_errors(device, op)
-            await context.ledger.append(context.operation(op), (device, ev.Reinstated(_by_and_reason(by, reason))))
+            await context.ledger.append(op, (device, ev.Reinstated(_by_and_reason(by, reason))))
             path = proof.next_path(context.record(device), device_policy.policy)
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
 
@@ -120,33 +122,14 @@ class Operations:
 
     async def _observe(self, device: str, op: str) -> tuple[Record, Facts]:
         """Observe a device, and record a reboot or driver reload that the record does not show yet."""
-        context = self._context
-        record = context.record(device)
-        facts = await context.observer.full(record, follow_up=True)  # the job begins with a complete observation
+        ledger = self._context.ledger
+        record = ledger.records[device]
+        # The job begins with a complete observation.
+        facts = await self._context.observer.full(record, follow_up=True)
         stale = proof.ended_by_restart(record, facts)
         if stale is not None:
-            await context.ledger.append(context.operation(op), (device, stale))
-        return context.record(device), facts
-
-    def _require_free(self, record: Record, facts: Facts) -> None:
-        """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
-        device = record.device.uuid
-        policy = self._context.policy(device)
-        if facts.holders is None:
-            why = refusals.why_unknown_for_operators(facts)
-            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
-        stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
-        if stuck:
-            names = ownership.holder_names(tuple(stuck))
-            raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
-
-    def _require_allowed(self, record: Record, path: ScrubPath | None, verb: str) -> None:
-        """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
-        device = record.device.uuid
-        if proof.forbids(self._context.policy(device), path):
-            due = proof.reset_forbidden(record, self._context.policy(device))
-            why = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}" if due else RESET_REFUSED
-            raise Refused(Reason.SICK if due else Reason.INVALID_REQUEST, f"cannot {verb} {device}: {why}")
+            await ledger.append(op, (device, stale))
+        return ledger.records[device], facts
 
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""
@@ -154,7 +137,28 @@ class Operations:
         vitals = await context.observer.health.vitals(device)
         before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.policy(device))
         if before is not None:
-            await context.ledger.append(context.operation(op), (device, before))
+            await context.ledger.append(op, (device, before))
+
+
+def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
+    """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
+    device = record.device.uuid
+    if facts.holders is None:
+        why = refusals.why_unknown_for_operators(facts)
+        raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
+    stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
+    if stuck:
+        names = ownership.holder_names(tuple(stuck))
+        raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
+
+
+def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None, verb: str) -> None:
+    """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
+    if proof.forbids(policy, path):
+        due = proof.reset_forbidden(record, policy)
+        why = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}" if due else RESET_REFUSED
+        reason = Reason.SICK if due else Reason.INVALID_REQUEST
+        raise Refused(reason, f"cannot {verb} {record.device.uuid}: {why}")
 
 
 def _by_and_reason(by: str, reason: str) -> str:

@@ -30,5 +30,4 @@ class Service:
 
     async def stop(self) -> None:
         """Refuse all requests, cancel what runs, and record the end of each job."""
-        self.context.stopping = True
         await self.context.jobs.stop()

@@ -94,7 +94,7 @@ class Upkeep:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
-        if context.stopping or record.job is not None or context.ledger.records.get(device) is not record:
+        if context.jobs.stopping or record.job is not None or context.ledger.records.get(device) is not record:
             return False
         if ownership.needs_checkpoint(record.owner, facts) or ownership.all_holders_hang(facts):
             return False
@@ -108,7 +108,7 @@ class Upkeep:
     async def reconcile(self, device: str, op: str = "") -> Record | None:
         """Observe a device, compare it with its record, and act. Returns the record if nothing is left to do."""
         context = self._context
-        if context.stopping:
+        if context.jobs.stopping:
             return None
         vitals = await context.observer.health.vitals(device, context.record(device).device.parent)
         if vitals is not None:

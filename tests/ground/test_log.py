@@ -142,7 +142,7 @@ def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, be
         ownership.holder_names((one, two)),
         f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
     ):
-        shown = str(process_names.without_names({"why": f"{before}{name}{after}"})["why"])
+        shown = str(process_names.hide(None, "info", {"why": f"{before}{name}{after}"})["why"])
         assert "secret" not in shown
         assert process_names.NAMELESS in shown
 
