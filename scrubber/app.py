@@ -14,7 +14,7 @@ from pathlib import Path
 import scrubber
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.core import presence, states
+from scrubber.core import presence, states, views
 from scrubber.core.model import DeviceInfo, Holder, Step
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
@@ -39,9 +39,9 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.context import ServiceContext, never
+from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.report import ServiceIdentity, StatusReporter, no_gate
+from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.wire import Assignment
@@ -160,7 +160,8 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
             raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
         accepted.append(loaded)
 
-    opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check, config.ledger_head)
+    path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
+    opened, aside = opening.open_or_set_aside(path, clock.now(), check, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = store.Retention(config.evidence_rows, config.evidence_age)
@@ -227,22 +228,21 @@ def build(
         token=secrets.token_hex,
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
-        gated=gate.in_force if gate is not None else never,
+        gated=gate.in_force if gate is not None else lambda _device: False,
     )
     service = Service.build(context, on_vitals=counters.vitals)
-    simulated_dir = "" if whole_node else str(config.simulation)
-    about = ServiceIdentity(
+    about = views.ServiceStatus(
         scrubber.__version__,
         backend.name,
-        simulated_dir,
-        str(config.state_dir),
-        clock.now().wall,
-        files.Places(config.ledger).aside(),
-        str(gate.specification) if gate is not None else "",
+        simulated_dir="" if whole_node else str(config.simulation),
+        state_dir=str(config.state_dir),
+        started=clock.now().wall,
+        set_aside=files.Places(paths.ledger(config.state_dir)).aside(),
+        gate_specification=str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
-    gate_name = gate.name if gate is not None else no_gate
+    gate_name = gate.name if gate is not None else lambda _device: ""
     reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)

@@ -94,26 +94,6 @@ class ScrubberConfig:
         return self.simulated_dir or self.state_dir / "simulated"
 
     @property
-    def socket(self) -> Path:
-        """The socket for the program that hands devices out."""
-        return paths.scrubber_socket(self.run_dir)
-
-    @property
-    def admin_socket(self) -> Path:
-        """The socket for operators."""
-        return paths.admin_socket(self.run_dir)
-
-    @property
     def pod_logs(self) -> Path:
         """The directory of the pod logs, as this process sees it."""
         return self.host_root.joinpath(*self.pod_logs_dir.parts[1:])
-
-    @property
-    def ledger_head(self) -> Path:
-        """The file outside the state directory that shows whether the ledger is an older copy."""
-        return paths.ledger_head(self.run_dir)
-
-    @property
-    def ledger(self) -> Path:
-        """The file of the ledger."""
-        return paths.ledger(self.state_dir)

@@ -21,11 +21,6 @@ WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for 
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
 
 
-def never(_device: str) -> bool:
-    """For a node without the create gate."""
-    return False
-
-
 @dataclass(slots=True, eq=False)
 class ServiceContext:
     """The shared objects and findings. Clock and randomness are parameters, so that tests control them."""
@@ -38,7 +33,9 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
-    gated: Callable[[str], bool] = never  # whether no container is created with a device before the service says yes
+    gated: Callable[[str], bool] = lambda _device: (
+        False
+    )  # whether no container is created with a device before the service says yes
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.

@@ -10,7 +10,7 @@ from scrubber.core.model import Record, Vitals
 from scrubber.service.context import ServiceContext
 from scrubber.service.handover import Handover
 from scrubber.service.operations import Operations
-from scrubber.service.upkeep import Upkeep, ignore
+from scrubber.service.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ class Service:
     upkeep: Upkeep  # for the monitor
 
     @classmethod
-    def build(cls, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = ignore) -> Self:
+    def build(
+        cls, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = lambda _record, _vitals: None
+    ) -> Self:
         """All parts over one context. Call ``upkeep.recover`` before anything else."""
         upkeep = Upkeep(context, on_vitals)
         return cls(context, Handover(context, upkeep), Operations(context), upkeep)

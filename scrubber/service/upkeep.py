@@ -17,14 +17,10 @@ from scrubber.service.context import MAX_ROUNDS, ServiceContext
 logger = log.get("service")
 
 
-def ignore(_record: Record, _vitals: Vitals) -> None:
-    """Do nothing with a health report, for a service without metrics."""
-
-
 class Upkeep:
     """Looks after devices that no request is about."""
 
-    def __init__(self, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = ignore) -> None:
+    def __init__(self, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None]) -> None:
         """``on_vitals`` is called with every health report of a device. Call ``recover`` before any other method."""
         self._context = context
         self._on_vitals = on_vitals

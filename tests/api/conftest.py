@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from scrubber import app
 from scrubber.api import client, server
 from scrubber.config import BackendChoice, ScrubberConfig
-from scrubber.ground import unix_sockets
+from scrubber.ground import paths, unix_sockets
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
 
@@ -52,10 +52,10 @@ class House:
         await self.built.ledger.close()
 
     def scrubber(self):
-        return client.ScrubberClient(self.config.socket)
+        return client.ScrubberClient(paths.scrubber_socket(self.config.run_dir))
 
     def admin(self):
-        return client.AdminClient(self.config.admin_socket)
+        return client.AdminClient(paths.admin_socket(self.config.run_dir))
 
 
 @pytest.fixture

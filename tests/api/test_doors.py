@@ -14,7 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
-from scrubber.service import context, history
+from scrubber.service import handover, history
 from tests.patience import WITHIN
 
 
@@ -47,7 +47,7 @@ async def test_several_are_granted_in_one_answer_each_with_its_own(house):
 
 
 async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):
-    monkeypatch.setattr(context, "OVERRUN", WITHIN)  # ends the budgets at once; the one observation may take long
+    monkeypatch.setattr(handover, "OVERRUN", WITHIN)  # ends the budgets at once; the one observation may take long
     uuid = house.uuids[0]
     pid = await occupied(house, uuid)
     async with house.scrubber() as service:
@@ -277,7 +277,7 @@ async def test_watch_tells_the_same_again_so_that_silence_means_something(house,
 
 
 async def test_the_sockets_are_for_their_owner_and_health_answers(house):
-    for path in (house.config.socket, house.config.admin_socket):
+    for path in (house.config.run_dir / "scrubber.sock", house.config.run_dir / "admin.sock"):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - one call for both
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())

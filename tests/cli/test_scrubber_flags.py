@@ -35,9 +35,8 @@ def test_without_settings_the_defaults_apply(resolve):
     resolved = resolve()
     assert resolved == ScrubberConfig()
     assert resolved.backend is BackendChoice.AUTO
-    assert resolved.socket == Path("/run/autoclave/scrubber.sock")
-    assert resolved.admin_socket == Path("/run/autoclave/admin.sock")
-    assert resolved.ledger == Path("/var/lib/autoclave/ledger.db")
+    assert resolved.run_dir == Path("/run/autoclave")
+    assert resolved.state_dir == Path("/var/lib/autoclave")
     assert resolved.kubelet_dir == Path("/var/lib/kubelet/device-plugins")
     assert resolved.simulation == Path("/var/lib/autoclave/simulated")
 

@@ -26,7 +26,7 @@ def test_valid_options_pass_without_a_run_directory(good):
 
 def test_the_defaults_are_those_of_the_service():
     assert (Config().run_dir, Config().kubelet_dir) == (Path(paths.RUN_DIR), Path(paths.KUBELET_DIR))
-    assert Config().scrubber_socket == of_the_service.ScrubberConfig().socket
+    assert Config().scrubber_socket == paths.scrubber_socket(of_the_service.ScrubberConfig().run_dir)
 
 
 @pytest.mark.parametrize("prefix", ["nvidia.com", "a", "gpu.example.org", "x-1.y", "kubernetes.io.example.com"])

@@ -143,7 +143,7 @@ async def register(world):
 @pytest.fixture
 async def naming(world, reporter, register):
     """A reporter with a register of pod names."""
-    return StatusReporter(world.context, reporter._identity, tenants=register)
+    return StatusReporter(world.context, reporter._fixed, tenants=register)
 
 
 async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, naming):
@@ -193,7 +193,7 @@ async def test_a_status_shows_one_moment(world, reporter, register):
 
     await let_on(world, "pod", world.uuids[0])
     before = world.life.ledger.seq
-    status = await StatusReporter(world.context, reporter._identity, tenants=meanwhile).status([])
+    status = await StatusReporter(world.context, reporter._fixed, tenants=meanwhile).status([])
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"
