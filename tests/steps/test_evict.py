@@ -62,10 +62,6 @@ def lives(pid: int) -> bool:
     return not ended
 
 
-def test_an_unused_device_passes_evict(floor: Floor) -> None:
-    assert floor.run(Order()) == Report(Outcome.PASSED)
-
-
 def test_evict_searches_no_device_that_was_just_seen_unused(floor: Floor) -> None:
     assert floor.run(Order(unused=True), look=lambda: None) == Report(Outcome.PASSED)
     assert floor.run(Order(), look=lambda: None).outcome is Outcome.FAILED
@@ -83,7 +79,7 @@ def test_a_leftover_that_ignores_sigterm_is_killed(floor: Floor) -> None:
     assert report.outcome is Outcome.PASSED
     assert report.findings.terminated == (pid,)
     assert [holder.pid for holder in report.findings.holders] == [pid]
-    assert floor.look() == ()
+    assert floor.run(LEFTOVERS) == Report(Outcome.PASSED)
 
 
 def test_a_process_that_obeys_sigterm_is_not_killed(floor: Floor, bank, launch) -> None:
@@ -112,27 +108,26 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
     assert lives(leftover)  # the tenant is told first; nothing happens on its device meanwhile
 
 
-def test_an_older_process_is_foreign_and_waited_for(floor: Floor) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenancy": (LATER, LATER)},
+        {"tenancy": (0.0, 0.01)},
+        {"tenancy": None},
+        {"terminate_leftovers": False, "terminate_foreign": True},
+    ],
+    ids=["started before the tenancy", "started after the tenancy", "no tenancy", "leftovers may not be ended"],
+)
+def test_a_process_that_may_not_be_ended_is_waited_for(floor: Floor, change) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
-    report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime, LATER), patience=0.1))
-    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
+    report = floor.run(replace(LEFTOVERS, patience=0.1, **change))
+    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
     assert lives(pid)
 
 
-def test_a_process_started_after_the_tenancy_is_foreign(floor: Floor) -> None:
-    """Somebody at a shell looks at a device that could not be scrubbed yet."""
+def test_a_foreign_process_is_ended_where_the_policy_says_so(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
-    [holder] = floor.look() or ()
-    report = floor.run(replace(LEFTOVERS, tenancy=(0.0, holder.started - 0.01), patience=0.1))
-    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
-    assert lives(pid)
-
-
-def test_without_a_tenancy_everyone_is_foreign(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
-    assert floor.run(replace(LEFTOVERS, tenancy=None)).outcome is Outcome.FAILED
-    assert lives(pid)
     assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
 
 
@@ -143,13 +138,6 @@ def test_a_worker_of_the_service_is_never_ended(floor: Floor, container: str | N
     report = floor.run(replace(LEFTOVERS, patience=0.3, terminate_foreign=True), ours=lambda it: it == pid)
     assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
-    assert lives(pid)
-
-
-def test_leftovers_are_left_when_the_policy_says_wait(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
-    order = Order(terminate_leftovers=False, terminate_foreign=True, tenancy=(0.0, LATER))
-    assert floor.run(order).outcome is Outcome.FAILED
     assert lives(pid)
 
 
@@ -206,14 +194,6 @@ def test_a_process_that_may_be_another_one_is_not_signalled(floor: Floor) -> Non
     assert lives(pid)
 
 
-def test_a_process_that_cannot_be_killed_is_stuck(floor: Floor) -> None:
-    stuck = Holder(2**22 + 1, 1.0, "stuck", None, state="D")
-    report = floor.run(LEFTOVERS, lambda: (stuck,))
-    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
-    assert "stuck in the kernel (state D)" in report.detail
-    assert report.findings.terminated == ()
-
-
 def test_a_process_that_survives_all_signals_is_stuck(floor: Floor, bank, tmp_path: Path) -> None:
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
         report = floor.run(LEFTOVERS)
@@ -237,12 +217,6 @@ def test_a_process_not_signalled_is_not_called_stuck(floor: Floor, bank, tmp_pat
 
 def test_a_dead_process_holds_no_device(floor: Floor) -> None:
     assert floor.run(Order(), lambda: (Holder(2**22 + 1, 1.0, "gone", None, state="Z"),)).outcome is Outcome.PASSED
-
-
-def test_evict_can_run_twice(floor: Floor) -> None:
-    tenants.zombie(floor.root, floor.uuid)
-    assert floor.run(LEFTOVERS).outcome is Outcome.PASSED
-    assert floor.run(LEFTOVERS) == Report(Outcome.PASSED)
 
 
 def test_no_descriptor_is_left_behind(floor: Floor) -> None:

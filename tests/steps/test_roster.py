@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Gpu, NotNowError, Progress
+from scrubber.devices.base import Gpu, NotNowError
 from scrubber.devices.simulated import chip, drills, layout, tenants
-from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
 from scrubber.steps.base import Order, Report, StepContext
@@ -20,80 +21,9 @@ ORDER = Order(patterns=("random", "zero"), key="00ff" * 8)
 SECRET = b"the launch code is 0000"
 
 
-class LazyGpu(SimulatedGpu):
-    """Says that it cleared, and did not."""
-
-    def clear(self, *_: object, **_how: object) -> Findings:
-        """Nothing at all."""
-        size = self._place.memory.stat().st_size
-        return Findings(size, size, 0)
-
-
-class EmptyGpu(SimulatedGpu):
-    """Reaches no memory, and finds nothing wrong with it."""
-
-    def clear(self, *_: object, **_how: object) -> Findings:
-        """Nothing was reached."""
-        return Findings(0, 4096, 0)
-
-    def verify(self, *_: object) -> Findings:
-        """Nothing was reached."""
-        return Findings(0, 4096)
-
-
-class BusyGpu(SimulatedGpu):
-    """Cannot be reset now."""
-
-    def reset(self) -> str:
-        """Something is in the way."""
-        raise NotNowError("cannot reset: it is open")
-
-
-class PlainGpu(SimulatedGpu):
-    """Supports no lock of clocks."""
-
-    def restore_settings(self) -> Findings:
-        """Nothing is set."""
-        return Findings(unsupported=("one lock", "another"))
-
-
-class TellingGpu(SimulatedGpu):
-    """Says of its chip and of its tests what it is told to say."""
-
-    said: Scratched | measurements.Tested
-
-    def scratch(self, _key: bytes) -> Scratched:
-        """As it was told."""
-        assert isinstance(self.said, Scratched)
-        return self.said
-
-    def selftest(self, _key: bytes, _seconds: float, _progress: Progress) -> measurements.Tested:
-        """As it was told."""
-        assert isinstance(self.said, measurements.Tested)
-        return self.said
-
-
-class ListeningGpu(SimulatedGpu):
-    """Notes what it is asked for."""
-
-    calls: dict[str, object]
-
-    def clear(
-        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
-    ) -> Findings:
-        """With the key."""
-        self.calls |= {"clear": key, "census": census, "confirm": confirm}
-        return super().clear(key, patterns, progress, census, confirm=confirm)
-
-    def scratch(self, key: bytes) -> Scratched:
-        """With the key."""
-        self.calls["scratch"] = key
-        return super().scratch(key)
-
-    def selftest(self, key: bytes, seconds: float, progress: Progress) -> measurements.Tested:
-        """With the key and the time."""
-        self.calls |= {"selftest": key, "seconds": seconds}
-        return super().selftest(key, seconds, progress)
+def saying(**answers: object) -> Gpu:
+    """A GPU that answers so, whatever it is asked for."""
+    return cast("Gpu", SimpleNamespace(**{name: lambda *_, it=it, **__: it for name, it in answers.items()}))
 
 
 def bench(gpu: Gpu) -> StepContext:
@@ -134,16 +64,16 @@ def test_clear_and_verify_remove_a_secret(bank) -> None:
 def test_verify_fails_on_a_skipped_clear(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
     tenants.release(bank.root, bank.first)
-    lazy = LazyGpu(bank.place(bank.first).directory)
-    assert roster.perform(Step.CLEAR, ORDER, bench(lazy)).outcome is Outcome.PASSED
-    verified = roster.perform(Step.VERIFY, ORDER, bench(lazy))
+    drills.skip_clears(bank.root, bank.first)
+    assert perform(Step.CLEAR, bank).outcome is Outcome.PASSED
+    verified = perform(Step.VERIFY, bank)
     assert (verified.outcome, verified.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert verified.findings.mismatch == Mismatch(0, 0, SECRET[0], 3 * len(SECRET))
 
 
 @pytest.mark.parametrize("step", [Step.CLEAR, Step.VERIFY])
-def test_reaching_no_memory_is_no_pass(bank, step: Step) -> None:
-    report = roster.perform(step, ORDER, bench(EmptyGpu(bank.place(bank.first).directory)))
+def test_reaching_no_memory_is_no_pass(step: Step) -> None:
+    report = roster.perform(step, ORDER, bench(saying(clear=Findings(0, 4096, 0), verify=Findings(0, 4096))))
     assert report.outcome is Outcome.FAILED
     assert "nothing was" in report.detail
 
@@ -181,24 +111,22 @@ def test_a_skipped_scratch_leaves_the_secret(bank) -> None:
     assert left_on_the_chip(bank) == 2
 
 
-def report_of(step: Step, bank, said: Scratched | measurements.Tested) -> Report:
-    gpu = TellingGpu(bank.place(bank.first).directory)
-    gpu.said = said
-    return roster.perform(step, ORDER, bench(gpu))
+def report_of(step: Step, said: Scratched | measurements.Tested) -> Report:
+    return roster.perform(step, ORDER, bench(saying(scratch=said, selftest=said)))
 
 
 @pytest.mark.parametrize(
     "said", [Scratched(8, 7), Scratched(8, 0), Scratched(0, 0), Scratched(8, 9), Scratched(-1, -1)]
 )
-def test_a_unit_that_was_not_reached_is_no_pass(bank, said: Scratched) -> None:
-    report = report_of(Step.SCRATCH, bank, said)
+def test_a_unit_that_was_not_reached_is_no_pass(said: Scratched) -> None:
+    report = report_of(Step.SCRATCH, said)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert report.detail == "memory on the chip was not overwritten everywhere"
     assert (report.findings.units, report.findings.units_reached) == (said.units, said.reached)
 
 
-def test_a_faulty_unit_fails_the_scratch(bank) -> None:
-    report = report_of(Step.SCRATCH, bank, Scratched(8, 8, faulty=2))
+def test_a_faulty_unit_fails_the_scratch() -> None:
+    report = report_of(Step.SCRATCH, Scratched(8, 8, faulty=2))
     assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, 2)
     assert report.detail == "memory on the chip does not hold what is written to it, on 2 unit(s)"
 
@@ -215,35 +143,35 @@ LIES = [
 
 
 @pytest.mark.parametrize(("said", "words"), LIES)
-def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements.Tested, words: str) -> None:
-    report = report_of(Step.SELFTEST, bank, said)
+def test_a_self_test_without_tests_or_with_faults_fails(said: measurements.Tested, words: str) -> None:
+    report = report_of(Step.SELFTEST, said)
     assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
     assert words in report.detail
     assert (report.findings.mismatch, report.findings.deviating) == (said.mismatch, said.deviating)
 
 
-def test_a_self_test_out_of_time_is_no_device_fault(bank) -> None:
-    report = report_of(Step.SELFTEST, bank, measurements.Tested((), ("address",), 4096))
+def test_a_self_test_out_of_time_is_no_device_fault() -> None:
+    report = report_of(Step.SELFTEST, measurements.Tested((), ("address",), 4096))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
     assert report.detail == "no test came to its end: selftest.time in the policy may be too short"
 
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
-def test_a_self_test_with_one_test_names_the_others(bank, covered) -> None:
-    report = report_of(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
+def test_a_self_test_with_one_test_names_the_others(covered) -> None:
+    report = report_of(Step.SELFTEST, measurements.Tested(("address",), ("random", "retention"), **covered))
     assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
     assert report.detail == "no time was left for random, retention"
 
 
 def test_each_step_derives_a_key_of_its_own(bank) -> None:
-    gpu = ListeningGpu(bank.place(bank.first).directory)
-    gpu.calls = {}
+    gpu = Mock(wraps=bank.gpu(bank.first))
     order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16, confirm=False)
     for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
         roster.perform(step, order, bench(gpu))
-    keys = {gpu.calls[step] for step in ("clear", "scratch", "selftest")}
-    assert (len(keys), {len(str(key)) > 16 for key in keys}) == (3, {True})
-    assert (gpu.calls["seconds"], gpu.calls["census"], gpu.calls["confirm"]) == (7.5, 16, False)
+    (key, _, _, census), confirm = gpu.clear.call_args.args, gpu.clear.call_args.kwargs
+    (of_test, seconds, _), (of_scratch,) = gpu.selftest.call_args.args, gpu.scratch.call_args.args
+    assert (len({key, of_test, of_scratch}), {len(it) for it in (key, of_test, of_scratch)}) == (3, {16})
+    assert (seconds, census, confirm) == (7.5, 16, {"confirm": False})
     assert order.key_for("scratch") != Order(key="00fe" * 8).key_for("scratch")
 
 
@@ -269,9 +197,10 @@ def test_settings_tell_what_had_drifted(bank) -> None:
     assert perform(Step.SETTINGS, bank).findings.drift == ("power_limit_watts: 500 -> 350",)
 
 
-def test_settings_pass_and_name_what_the_device_does_not_support(bank) -> None:
-    report = roster.perform(Step.SETTINGS, ORDER, bench(PlainGpu(bank.place(bank.first).directory)))
-    assert report == Report(Outcome.PASSED, "one lock; another", findings=Findings(unsupported=("one lock", "another")))
+def test_settings_pass_and_name_what_the_device_does_not_support() -> None:
+    found = Findings(unsupported=("one lock", "another"))
+    report = roster.perform(Step.SETTINGS, ORDER, bench(saying(restore_settings=found)))
+    assert report == Report(Outcome.PASSED, "one lock; another", findings=found)
 
 
 def test_health_tells_what_it_saw_and_does_not_judge(bank) -> None:
@@ -287,9 +216,11 @@ def test_health_that_cannot_be_read_fails(bank) -> None:
     assert "counters.json" in report.detail
 
 
-def test_an_obstacle_of_a_step_is_no_device_fault(bank) -> None:
-    report = roster.perform(Step.RESET, ORDER, bench(BusyGpu(bank.place(bank.first).directory)))
-    assert report == Report(Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE)
+def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
+    gpu = Mock(**{"reset.side_effect": NotNowError("cannot reset: it is open")})
+    assert roster.perform(Step.RESET, ORDER, bench(gpu)) == Report(
+        Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE
+    )
 
 
 def test_a_bug_is_not_a_report(bank) -> None:
