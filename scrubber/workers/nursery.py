@@ -43,7 +43,7 @@ class Nursery:
 
     def __init__(self, *, warm_cuda: bool, program: Sequence[str] = PROGRAM) -> None:
         """Nothing is started yet. ``warm_cuda``: the zygote loads CuPy, so that its children need not."""
-        self._program = (*program, *(("--warm", "cuda") if warm_cuda else ()))
+        self._program = (*program, *(("--warm-cuda",) if warm_cuda else ()))
         self._zygote: _Zygote | None = None
         self._closed = False
         self.cupy = wire.Ready()  # what the last zygote that was ready said about CuPy

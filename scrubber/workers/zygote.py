@@ -156,13 +156,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a process that ignores SIGCHLD cannot learn how its children end
     end_with_parent()
-    match sys.argv[1:]:
-        case []:
-            ready = wire.Ready()
-        case ["--warm", "cuda"]:
-            ready = _warmed()
-        case _:
-            raise SystemExit("usage: python -m scrubber.workers.zygote [--warm cuda]")
+    ready = _warmed() if "--warm-cuda" in sys.argv else wire.Ready()
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise SystemExit("cannot fork workers: a library has started a thread while it was loaded")
     Zygote(worker.main).serve(ready)
