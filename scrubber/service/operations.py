@@ -5,6 +5,8 @@ Each operation holds the lock of its device from the observation until the decis
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import eviction, ownership, proof, refusals, remedy, upkeep
@@ -72,53 +74,42 @@ class Operations:
             await context.ledger.append(op, (device, event))
             await context.jobs.cancel(device)
 
-    async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """Start at least the slow path on a quarantined device. The quarantine ends when the job passes."""
+    async def reinstate(
+        self, device: str, reason: str, by: str, *, op: str = "", without_proof: bool = False
+    ) -> ScrubJob:
+        """Start at least the slow path on a quarantined device. The quarantine ends when the job passes.
+
+        ``without_proof``: the quarantine ends now, and the device is scrubbed as after any pod.
+        """
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             running = context.jobs.of(device)
             record = context.record(device)
-            if running is not None and record.job is not None and record.job.trigger is Trigger.REINSTATE:
+            asked_before = record.job is not None and record.job.trigger is Trigger.REINSTATE
+            if running is not None and asked_before and not without_proof:
                 return running
-            if record.quarantine is not None:
-                record = await self._cancel_probation(device)
-            if record.state is not State.QUARANTINED:
+            # A person decides now, so a probation ends.
+            if record.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
+                raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
+            if context.record(device).state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)
             _require_free(*await self._observe(device, op), device_policy.policy)
             await self._note_earlier_errors(device, op)
-            path = most_thorough(ScrubPath.SLOW, proof.next_path(context.record(device), device_policy.policy))
-            _require_allowed(record, device_policy.policy, path, "reinstate")
-            return await context.jobs.start(
-                device, path, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
-            )
-
-    async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """End a quarantine without a proof, then scrub the device as after any pod."""
-        context = self._context
-        async with context.jobs.locks.of([device]):
-            op = context.operation(op)
-            await context.close_orphaned_job(device, op)
-            if context.record(device).quarantine is None:
-                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
-            context.require_clearable(device, "reinstate")
-            await self._cancel_probation(device)
-            record, facts = await self._observe(device, op)
-            device_policy = context.active_policy.device_policy(record.device)
-            _require_free(record, facts, device_policy.policy)
-            await self._note_earlier_errors(device, op)
-            await context.ledger.append(op, (device, ev.Reinstated(_by_and_reason(by, reason))))
+            who = f"{by}: {reason}" if reason else by
+            if without_proof:
+                await context.ledger.append(op, (device, ev.Reinstated(who)))
             path = proof.next_path(context.record(device), device_policy.policy)
-            return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
+            if without_proof:
+                return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
+            path = most_thorough(ScrubPath.SLOW, path)
+            _require_allowed(record, device_policy.policy, path, "reinstate")
+            return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op, who)
 
-    async def _cancel_probation(self, device: str) -> Record:
-        """Cancel the probation, because a person decides now. Returns the new record; NotReady during a reset."""
-        if not await self._context.jobs.cancel_unless_resetting(device):
-            raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
-        return self._context.record(device)
+    reinstate_without_proof = partialmethod(reinstate, without_proof=True)
 
     async def _observe(self, device: str, op: str) -> tuple[Record, Facts]:
         """Observe a device, and record a reboot or driver reload that the record does not show yet."""
@@ -159,7 +150,3 @@ def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None, ver
         why = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}" if due else RESET_REFUSED
         reason = Reason.SICK if due else Reason.INVALID_REQUEST
         raise Refused(reason, f"cannot {verb} {record.device.uuid}: {why}")
-
-
-def _by_and_reason(by: str, reason: str) -> str:
-    return f"{by}: {reason}" if reason else by
