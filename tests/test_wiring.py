@@ -114,14 +114,6 @@ def test_an_older_copy_of_the_ledger_proves_nothing(lasting: Service) -> None:
     assert b"secret" not in layout.find(lasting.simulated_dir, device).memory.read_bytes()
 
 
-def test_a_ledger_without_its_run_head_proves_nothing(lasting: Service) -> None:
-    before = receipt(lasting)
-    lasting.stop()
-    (lasting.run_dir / "ledger.head").unlink()
-    lasting.start()
-    assert receipt(lasting) != before
-
-
 @pytest.fixture
 def service(short_tmp: Path) -> Iterator[Service]:
     """One clean GPU; a pod of the namespace ``tools`` may have it open, with a program that tests can run."""

@@ -304,29 +304,25 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     assert rows(world, ev.ScrubPassed) == []
 
 
-async def test_a_worker_that_cannot_be_started_leaves_the_device_dirty(build):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError("cannot fork"), "a fault inside the service: OSError('cannot fork')"),
+        (BrokenError("cannot start a worker: its zygote is lost"), "cannot start a worker: its zygote is lost"),
+    ],
+    ids=["an unexpected error", "no zygote"],
+)
+async def test_a_job_without_a_worker_leaves_its_device_dirty(build, error, why):
     class NoMore(PretendWorker):
         def __init__(self, *_: object) -> None:
-            raise OSError("cannot fork")
-
-    world = build(worker=NoMore)
-    await world.start(watching=False)
-    await asyncio.sleep(1)
-    assert {world.state(device) for device in world.uuids} == {State.DIRTY}
-    assert "cannot fork" in rows(world, ev.ScrubFailed)[-1].why
-
-
-async def test_a_job_without_a_worker_says_why(build):
-    class NoMore(PretendWorker):
-        def __init__(self, *_: object) -> None:
-            raise BrokenError("cannot start a worker: its zygote does not start: No such file")
+            raise error
 
     world = build(worker=NoMore, gpus=1)
     await world.start(watching=False)
     running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
-    assert running.why == "cannot start a worker: its zygote does not start: No such file"
-    assert rows(world, ev.ScrubFailed)[-1].why == running.why
+    assert world.state(world.uuids[0]) is State.DIRTY
+    assert rows(world, ev.ScrubFailed)[-1].why == running.why == why
 
 
 async def test_a_hung_device_delays_no_other_device(world):

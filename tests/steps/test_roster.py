@@ -226,3 +226,9 @@ def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
 def test_a_bug_is_not_a_report(bank) -> None:
     with pytest.raises(ValueError, match="cannot write pattern"):
         roster.perform(Step.CLEAR, Order(patterns=("noise",)), bench(bank.gpu(bank.first)))
+
+
+def test_what_prevents_a_preparation_is_left_to_the_step() -> None:
+    roster.prepare(bench(Mock(**{"prepare.side_effect": NotNowError("busy")})))
+    with pytest.raises(ValueError, match="a bug"):
+        roster.prepare(bench(Mock(**{"prepare.side_effect": ValueError("a bug")})))

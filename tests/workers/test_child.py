@@ -68,17 +68,6 @@ async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNu
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_missing_exit_status_is_no_success(bank, make: MakeNursery, monkeypatch) -> None:
-    monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
-    nursery = make()
-    worker = await nursery.start_worker(on_first(bank))
-    [zygote] = children()
-    os.kill(zygote, signal.SIGSTOP)
-    result = await worker.finish(LAST)
-    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
-    os.kill(zygote, signal.SIGCONT)
-
-
 async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery, monkeypatch) -> None:
     """Its zygote has a time of its own to tell how it ended."""
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.3)

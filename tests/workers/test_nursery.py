@@ -12,14 +12,13 @@ from pathlib import Path as File
 
 import pytest
 
-from scrubber.core.model import Blame, Outcome, Record, ScrubPath, State, Step
+from scrubber.core.model import Blame, Outcome, ScrubPath, Step
 from scrubber.devices.simulated import drills
 from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
 from scrubber.workers.nursery import Nursery, ZygoteLostError
 from scrubber.workers.worker import BrokenError, Child, Ending
-from tests.api.conftest import house
 from tests.cli.on_machine import needs_namespace
 from tests.patience import WITHIN
 from tests.workers.zygotes import (
@@ -39,8 +38,6 @@ from tests.workers.zygotes import (
     stalled_clear,
     zygote_of,
 )
-
-__all__ = ["house"]
 
 
 def dead(pid: int) -> bool:
@@ -283,26 +280,3 @@ async def test_a_worker_without_a_pidfd_ends_when_its_zygote_ends(make: MakeNurs
     assert gone_within(handle, 10)
     os.close(handle)
     (await nursery.spawn()).kill()
-
-
-async def test_a_job_without_a_worker_is_a_setback(house) -> None:
-    uuid = house.uuids[0]
-    [zygote] = children()
-    nursery = house.built.nursery
-    program, nursery._program = nursery._program, ("no-such-program",)
-    os.kill(zygote, signal.SIGKILL)
-    record = await scrubbed(house, uuid)
-    assert (record.state, record.quarantine) == (State.DIRTY, None)
-    assert "its zygote does not start" in str(record.setback)
-    nursery._program = program
-    assert (await scrubbed(house, uuid)).state is State.CLEAN
-
-
-async def scrubbed(house, uuid: str) -> Record:
-    """The device's record after a scrub that was asked for."""
-    async with house.admin() as admin:
-        async for _ in admin.scrub([uuid], no_wait=True):
-            pass
-    await house.clean(uuid)
-    record: Record = house.built.ledger.records[uuid]
-    return record

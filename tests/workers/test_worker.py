@@ -22,7 +22,7 @@ from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker
 from tests.patience import WITHIN
-from tests.workers.zygotes import LAST, MakeNursery, children, exists, gone_within, links, on_first, stalled_clear
+from tests.workers.zygotes import LAST, MakeNursery, children, exists, links, on_first, stalled_clear
 
 LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -300,49 +300,3 @@ def test_a_worker_loads_no_heavy_library(program: str) -> None:
     assert heavy.isdisjoint(loaded)
     assert {name for name in loaded if name.startswith("policies")} <= {"policies", "policies.path"}
     assert {"cupy", "numpy"}.isdisjoint(loaded)
-
-
-SERVICE = """
-import asyncio, os, sys
-from scrubber.ground import log
-from scrubber.core.model import ScrubPath, Step
-from scrubber.devices.base import Address
-from scrubber.steps.base import Order
-from scrubber.workers.wire import Assignment
-from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
-
-async def main(place, step):
-    address, files = Address("simulated", place), (place + "/memory",)
-    assignment = Assignment(address, files, whole_node=False, service=os.getpid())
-    worker = await Nursery(warm_cuda=False).start_worker(assignment)
-    zygote = open(f"/proc/self/task/{os.getpid()}/children").read()
-    tell = lambda *_: print(worker.pid, zygote, flush=True)
-    if step == "idle":
-        await worker.do(Step.HEALTH, ScrubPath.FAST, Order(), 60, print)
-        tell()
-        await asyncio.sleep(60)
-    await worker.do(Step.CLEAR, ScrubPath.FAST, Order(), 60, tell)
-
-log.configure()
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize("zygote_is", ["awake", "stopped"])
-@pytest.mark.parametrize("step", ["idle", "clear"])
-def test_a_killed_service_leaves_no_working_process(bank, step: str, zygote_is: str) -> None:
-    """At once, also where the zygote is in no state to see to it."""
-    drills.stall_clears(bank.root, bank.first)
-    command = [sys.executable, "-c", SERVICE, str(bank.place(bank.first).directory), step]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
-        assert service.stdout is not None
-        child, zygote = map(int, service.stdout.readline().split())
-        handles = [os.pidfd_open(child), os.pidfd_open(zygote)]
-        if zygote_is == "stopped":
-            os.kill(zygote, signal.SIGSTOP)
-        service.kill()
-    for handle in handles:
-        assert gone_within(handle, 10)
-        os.close(handle)
-    assert bank.backend.has_holders(bank.first) is False
