@@ -29,6 +29,7 @@ from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
 from scrubber.core import fence, leftover, pauses, proof, siblings, upkeep, verdict
 from scrubber.core.answers import Fenced
+from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Blame,
     Facts,
@@ -420,12 +421,12 @@ class ScrubJob:
         if record is None or record.job is None:
             return True
         judged = verdict.judge(record.job, record.baseline, self._policy)
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             vitals, unexpected_holder = await self._last_vitals()
         else:
             vitals, unexpected_holder = await self._observer.health.vitals(self.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)
         await self._ledger.append(self.op, (self.device, event))
@@ -459,21 +460,21 @@ class ScrubJob:
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
         escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.quarantine is not None
         given_up = pauses.given_up(record, self._policy, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
-            case verdict.Escalate(path):
-                return ev.Escalated(job.id, judged.detail, path)
-            case verdict.EnterQuarantine(ailment):
+            case verdict.Consequence.ESCALATE:
+                return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)
+            case verdict.Consequence.ENTER_QUARANTINE:
                 chance = int(self._context.token(2), 16) / 2**16
-                return upkeep.quarantine(record, ailment, "autoclave", vitals, self._policy, now, chance)
-            case verdict.StayInQuarantine():
+                return upkeep.quarantine(record, judged.ailment, "autoclave", vitals, self._policy, now, chance)
+            case verdict.Consequence.STAY_IN_QUARANTINE:
                 return upkeep.interruption(record, judged.detail, now)
-            case verdict.LeaveDirty():
+            case verdict.Consequence.LEAVE_DIRTY:
                 return ev.ScrubFailed(job.id, judged.detail)
 
     async def _give_up(self, why: str) -> None:

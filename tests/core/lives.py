@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.model import Evict, Eviction, Mode, Paths, Policy
 from scrubber.core import events as ev
 from scrubber.core import states, verdict
+from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -110,7 +111,7 @@ def passed(record: Record, at: Moment = NOW, policy: Policy = ENFORCE) -> ev.Scr
     assert record.job is not None
     done = replace(record.job, results=results(record.job.path))
     judged = verdict.judge(done, record.baseline, policy)
-    assert isinstance(judged, verdict.Passed)
+    assert isinstance(judged, Measurements)
     receipt = verdict.write_receipt(record, done, judged, ("defaults", policy.proof_digest), at)
     return ev.ScrubPassed(done.id, receipt)
 

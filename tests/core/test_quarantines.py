@@ -63,13 +63,6 @@ def test_a_step_that_lost_its_device_blames_the_device():
     assert (judged.blame, judged.ailment.kind) == (Blame.DEVICE, AilmentKind.LOST)
 
 
-def test_a_stuck_process_quarantines_the_device_only_after_give_up():
-    stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Ailment(AilmentKind.STUCK_PROCESS, "x"))
-    assert verdict.consequence(stuck, ScrubPath.FAST, escalate=True, quarantined=False) == verdict.LeaveDirty()
-    given_up = verdict.consequence(stuck, ScrubPath.FAST, escalate=True, quarantined=False, given_up=True)
-    assert given_up == verdict.EnterQuarantine(stuck.ailment)
-
-
 def test_a_request_during_the_reset_of_a_burn_in_waits():
     begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
     resetting = live(begun, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))

@@ -29,7 +29,7 @@ from scrubber.core.model import (
     Xid,
 )
 from scrubber.core.remedy import Course
-from scrubber.core.verdict import EnterQuarantine, LeaveDirty, StayInQuarantine
+from scrubber.core.verdict import Consequence
 from tests.core import lives
 from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, rows
 
@@ -108,11 +108,11 @@ def test_the_ailment_repeats_what_evict_says_about_the_process():
 
 
 THEN = rows(
-    ("it is waited for", SICK, Blame.TENANT, False, False, LeaveDirty()),
-    ("it was waited for long enough", SICK, Blame.TENANT, False, True, EnterQuarantine(SICK)),
-    ("its device is out for something else", SICK, Blame.TENANT, True, True, StayInQuarantine()),
-    ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, LeaveDirty()),
-    ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, LeaveDirty()),
+    ("it is waited for", SICK, Blame.TENANT, False, False, Consequence.LEAVE_DIRTY),
+    ("it was waited for long enough", SICK, Blame.TENANT, False, True, Consequence.ENTER_QUARANTINE),
+    ("its device is out for something else", SICK, Blame.TENANT, True, True, Consequence.STAY_IN_QUARANTINE),
+    ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, Consequence.LEAVE_DIRTY),
+    ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, Consequence.LEAVE_DIRTY),
 )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.health import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from scrubber.core import ailments, verdict
-from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -28,7 +28,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
-from scrubber.core.verdict import EnterQuarantine, Escalate, Failed, LeaveDirty, Passed, StayInQuarantine
+from scrubber.core.verdict import Consequence, Failed
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, finished, result, results
 
@@ -50,7 +50,7 @@ def spoiled(path, step, **changes):
 
 @pytest.mark.parametrize("path", ScrubPath)
 def test_a_path_passes_when_every_step_passed(path):
-    assert isinstance(judge(finished(path)), Passed)
+    assert isinstance(judge(finished(path)), Measurements)
 
 
 def test_each_path_has_its_steps_in_the_right_order():
@@ -127,7 +127,7 @@ def escalated(*fast):
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIED])
 def test_the_job_passes_if_only_the_fast_path_failed(outcome):
-    assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Passed)
+    assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Measurements)
 
 
 FAULTY = [
@@ -229,7 +229,7 @@ def test_only_new_errors_lead_to_an_ailment(vitals, kind):
     assert found is None or found.sticky is (kind is AilmentKind.REMAP_FAILED)
     judged = judge(finished(health={"vitals": vitals}), KNOWN)
     if found is None:
-        assert isinstance(judged, Passed)
+        assert isinstance(judged, Measurements)
     else:
         assert judged == Failed(Step.HEALTH, Blame.DEVICE, found.detail, found)
 
@@ -298,18 +298,28 @@ def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
 def test_neither_a_logged_error_nor_silence_begins_a_reset(kind):
     reported = Ailment(kind, "so it was")
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
-    assert verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
+    assert (
+        verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == Consequence.ENTER_QUARANTINE
+    )
 
 
 CONSEQUENCES = [
-    (Blame.DEVICE, ScrubPath.FAST, True, False, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.FAST, True, True, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.SLOW, True, False, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.FAST, False, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, ScrubPath.RESET, True, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, ScrubPath.SLOW, False, True, EnterQuarantine(lives.LOST)),
-    *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
-    *((blame, path, True, True, StayInQuarantine()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
+    (Blame.DEVICE, ScrubPath.FAST, True, False, Consequence.ESCALATE),
+    (Blame.DEVICE, ScrubPath.FAST, True, True, Consequence.ESCALATE),
+    (Blame.DEVICE, ScrubPath.SLOW, True, False, Consequence.ESCALATE),
+    (Blame.DEVICE, ScrubPath.FAST, False, False, Consequence.ENTER_QUARANTINE),
+    (Blame.DEVICE, ScrubPath.RESET, True, False, Consequence.ENTER_QUARANTINE),
+    (Blame.DEVICE, ScrubPath.SLOW, False, True, Consequence.ENTER_QUARANTINE),
+    *(
+        (blame, path, True, False, Consequence.LEAVE_DIRTY)
+        for blame in (Blame.TENANT, Blame.SERVICE)
+        for path in ScrubPath
+    ),
+    *(
+        (blame, path, True, True, Consequence.STAY_IN_QUARANTINE)
+        for blame in (Blame.TENANT, Blame.SERVICE)
+        for path in ScrubPath
+    ),
 ]
 
 
@@ -331,7 +341,7 @@ ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
 
 def receipt_of(job, record=lives.FIRST_LOOK):
     judged = judge(job, policy=HALF)
-    assert isinstance(judged, Passed)
+    assert isinstance(judged, Measurements)
     return verdict.write_receipt(record, job, judged, ("rule-1", "digest-1"), NOW)
 
 
@@ -414,7 +424,7 @@ def test_the_digest_of_a_receipt_never_changes_between_versions():
 )
 def test_i6_only_the_whole_plan_passes_with_any_results(found):
     for path in ScrubPath:
-        if isinstance(judge(replace(lives.job(path), results=tuple(found))), Passed):
+        if isinstance(judge(replace(lives.job(path), results=tuple(found))), Measurements):
             ran = [(it.step, it.outcome) for it in found if it.path is path]
             assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]
 

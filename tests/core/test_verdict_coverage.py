@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
 from scrubber.core import verdict
-from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
+from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
-from scrubber.core.verdict import Failed, LeaveDirty, Passed
+from scrubber.core.verdict import Consequence, Failed
 from tests.core.lives import ENFORCE, finished
 
 HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
@@ -43,7 +43,7 @@ def test_s15_less_coverage_than_the_policy_orders_fails_the_job(step, covered, p
     job = measured(part, ALL) if step is Step.CLEAR else measured(ALL, part)
     judged = judge(job, policy=policy)
     if enough:
-        assert isinstance(judged, Passed)
+        assert isinstance(judged, Measurements)
     else:
         assert isinstance(judged, Failed)
         assert (judged.step, judged.blame) == (step, Blame.DEVICE)
@@ -91,8 +91,8 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
         "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
         "before the scrub; no fault of the device: give it a rule with clear.own_memory 1MiB",
     )
-    assert verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False) == LeaveDirty()
-    assert isinstance(without(own=32, allowed="1MiB"), Passed), "what it says is enough"
+    assert verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False) == Consequence.LEAVE_DIRTY
+    assert isinstance(without(own=32, allowed="1MiB"), Measurements), "what it says is enough"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
 def test_only_our_own_memory_in_full_explains_a_gap(own, others, allowed, blame):
     judged = without(own, others, allowed=allowed)
     assert getattr(judged, "blame", None) is blame
-    if isinstance(judged, Passed):
-        parts = {part.cause: part.bytes for part in judged.measured.uncovered}
-        assert (parts[OWN_CONTEXT], judged.measured.covered_bytes) == (own, 1000 - own - others)
+    if isinstance(judged, Measurements):
+        parts = {part.cause: part.bytes for part in judged.uncovered}
+        assert (parts[OWN_CONTEXT], judged.covered_bytes) == (own, 1000 - own - others)
 
 
 def test_what_clear_may_leave_out_verify_may_not():
@@ -146,7 +146,7 @@ def test_other_patterns_than_ordered_are_the_services_fault(passes, said):
     policy = ENFORCE.model_copy(update={"clear": Clear(passes=passes)})
     judged = judge(finished(clear={"patterns": said}), policy)
     if said == passes.patterns:
-        assert isinstance(judged, Passed)
+        assert isinstance(judged, Measurements)
         return
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame) == (Step.CLEAR, Blame.SERVICE)
@@ -185,9 +185,9 @@ def test_the_job_fails_if_uncovered_parts_contradict_the_coverage(parts):
 @pytest.mark.parametrize("parts", [(), (100,), (60, 40), (60,), (0,)])
 def test_uncovered_bytes_without_a_cause_are_reported_as_unexplained(parts):
     judged = judge(uncovered(*parts), policy=HALF)
-    assert isinstance(judged, Passed)
+    assert isinstance(judged, Measurements)
     left = 100 - sum(parts)
-    uncovered_parts = judged.measured.uncovered
+    uncovered_parts = judged.uncovered
     assert [part.bytes for part in uncovered_parts if part.cause == verdict.UNEXPLAINED] == ([left] if left else [])
 
 
@@ -198,11 +198,10 @@ def test_covered_and_uncovered_bytes_add_up_to_the_allocatable_memory(parts, res
     job = replace(job, results=tuple(replace(it, findings=Findings(**read)) if it.step is Step.VERIFY else it
                                      for it in job.results))  # fmt: skip
     judged = judge(job, policy=HALF)
-    assert isinstance(judged, Passed) is (sum(parts) <= rest)
-    if isinstance(judged, Passed):
-        measured = judged.measured
-        assert measured.covered_bytes + sum(part.bytes for part in measured.uncovered) == measured.allocatable_bytes
-        assert all(part.bytes > 0 for part in measured.uncovered)
+    assert isinstance(judged, Measurements) is (sum(parts) <= rest)
+    if isinstance(judged, Measurements):
+        assert judged.covered_bytes + sum(part.bytes for part in judged.uncovered) == judged.allocatable_bytes
+        assert all(part.bytes > 0 for part in judged.uncovered)
 
 
 # -- the chip
@@ -248,4 +247,4 @@ def test_a_self_test_must_cover_the_bytes_of_the_receipt(tested, enough):
     clear: dict[str, object] = {"covered_bytes": 995, "allocatable_bytes": 1000}
     verify = {**clear, "covered_bytes": 990}
     job = finished(ScrubPath.SLOW, clear=clear, verify=verify, selftest={"covered_bytes": tested})
-    assert isinstance(judge(job, HALF), Passed) is enough
+    assert isinstance(judge(job, HALF), Measurements) is enough
