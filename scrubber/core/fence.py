@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.core import answers, ownership, refusals
+from scrubber.core import answers, ownership
 from scrubber.core.model import Blame, Facts, Record, State, Step
 
 
@@ -19,7 +19,7 @@ def check(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
         return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
-        return answers.Fenced(blame, refusals.why_unknown_for_operators(facts))
+        return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
         holders = ownership.holder_names(facts.holders)
         if ownership.live_container(facts.holders) is not None:

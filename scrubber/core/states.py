@@ -28,7 +28,7 @@ fields of the record:
   kubelet's checkpoint names fewer containers, another pod's container may still start: see ``ownership.contested``.
   An older ledger lacks handouts, so it counts as many.
 
-Devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
+Devices are not independent: a reset takes down all devices of a reset domain. ``presence`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
 """
 

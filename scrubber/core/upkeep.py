@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, refusals, remedy, verdict
+from scrubber.core import answers, burn_in, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -306,7 +306,7 @@ def _tend_quarantined(
     if due is None or seen is None or seen.lost or seen.unresponsive or seen.partial:
         return answers.Proceed()
     lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts, seen)
-    if lasts or not eviction.all_terminable(record, facts, policy):
+    if lasts or not proof.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, seen)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)
@@ -363,7 +363,7 @@ def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
-            return answers.Blocked(refusals.why_unknown_for_operators(facts))
+            return answers.Blocked(answers.why_unknown_for_operators(facts))
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
@@ -371,10 +371,10 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
         pause = pauses.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
         if now.uptime - record.setback.at.uptime < pause:
             return answers.Proceed()
-    if eviction.all_terminable(record, facts, policy):
+    if proof.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
-        return answers.Blocked(refusals.why_unknown_for_operators(facts))
+        return answers.Blocked(answers.why_unknown_for_operators(facts))
     return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 

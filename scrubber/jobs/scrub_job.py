@@ -27,7 +27,7 @@ from typing import Protocol
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
-from scrubber.core import fence, leftover, pauses, proof, siblings, upkeep, verdict
+from scrubber.core import fence, leftover, pauses, presence, proof, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -364,7 +364,7 @@ class ScrubJob:
         facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
         if record.device.reset_domain is None:
             return facts
-        return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
+        return replace(facts, domain_resetting=presence.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
@@ -374,7 +374,7 @@ class ScrubJob:
         waits = self._context.slots.waits
         return [
             replace(other, state=State.DIRTY) if waits(other.device.uuid) else other
-            for other in siblings.siblings(record, records.values())
+            for other in presence.siblings(record, records.values())
         ]
 
     # -- the ledger

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from policies.model import Policy
-from scrubber.core import ownership, siblings, upkeep
+from scrubber.core import ownership, presence, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
@@ -103,7 +103,7 @@ class ServiceContext:
 
     def with_domain(self, record: Record, facts: Facts) -> Facts:
         """The facts, and whether a reset of a sibling is under way."""
-        resetting = siblings.resetting(record, self.ledger.records.values())
+        resetting = presence.resetting(record, self.ledger.records.values())
         return replace(facts, domain_resetting=True) if resetting else facts
 
     async def with_assigned_pods(self, record: Record, facts: Facts) -> Facts:

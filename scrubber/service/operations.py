@@ -5,8 +5,8 @@ Each operation holds the lock of its device from the observation until the decis
 
 from __future__ import annotations
 
+from scrubber.core import answers, ownership, proof, remedy, upkeep
 from scrubber.core import events as ev
-from scrubber.core import eviction, ownership, proof, refusals, remedy, upkeep
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
@@ -133,9 +133,9 @@ class Operations:
         device = record.device.uuid
         policy = self._context.policy(device)
         if facts.holders is None:
-            why = refusals.why_unknown_for_operators(facts)
+            why = answers.why_unknown_for_operators(facts)
             raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
-        stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
+        stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
         if stuck:
             names = ownership.holder_names(tuple(stuck))
             raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, GateMode, Paths, Proof
-from scrubber.core import acquire, eviction, fence, ownership, proof, release, start, upkeep
+from scrubber.core import acquire, fence, ownership, proof, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import (
     AcquireAnswer,
@@ -74,7 +74,7 @@ def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW)
     assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
     assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
-    assert release.decide(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
+    assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
     assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
     fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
     assert fenced == Fenced(Blame.SERVICE, "the node has too many files open")
@@ -370,7 +370,7 @@ RELEASE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), RELEASE)
 def test_release(record, seen, answer):
-    assert release.decide(record, seen, later(1)) == answer
+    assert acquire.take_back(record, seen, later(1)) == answer
 
 
 OF_4711 = replace(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
@@ -391,12 +391,12 @@ OWNED = rows(
 
 @pytest.mark.parametrize(("record", "owner", "answer"), OWNED)
 def test_a_release_for_an_owner_refuses_another_owners_gpu(record, owner, answer):
-    assert release.decide(record, facts(), later(1), owner) == answer
+    assert acquire.take_back(record, facts(), later(1), owner) == answer
 
 
 def test_the_right_owner_alone_frees_no_gpu_in_use():
     used = replace(lives.IN_USE, grant=OF_4711.grant)
-    assert release.decide(used, facts(alive=True), later(1), "4711") == TAKE_BACK
+    assert acquire.take_back(used, facts(alive=True), later(1), "4711") == TAKE_BACK
 
 
 FENCE = rows(
@@ -476,7 +476,7 @@ TERMINABLE = rows(
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
 def test_which_holders_may_be_ended(holder, record, policy, may):
-    assert eviction.terminable(holder, record, policy) is may
+    assert proof.terminable(holder, record, policy) is may
 
 
 def test_a_refusal_names_no_other_tenant():
@@ -500,8 +500,8 @@ def test_r8_a_device_with_a_starting_owner_is_refused():
     assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == RecordFirst(
         ev.Released("it was asked for again, and its last owner is gone")
     )
-    assert release.decide(UNSEEN_A, gone, soon) == TAKE_BACK
-    assert release.decide(UNSEEN_A, gone, late) == RecordFirst(ev.Released("it was given back"))
+    assert acquire.take_back(UNSEEN_A, gone, soon) == TAKE_BACK
+    assert acquire.take_back(UNSEEN_A, gone, late) == RecordFirst(ev.Released("it was given back"))
 
 
 def test_a_silent_clean_device_is_not_handed_out():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import acquire, release, start, upkeep
+from scrubber.core import acquire, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
 from scrubber.core.model import Facts, Owner, Record
@@ -97,7 +97,7 @@ IN_USE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "reason"), IN_USE)
 def test_a_request_waits_for_the_end_of_the_unannounced_pod(record: Record, seen: Facts, reason: Reason) -> None:
-    asked, given_back = acquire.decide(record, seen, ENFORCE, LATE), release.decide(record, seen, LATE)
+    asked, given_back = acquire.decide(record, seen, ENFORCE, LATE), acquire.take_back(record, seen, LATE)
     begun = start.decide(record, seen, ENFORCE, A, LATE)
     assert isinstance(asked, Wait)
     assert isinstance(begun, Wait)
@@ -112,7 +112,7 @@ def test_a_request_ignores_an_unannounced_pod_that_has_left(given, alive):
     again = "it was asked for again, and its last owner is gone"
     another = "another owner is about to start, and its last owner is gone"
     assert acquire.decide(lives.USED_BY_B, seen, ENFORCE, LATE) == RecordFirst(ev.Released(again))
-    assert release.decide(lives.USED_BY_B, seen, LATE) == RecordFirst(ev.Released("it was given back"))
+    assert acquire.take_back(lives.USED_BY_B, seen, LATE) == RecordFirst(ev.Released("it was given back"))
     assert start.decide(lives.USED_BY_B, seen, ENFORCE, A, LATE) == RecordFirst(ev.Released(another))
 
 

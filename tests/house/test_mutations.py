@@ -32,8 +32,8 @@ from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "acquire", "start", "release", "fence", "ownership", "proof", "pauses", "siblings", "presence", "burn_in",
-    "leftover", "eviction", "upkeep", "offering", "ailments", "remedy", "refusals", "verdict",
+    "states", "acquire", "start", "fence", "ownership", "proof", "pauses", "presence", "burn_in", "leftover", "upkeep",
+    "offering", "ailments", "remedy", "answers", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -147,7 +147,7 @@ PLANTED = [
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
-    Mutant("scrubber/core/release.py", "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
+    Mutant(ACQUIRE, "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
     Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
