@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from policies import concessions
-from policies.model import Policy
+from policies.model import Policy, concessions
 from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
@@ -216,7 +215,7 @@ class StatusReporter:
     def _concessions(self) -> tuple[str, ...]:
         """The concessions of all policies in force for a device, each sentence once."""
         policies = map(self._policy, self._context.ledger.records.values())
-        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions.of(policy)))
+        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions(policy)))
 
 
 def _ailment(record: Record) -> str:

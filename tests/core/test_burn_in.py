@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Periodic
+from policies.hardware import Periodic
 from policies.model import Mode, Policy
 from scrubber.core import burn_in
 from scrubber.core import events as ev

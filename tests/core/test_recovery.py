@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Periodic
+from policies.hardware import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
 from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, start, upkeep

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Probation, QuarantinePolicy
+from policies.hardware import Probation, QuarantinePolicy
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep

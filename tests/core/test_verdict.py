@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.health import DeviceSign, QuarantinePolicy
+from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from scrubber.core import ailments, verdict
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
