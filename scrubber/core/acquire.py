@@ -101,7 +101,7 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
-    if record.ailment is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
+    if record.ailment is not None or diagnose(facts.vitals, record.baseline, policy):
         return answers.sick(action, record)
     if record.state is State.QUARANTINED:
         return answers.quarantined(action, record)

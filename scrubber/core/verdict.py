@@ -106,7 +106,7 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
 
 def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
     """The verdict together with what the service itself observed: the worker does not read the error log."""
-    ailment = diagnose(vitals, baseline, policy) if vitals is not None else None
+    ailment = diagnose(vitals, baseline, policy)
     if isinstance(judged, Failed):
         if ailment is None or judged.blame is not Blame.DEVICE:
             return judged
