@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 
 from policies.hardware import Reset, WhenReset
-from policies.load import load, load_text
+from policies.load import load
 from policies.model import Paths, Policy
 from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
-from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
@@ -137,10 +136,3 @@ def test_a_request_is_refused_while_its_reset_is_forbidden():
     assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW) == answers.Scrub(
         ScrubPath.FAST, Trigger.ACQUIRE
     )
-
-
-@pytest.mark.parametrize("place", ["first_look", "new_tenant"])
-def test_a_policy_cannot_forbid_and_demand_resets(place):
-    text = f"name: x\ndefaults: {{reset: {{when: never}}, paths: {{{place}: reset}}}}\n"
-    with pytest.raises(DocumentError, match=f"found reset.when never with paths.{place} reset"):
-        load_text(text, "x.yaml")
