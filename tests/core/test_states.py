@@ -14,127 +14,37 @@ from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 
 EVENTS = set(typing.get_args(ev.Event))
-MOVES = {(state, kind, to) for state, row in TABLE.items() for kind, to in row.items() if to is not state}
-STAYS = {(state, kind) for state, row in TABLE.items() for kind, to in row.items() if to is state}
 IN_USE = {State.GRANTED, State.IN_USE}
 JOBLESS = set(State) - {State.SCRUBBING}
+IN_A_JOB = {State.SCRUBBING: State.SCRUBBING}
+LAW: dict[type[ev.Event], dict[State, State]] = {
+    ev.Described: {it: it for it in State},
+    ev.ErrorsNoted: {it: it for it in JOBLESS},
+    ev.Distrusted: {**dict.fromkeys(JOBLESS, State.UNKNOWN), State.QUARANTINED: State.QUARANTINED},
+    ev.ScrubStarted: dict.fromkeys((State.UNKNOWN, State.DIRTY, State.CLEAN), State.SCRUBBING),
+    ev.ProbationStarted: {State.QUARANTINED: State.SCRUBBING},
+    ev.StepStarted: IN_A_JOB,
+    ev.StepFinished: IN_A_JOB,
+    ev.Escalated: IN_A_JOB,
+    ev.ScrubPassed: {State.SCRUBBING: State.CLEAN},  # no other event makes a device clean
+    ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
+    ev.ScrubInterrupted: {State.SCRUBBING: State.DIRTY},
+    ev.Soiled: {State.CLEAN: State.DIRTY},
+    ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
+    ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),
+    ev.PutInUse: dict.fromkeys((State.UNKNOWN, *IN_USE), State.IN_USE),
+    ev.Released: dict.fromkeys(IN_USE, State.DIRTY),
+    ev.AilmentFound: {it: it for it in IN_USE},
+    ev.Quarantined: dict.fromkeys(set(State) - IN_USE, State.QUARANTINED),  # never while a tenant has the device
+    ev.Reinstated: {State.QUARANTINED: State.DIRTY},  # nothing was proven
+}
+MOVES = {(state, kind, to) for kind, row in LAW.items() for state, to in row.items() if to is not state}
 
 
-def entering(target):
-    return {(state, kind) for state, kind, to in MOVES if to is target}
-
-
-def accepting(kind):
-    return {state for state, row in TABLE.items() if kind in row}
-
-
-# -- the law
-
-
-def test_every_state_has_a_row():
+def test_the_table_is_the_law_of_each_event():
     assert set(TABLE) == set(State)
-
-
-def test_every_event_except_discovered_is_in_the_table():
-    assert {kind for row in TABLE.values() for kind in row} == EVENTS - {ev.Discovered}
-
-
-def test_only_a_clean_device_can_become_granted_with_proof():
-    proven = {(state, kind) for state, kind in entering(State.GRANTED) if kind is not ev.GrantedUnproven}
-    assert proven == {(State.CLEAN, ev.Granted)}
-
-
-def test_no_unproven_grant_during_a_job_or_quarantine():
-    assert accepting(ev.GrantedUnproven) == set(State) - {State.SCRUBBING, State.QUARANTINED}
-
-
-def test_only_a_passed_scrub_makes_a_device_clean():
-    assert entering(State.CLEAN) == {(State.SCRUBBING, ev.ScrubPassed)}
-
-
-def test_only_probation_or_a_reinstatement_leaves_the_quarantine_state():
-    assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted, ev.Reinstated}
-
-
-def test_any_device_that_has_no_tenant_can_be_quarantined():
-    assert accepting(ev.Quarantined) == set(State) - IN_USE
-    assert entering(State.QUARANTINED) == {
-        (state, ev.Quarantined) for state in set(State) - IN_USE - {State.QUARANTINED}
-    }
-
-
-def test_no_scrub_starts_on_a_granted_or_used_device():
-    idle = {State.UNKNOWN, State.DIRTY, State.CLEAN}
-    started = {(state, ev.ScrubStarted) for state in idle}
-    assert entering(State.SCRUBBING) == started | {(State.QUARANTINED, ev.ProbationStarted)}
-
-
-def test_a_failed_job_leaves_the_device_dirty_or_quarantined():
-    left = {(kind, to) for state, kind, to in MOVES if state is State.SCRUBBING and to is not State.CLEAN}
-    assert left == {
-        (ev.ScrubFailed, State.DIRTY),
-        (ev.ScrubInterrupted, State.DIRTY),
-        (ev.Quarantined, State.QUARANTINED),
-    }
-
-
-def test_these_events_alone_make_a_device_dirty():
-    assert entering(State.DIRTY) == {
-        (State.GRANTED, ev.Released),
-        (State.IN_USE, ev.Released),
-        (State.CLEAN, ev.Soiled),
-        (State.SCRUBBING, ev.ScrubFailed),
-        (State.SCRUBBING, ev.ScrubInterrupted),
-        (State.QUARANTINED, ev.Reinstated),  # nothing was proven
-    }
-
-
-def test_only_granted_or_unknown_devices_become_in_use():
-    assert entering(State.IN_USE) == {(State.GRANTED, ev.PutInUse), (State.UNKNOWN, ev.PutInUse)}
-
-
-def test_distrust_needs_no_running_job_and_ends_no_quarantine():
-    assert accepting(ev.Distrusted) == JOBLESS
-    assert {to for _, kind, to in MOVES if kind is ev.Distrusted} == {State.UNKNOWN}
-    assert (State.QUARANTINED, ev.Distrusted) in STAYS
-
-
-def test_events_that_only_note_something_change_no_state():
-    assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
-    assert {state for state, kind in STAYS if kind is ev.ErrorsNoted} == accepting(ev.ErrorsNoted) == JOBLESS
-
-
-def test_events_of_a_job_are_legal_only_while_scrubbing():
-    for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated, ev.ScrubPassed, ev.ScrubFailed, ev.ScrubInterrupted):
-        assert accepting(kind) == {State.SCRUBBING}
-
-
-def test_events_about_steps_do_not_change_the_state():
-    assert {(State.SCRUBBING, kind) for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated)} <= STAYS
-
-
-def test_an_ailment_during_a_tenancy_keeps_the_state():
-    assert accepting(ev.AilmentFound) == IN_USE
-    assert {state for state, kind in STAYS if kind is ev.AilmentFound} == IN_USE
-
-
-def test_a_repeated_grant_or_use_changes_no_state():
-    assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)} <= STAYS
-
-
-def test_no_other_event_keeps_the_state():
-    staying = {
-        ev.Described,
-        ev.Distrusted,
-        ev.StepStarted,
-        ev.StepFinished,
-        ev.Escalated,
-        ev.AilmentFound,
-        ev.ErrorsNoted,
-    }
-    kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)}
-    assert {it for it in STAYS if it[1] not in staying} == kept | {(State.QUARANTINED, ev.Quarantined)}
-    assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
+    assert set(LAW) == EVENTS - {ev.Discovered}
+    assert {kind: {state: row[kind] for state, row in TABLE.items() if kind in row} for kind in LAW} == LAW
 
 
 def test_the_diagram_shows_exactly_the_moves_of_the_table():
