@@ -13,6 +13,7 @@ from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbatio
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, rows
 
@@ -329,7 +330,7 @@ def test_a_burn_in_gives_way_until_it_finds_a_fault():
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.offer(record, ENFORCE, LATE).healthy
     faulty = FAULTY_IN_BURN_IN
-    assert isinstance(acquire.decide(faulty, facts(), ENFORCE, LATE), Wait)
+    assert acquire.decide(faulty, facts(), ENFORCE, LATE).reason is Reason.SCRUBBING
     assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
     assert not offering.offer(faulty, ENFORCE, LATE).healthy
 
@@ -375,3 +376,35 @@ def test_a_grave_error_without_a_verdict_needs_a_reset():
     assert upkeep.earlier_errors(new, COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
     assert upkeep.earlier_errors(new, fell_off, ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
     assert upkeep.earlier_errors(Baseline(last_xid=7), fell_off, ENFORCE) is None
+
+
+ROW = Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
+HOT = Ailment(AilmentKind.HEAT, "hot")
+PERSONS = Ailment(AilmentKind.OPERATOR, "it hums (asked by ann)", sticky=True)
+
+
+def entered(record, ailment):
+    """The quarantine for this ailment a minute later."""
+    return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
+
+
+def test_an_operators_quarantine_does_not_replace_a_lasting_ailment():
+    words = "it hums (asked by ann)"
+    assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
+    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
+    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
+    assert reported == replace(ROW, detail=f"{ROW.detail}; {words}")
+
+
+def test_only_a_probation_sets_last_try():
+    tried = entered(lives.PROBED, HOT)
+    assert tried.last_try == "hot"
+    assert entered(lives.QUARANTINED, HOT).last_try == ""
+    assert entered(lives.SCRUBBING, HOT).last_try == ""
+
+
+def test_a_loss_in_quarantine_is_no_flapping():
+    often = (lives.NOW.wall,) * 5
+    assert entered(replace(lives.QUARANTINED, returns=often), lives.LOST).ailment == lives.LOST
+    assert entered(replace(lives.QUARANTINED, returns=often), HOT).ailment.kind is AilmentKind.FLAPPING
+    assert entered(replace(lives.DIRTY, returns=often), lives.LOST).ailment.kind is AilmentKind.FLAPPING

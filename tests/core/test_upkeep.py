@@ -347,3 +347,23 @@ def test_a_sick_unannounced_grant_keeps_its_start_budget():
 def test_no_scrub_begins_during_a_reset_of_a_sibling(record):
     seen = replace(facts(since=AWAY), domain_resetting=True)
     assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
+
+
+WAITS = later(ownership.STARTS_WITHIN + 1)
+TAKEN = RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
+ASSIGNED = rows(
+    ("the checkpoint names nobody", UNSEEN, facts(alive=False, assigned_pods=()), WAITS, TAKEN),
+    ("the checkpoint names another pod", UNSEEN, facts(alive=False, assigned_pods=("pod-b",)), WAITS, TAKEN),
+    ("the checkpoint still names the owner", UNSEEN, facts(alive=False, assigned_pods=(A,)), WAITS, Proceed()),
+    ("the checkpoint cannot be read", UNSEEN, facts(alive=False), WAITS, Proceed()),
+    ("the owner may still start", UNSEEN, facts(alive=False, assigned_pods=()), AT, Proceed()),
+    ("it is not known whether the owner runs", UNSEEN, facts(assigned_pods=()), WAITS, Proceed()),
+    ("the holders are not known", UNSEEN, facts(None, alive=False, assigned_pods=()), WAITS, Proceed()),
+    ("a process holds it", UNSEEN, facts((LEFTOVER,), alive=False, assigned_pods=()), WAITS, Proceed()),
+    ("the owner has no name", lives.USED_BY_HOST, facts(assigned_pods=()), WAITS, Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "at", "answer"), ASSIGNED)
+def test_an_unseen_owner_is_released_when_the_kubelet_says_so(record, seen, at, answer):
+    assert upkeep.tend(record, seen, ENFORCE, at, 0.0) == answer

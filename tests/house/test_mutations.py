@@ -116,7 +116,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
 )
 IN_OWNERSHIP = "tests/core/test_ownership.py"
-CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
+COVERAGE = "tests/core/test_verdict_coverage.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
@@ -125,14 +125,14 @@ PLANTED = [
     Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_ACQUIRE),
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
-    Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=CONFIRMED),
-    Mutant(VERDICT, "= (Step.CLEAR, Step.VERIFY,", "= (Step.CLEAR,", tests=CONFIRMED),
+    Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=IN_VERDICT),
+    Mutant(VERDICT, "= (Step.CLEAR, Step.VERIFY,", "= (Step.CLEAR,", tests=IN_VERDICT),
     Mutant(STATES, "was_reset or record.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
     Mutant(STATES, "Trigger.FIRST_LOOK and record.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(STATES, "Path.SLOW if due is", "Path.RESET if due is", tests=IN_RESETS),
     Mutant(STATES, "remedy.path(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
-    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=CONFIRMED),
+    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=IN_VERDICT),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
     Mutant(VERDICT, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
     Mutant("scrubber/cuda/clearing.py", "pattern is not chosen[-1]", "False", tests="tests/cuda/test_clearing.py"),
