@@ -318,3 +318,31 @@ CLAIMS = rows(
 def test_the_starting_pod(owners, wanted):
     found = start.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
     assert (found.reason if isinstance(found, (Wait, Refuse)) else found) == wanted
+
+
+JOB_OF_A_CLAIM = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="claim 7")))
+NOT_ITS_OWN = Refuse(Reason.OTHER_OWNER, "cannot start on GPU-1: the claim of the container does not have it")
+ALLOWS_SICK = ENFORCE.model_copy(update={"restart_on_sick": OnSick.ALLOW})
+SICK_CLAIM = live(JOB_OF_A_CLAIM, ev.AilmentFound(lives.LOST))
+IN_CLAIM = rows(
+    ("its own device", JOB_OF_A_CLAIM, facts(), ENFORCE, Proceed()),
+    ("its own device, whoever is on it", JOB_OF_A_CLAIM, facts(None), ENFORCE, Proceed()),
+    ("a device of another claim", replace(JOB_OF_A_CLAIM, grant=lives.KEPT.grant), facts(), ENFORCE, NOT_ITS_OWN),
+    ("a device whose starts are announced", replace(JOB_OF_A_CLAIM, grant=replace(lives.grant(lives.CLEAN),
+     owner="claim 7")), facts(), ENFORCE, NOT_ITS_OWN),
+    ("a device that was given back", lives.DIRTY, facts(), ENFORCE, NOT_ITS_OWN),
+    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+    ("a sibling is being reset", JOB_OF_A_CLAIM, replace(facts(), domain_resetting=True), ENFORCE,
+     Wait(Reason.NOT_READY, "cannot start on GPU-1: it is being reset")),
+    ("the node was rebooted", JOB_OF_A_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
+     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("a sick device", SICK_CLAIM, facts(), ENFORCE, SICK),
+    ("a sick device where the policy allows restarts", SICK_CLAIM, facts(), ALLOWS_SICK, Proceed()),
+    ("observe: a sick device", SICK_CLAIM, facts(), OBSERVE, Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), IN_CLAIM)
+def test_a_container_starts_on_the_devices_of_its_claim(record, seen, policy, answer):
+    assert start.in_claim(record, seen, policy, "claim 7") == answer
