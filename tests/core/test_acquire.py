@@ -58,6 +58,7 @@ OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 DAY = Proof().max_age
+UNSEEN_A = replace(lives.IN_USE, owner=Owner(A, NOW, seen=False))
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 TESTED_AGAIN = live(AFTER_REBOOT, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
@@ -179,6 +180,10 @@ ACQUIRE = rows(
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
     ("a grant on a device that fell sick is not shared", lives.SICK_GRANTED, facts(), ENFORCE, SICK),
     ("a released device that is sick is refused", lives.SICK_DIRTY, facts(), ENFORCE, SICK),
+    ("a clean device that does not answer is refused", lives.CLEAN, facts(vitals=Vitals(unresponsive=True)), ENFORCE,
+     SICK),
+    ("a refused request records that the owner was seen", UNSEEN_A, facts((OF_A,), alive=True), ENFORCE,
+     RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True)))),
 )  # fmt: skip
 OBSERVED = rows(
     ("a clean device is handed out with its proof", lives.CLEAN, facts(), HandOut()),
@@ -230,22 +235,11 @@ def test_acquire_under_observe(record, seen, answer):
     assert acquire.decide(record, seen, OBSERVE, later(1)) == answer
 
 
-EXCLUSIVE = {  # by state, with whoever might be on it
-    State.UNKNOWN: (lives.UNKNOWN, SLOW),
-    State.CLEAN: (lives.CLEAN, HandOut()),
-    State.DIRTY: (lives.DIRTY, FAST),
-    State.SCRUBBING: (lives.SCRUBBING, Join()),
-    State.QUARANTINED: (lives.QUARANTINED, Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
-    State.GRANTED: (lives.GRANTED, Refuse(Reason.IN_USE, HELD.format("granted"))),
-    State.IN_USE: (lives.IN_USE, Refuse(Reason.IN_USE, HELD.format("in_use"))),
-}
-
-
-@pytest.mark.parametrize("state", State)
-def test_an_exclusive_request_is_refused_a_granted_device(state):
-    record, answer = EXCLUSIVE[state]
-    assert record.state is state
-    assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), exclusive=True) == answer
+@pytest.mark.parametrize("seen", [facts(), facts((OF_B,))], ids=["free", "used"])
+@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SCRUBBING, lives.QUARANTINED])
+def test_an_exclusive_request_for_a_device_without_tenant_is_like_others(record, seen):
+    asked = acquire.decide(record, seen, ENFORCE, later(1), exclusive=True)
+    assert asked == acquire.decide(record, seen, ENFORCE, later(1))
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, CREATE, OBSERVE])
@@ -291,10 +285,6 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
     assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-def test_a_holder_without_a_grant_refuses_an_exclusive_request():
-    assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), exclusive=True) == IN_USE
-
-
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
 def test_a_proof_is_valid_until_it_is_too_old(seconds, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
@@ -333,23 +323,15 @@ OLDER = ev.Distrusted("the ledger may be an older copy, made before the device w
     ("record", "boot_id", "event"),
     [
         (lives.CLEAN, lives.HERE.boot_id, OLDER),
-        (lives.GRANTED, lives.HERE.boot_id, OLDER),
         (lives.CLEAN, None, OLDER),
         (lives.CLEAN, lives.REBOOTED.boot_id, None),
         (lives.IN_USE, lives.HERE.boot_id, OLDER),
-        (lives.DIRTY, lives.HERE.boot_id, OLDER),
     ],
 )
 def test_a_ledger_that_may_be_an_older_copy_proves_nothing(record, boot_id, event):
     assert proof.ended_by_older_ledger(record, boot_id) == event
     if event is not None:
         assert live(record, event).state is State.UNKNOWN
-
-
-def test_an_older_ledger_ends_no_quarantine():
-    quarantined = live(lives.QUARANTINED, OLDER)
-    assert quarantined.state is State.QUARANTINED
-    assert quarantined.quarantine
 
 
 GIVEN_BACK = RecordFirst(ev.Released("it was given back"))
@@ -400,52 +382,39 @@ def test_the_right_owner_alone_frees_no_gpu_in_use():
     assert acquire.take_back(used, facts(alive=True), later(1), "4711") == TAKE_BACK
 
 
+SCRUBBING, SERVICE, TENANT = lives.SCRUBBING, Blame.SERVICE, Blame.TENANT
+NOT_ITS_OWN = "the device does not belong to this job any more"
 FENCE = rows(
-    ("nobody is on it", Step.CLEAR, facts(), None),
-    ("W11 the job lost its device", Step.CLEAR, None, "does not belong to this job"),
-    ("the driver was reloaded under it", Step.CLEAR, facts(incarnation=lives.RELOADED), "restarted during the job"),
-    ("W16 no sight of processes", Step.EVICT, facts(None), "cannot be proven"),
-    ("W21 a container appeared before the evict", Step.EVICT, facts((OF_A,)), 'container uses the device ("train-a"'),
-    ("orphans are what the evict is for", Step.EVICT, facts((LEFTOVER, FOREIGN)), None),
-    ("W21 a container appeared before the clear", Step.CLEAR, facts((OF_A,)), "live container"),
-    ("an orphan appeared before the clear", Step.CLEAR, facts((LEFTOVER,)), 'used by "orphan" (pid 43, no container)'),
-    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)),
+    ("nobody is on it", SCRUBBING, Step.CLEAR, facts(), None, None),
+    ("W11 the job lost its device", live(SCRUBBING, ev.ScrubFailed("job-1", "x"), ev.ScrubStarted(lives.job(name="2"))),
+     Step.CLEAR, facts(), SERVICE, NOT_ITS_OWN),
+    ("no job runs", lives.CLEAN, Step.CLEAR, facts(), SERVICE, NOT_ITS_OWN),
+    ("the driver was reloaded under it", SCRUBBING, Step.CLEAR, facts(incarnation=lives.RELOADED), SERVICE,
+     "restarted during the job"),
+    ("W16 no sight of processes", SCRUBBING, Step.EVICT, facts(None), TENANT, "cannot be proven"),
+    ("W21 a container appeared before the evict", SCRUBBING, Step.EVICT, facts((OF_A,)), TENANT,
+     'container uses the device ("train-a"'),
+    ("orphans are what the evict is for", SCRUBBING, Step.EVICT, facts((LEFTOVER, FOREIGN)), None, None),
+    ("W21 a container appeared before the clear", SCRUBBING, Step.CLEAR, facts((OF_A,)), TENANT, "live container"),
+    ("an orphan appeared before the clear", SCRUBBING, Step.CLEAR, facts((LEFTOVER,)), TENANT,
+     'used by "orphan" (pid 43, no container)'),
+    ("an orphan appeared before the last look", SCRUBBING, Step.HEALTH, facts((LEFTOVER, FOREIGN)), TENANT,
      '"nv-hostengine" (pid 44, no container)'),
-    ("W8 a neighbour is in use", Step.RESET, facts(siblings=True), "reset domain"),
-    ("W8 nobody can say whether a neighbour is in use", Step.RESET, facts(siblings=None), "reset domain"),
-    ("a reset of a device without busy neighbours", Step.RESET, facts(siblings=False), None),
-    ("W8 a neighbour is being reset", Step.EVICT, replace(facts(), domain_resetting=True), "is being reset"),
-    ("a clear does not reach the neighbours", Step.CLEAR, facts(siblings=True), None),
+    ("W8 a neighbour is in use", SCRUBBING, Step.RESET, facts(siblings=True), TENANT, "reset domain"),
+    ("W8 nobody can say whether a neighbour is in use", SCRUBBING, Step.RESET, facts(siblings=None), TENANT,
+     "reset domain"),
+    ("a reset of a device without busy neighbours", SCRUBBING, Step.RESET, facts(siblings=False), None, None),
+    ("W8 a neighbour is being reset", SCRUBBING, Step.EVICT, replace(facts(), domain_resetting=True), SERVICE,
+     "is being reset"),
+    ("a clear does not reach the neighbours", SCRUBBING, Step.CLEAR, facts(siblings=True), None, None),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("step", "seen", "why"), FENCE)
-def test_fence(step, seen, why):
-    fenced = fence.check(lives.SCRUBBING, "job-1" if seen else "job-9", step, seen or facts())
+@pytest.mark.parametrize(("record", "step", "seen", "blame", "why"), FENCE)
+def test_fence(record, step, seen, blame, why):
+    fenced = fence.check(record, "job-1", step, seen)
     assert fenced is None if why is None else fenced is not None and why in fenced.why
-
-
-def test_a_step_runs_only_during_a_scrub():
-    assert fence.check(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
-        Blame.SERVICE, "the device does not belong to this job any more"
-    )
-
-
-@pytest.mark.parametrize(
-    ("seen", "blame"),
-    [
-        (facts(incarnation=lives.REBOOTED), Blame.SERVICE),
-        (facts(None), Blame.TENANT),
-        (facts((OF_A,)), Blame.TENANT),
-        (facts((LEFTOVER,)), Blame.TENANT),
-        (facts(siblings=True), Blame.TENANT),
-        (replace(facts(), domain_resetting=True), Blame.SERVICE),
-    ],
-)
-def test_a_fence_never_blames_the_device(seen, blame):
-    fenced = fence.check(lives.SCRUBBING, "job-1", Step.RESET, seen)
-    assert fenced is not None
-    assert fenced.blame is blame
+    assert fenced is None or fenced.blame is blame
 
 
 BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
@@ -480,9 +449,6 @@ def test_which_holders_may_be_ended(holder, record, policy, may):
     assert proof.terminable(holder, record, policy) is may
 
 
-UNSEEN_A = replace(lives.IN_USE, owner=Owner("pod-a", NOW, seen=False))
-
-
 def test_r8_a_device_with_a_starting_owner_is_refused():
     """The kubelet can give a device away between a permitted start and its first process."""
     gone = facts(alive=False)
@@ -495,19 +461,6 @@ def test_r8_a_device_with_a_starting_owner_is_refused():
     )
     assert acquire.take_back(UNSEEN_A, gone, soon) == TAKE_BACK
     assert acquire.take_back(UNSEEN_A, gone, late) == RecordFirst(ev.Released("it was given back"))
-
-
-def test_a_silent_clean_device_is_not_handed_out():
-    for vitals in (Vitals(unresponsive=True), Vitals(lost=True)):
-        answer = acquire.decide(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
-        assert isinstance(answer, Refuse)
-        assert answer.reason is Reason.SICK
-
-
-def test_a_refused_request_records_that_the_owner_was_seen():
-    """So that the next one need not wait for a container that has come and gone."""
-    seen = RecordFirst(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
-    assert acquire.decide(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, OBSERVE], ids=["enforce", "observe"])
