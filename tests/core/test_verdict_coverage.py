@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
 from scrubber.core import verdict
-from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Measurements, Uncovered
+from scrubber.core.measurements import OWN_CONTEXT, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
 from tests.core.lives import ENFORCE, finished
@@ -65,14 +65,19 @@ def test_more_coverage_than_memory_fails_the_job(step, measured_bytes):
     assert judged == verdict.failed(step, Blame.DEVICE, said)
 
 
-def test_memory_that_verify_did_not_reach_is_not_covered():
-    judged = judge(measured(ALL, (600, 600)))
-    assert judged.detail == "verify covered 60.00%, the policy wants 99.50%"
+MILLION = 1_000_000
 
 
-def test_memory_that_clear_did_not_reach_is_not_covered():
-    judged = judge(measured((600, 600), ALL))
-    assert judged.detail == "clear covered 60.00%, the policy wants 99.50%"
+@pytest.mark.parametrize(
+    ("clear", "verify", "short"),
+    [
+        (ALL, (600, 600), "verify covered 60.00%"),
+        ((600, 600), ALL, "clear covered 60.00%"),
+        ((994_999, MILLION), (MILLION, MILLION), "clear covered 99.49%"),  # rounded down
+    ],
+)
+def test_memory_that_one_step_did_not_reach_is_not_covered(clear, verify, short):
+    assert judge(measured(clear, verify)).detail == f"{short}, the policy wants 99.50%"
 
 
 def without(own, others=0, least=995, verified=None, allowed="0B"):
@@ -121,20 +126,6 @@ def test_what_clear_may_leave_out_verify_may_not():
 def test_too_much_memory_used_by_others_blames_the_device(own, others, blame):
     judged = without(own, others)
     assert (judged.step, judged.blame) == (Step.CLEAR, blame)
-
-
-def test_unread_memory_is_not_excused_by_our_context():
-    judged = without(own=5, verified={"covered_bytes": 994})
-    assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
-
-
-def test_only_three_causes_count_as_our_own_memory():
-    assert {OWN_IDLE, OWN_CONTEXT, OWN_BOOKS} == OURS
-
-
-def test_too_small_a_share_is_rounded_down():
-    judged = judge(measured((994_999, 1_000_000), (1_000_000, 1_000_000)))
-    assert judged.detail == "clear covered 99.49%, the policy wants 99.50%"
 
 
 # -- what the policy orders
@@ -207,24 +198,26 @@ def test_covered_and_uncovered_bytes_add_up_to_the_allocatable_memory(parts, res
 # -- the chip
 
 
-@pytest.mark.parametrize(("reached", "units"), [(None, 132), (132, None), (None, None), (0, 0), (132, 0)])
-def test_scratch_must_say_how_many_units_it_reached(reached, units):
+NOT_SAID = "did not say how many units it overwrote"
+
+
+@pytest.mark.parametrize(
+    ("reached", "units", "said"),
+    [
+        *((*known, NOT_SAID) for known in ((None, 132), (132, None), (None, None), (0, 0), (132, 0))),
+        *(
+            (*known, f"overwrote {known[0]} of {known[1]} units")
+            for known in ((131, 132), (133, 132), (-1, 132), (1, -1))
+        ),
+    ],
+)
+def test_one_unit_that_was_not_overwritten_fails_the_job(reached, units, said):
     judged = judge(finished(ScrubPath.SLOW, scratch={"units_reached": reached, "units": units}))
-    assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
-
-
-@pytest.mark.parametrize(("reached", "units"), [(131, 132), (0, 132), (133, 132), (-1, 132), (1, -1)])
-def test_one_unit_that_was_not_overwritten_fails_the_job(reached, units):
-    judged = judge(finished(ScrubPath.SLOW, scratch={"units_reached": reached, "units": units}))
-    assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
-
-
-def test_a_self_test_that_names_no_test_fails_the_job():
-    judged = judge(finished(ScrubPath.SLOW, selftest={"tests": ()}))
-    assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, "selftest did not say which tests it ran")
+    assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, f"scratch {said}")
 
 
 UNTESTED = [
+    ({"tests": ()}, "did not say which tests it ran"),
     ({"tests": ("address", "random")},
      "ran address, random, but not arithmetic: selftest.time in the policy may be too short"),
     ({"covered_bytes": None}, "says it covered 0 bytes, but 1000 of 1000 were read back before"),
