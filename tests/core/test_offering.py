@@ -8,7 +8,7 @@ from policies.model import GateMode, Policy
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
-from scrubber.core.model import Availability, Record, ScrubPath, State
+from scrubber.core.model import Availability, Record, ScrubPath, State, Trigger
 from scrubber.core.offering import OfferFacts
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
@@ -24,6 +24,8 @@ ADVERT = rows(
     ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
     ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
     ("on its fast path, again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), ENFORCE, False, "scrubbing"),
+    ("on its fast path, reinstated", lives.live(lives.QUARANTINED, ev.Reinstated("ann"),
+     ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE))), ENFORCE, False, "scrubbing"),
     ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", ScrubPath.SLOW)), ENFORCE, False, "scrubbing"),
     ("soiled", lives.SOILED, ENFORCE, False, "dirty"),
     ("its scrub failed", lives.SET_BACK, ENFORCE, False, "dirty"),

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 
 from policies.hardware import Reset, WhenReset
-from policies.load import load
-from policies.model import Paths, Policy
+from policies.model import Policy
 from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
@@ -39,11 +38,6 @@ def found_on(record, kind):
 def test_by_default_a_device_without_a_fault_is_not_reset(record):
     assert not resets(record)
     assert scrubbed(record, proof.next_path(record, ENFORCE)).state is State.CLEAN
-
-
-@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.DIRTY])
-def test_policy_strict_resets_always(record):
-    assert resets(record, load("strict").defaults)
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in PLAIN])
@@ -99,11 +93,6 @@ def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
 def test_a_path_that_does_more_is_more_thorough():
     fast, slow, reset = (set(verdict.PLANS[path]) for path in ScrubPath)
     assert fast < slow < reset
-
-
-def test_a_proof_without_resets_is_none_where_policy_demands_them():
-    slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (ScrubPath.SLOW, ScrubPath.RESET))
-    assert slow != reset
 
 
 NO_RESETS = Policy(reset=Reset(when=WhenReset.NEVER))

@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import pauses, remedy, upkeep, verdict
+from scrubber.core import pauses, upkeep, verdict
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -21,14 +21,10 @@ from scrubber.core.model import (
     Record,
     ScrubPath,
     Setback,
-    Sign,
-    State,
     Step,
     Trigger,
     Vitals,
-    Xid,
 )
-from scrubber.core.remedy import Course
 from scrubber.core.verdict import Consequence
 from tests.core import lives
 from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, rows
@@ -75,28 +71,23 @@ def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
     assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
 
 
-@pytest.mark.parametrize(
-    ("policy", "seconds", "given_up"),
-    [
-        (ENFORCE, GIVE_UP - 0.001, False),
-        (ENFORCE, GIVE_UP, True),
-        (patient("30s"), 29, False),
-        (patient("30s"), 30, True),
-    ],
+TWICE = trial(STUCK, before=failed(trial(STUCK), NOW))
+OTHERS = trial(OTHER, before=failed(trial(STUCK), NOW))
+GIVEN_UP = rows(
+    ("just before the time of the default policy", TWICE, ENFORCE, GIVE_UP - 0.001, False),
+    ("at the time of the default policy", TWICE, ENFORCE, GIVE_UP, True),
+    ("just before the time of another policy", TWICE, patient("30s"), 29, False),
+    ("at the time of another policy", TWICE, patient("30s"), 30, True),
+    ("at the first scrub", trial(STUCK), ENFORCE, 1e6, False),
+    ("at the first scrub without patience", trial(STUCK), patient("0s"), 0, True),
+    ("nobody was told to end", trial(before=failed(trial(STUCK), NOW)), ENFORCE, 1e6, False),
+    ("another process was told to end", OTHERS, ENFORCE, 1e6, False),
 )
-def test_a_stuck_process_is_given_up_after_the_policys_time(policy, seconds, given_up):
-    record = trial(STUCK, before=failed(trial(STUCK), NOW))
+
+
+@pytest.mark.parametrize(("record", "policy", "seconds", "given_up"), GIVEN_UP)
+def test_a_stuck_process_is_given_up_after_the_policys_time(record, policy, seconds, given_up):
     assert pauses.given_up(record, policy, later(seconds)) is given_up
-
-
-def test_zero_patience_gives_up_a_stuck_process_at_once():
-    assert not pauses.given_up(trial(STUCK), ENFORCE, later(1e6))
-    assert pauses.given_up(trial(STUCK), patient("0s"), NOW)
-
-
-@pytest.mark.parametrize("stuck", [(), (OTHER,)], ids=["nobody was told to end", "another one was"])
-def test_only_the_same_stuck_process_can_be_given_up(stuck):
-    assert not pauses.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
 
 
 def test_the_ailment_repeats_what_evict_says_about_the_process():
@@ -146,12 +137,6 @@ def test_probation_starts_once_the_device_has_no_holder(holders, policy, answer)
     assert upkeep.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
 
 
-def test_a_due_slow_path_outlives_a_stuck_process():
-    assert upkeep.tend(
-        out(replace(lives.DIRTY, due_path=ScrubPath.SLOW)), facts(), ENFORCE, later(90), 0.0
-    ) == StartProbation(ScrubPath.SLOW)
-
-
 # -- while its pod counts as alive: a killed container's process stays in its control group
 
 HANGS = replace(OF_A, state="D")
@@ -196,34 +181,8 @@ def test_a_device_with_a_hung_process_is_quarantined_after_release():
     )
 
 
-def test_the_advice_for_a_stuck_process_says_what_to_check():
-    asked = remedy.of(SICK)
-    assert asked.course is Course.WAIT
-    assert "/proc/PID/stack" in asked.advice
-    assert "if it stays, drain and reboot the node" in asked.advice
-
-
 def test_a_return_after_a_stuck_process_is_no_flapping():
     tried = live(
         replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(ScrubPath.FAST, Trigger.PROBATION), "autoclave")
     )
     assert live(tried, lives.passed(tried)).returns == (1.0,)
-    flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
-    found = upkeep.quarantine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
-    assert (found.ailment, found.next_probe is None) == (SICK, False)
-
-
-def test_a_fault_of_the_device_replaces_the_stuck_process_reason():
-    worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
-    assert isinstance(worse, RecordFirst)
-    assert isinstance(worse.event, ev.Quarantined)
-    assert worse.event.quarantine.ailment.kind is AilmentKind.XID
-    hot = facts((STUCK,), vitals=Vitals(signs=(Sign(AilmentKind.HEAT, "hot"),)))
-    assert upkeep.tend(out(), hot, ENFORCE, later(90_000), 0.0) == Proceed()
-
-
-def test_a_reboot_leads_to_a_slow_probation():
-    after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
-    assert after.state is State.QUARANTINED
-    seen = facts(incarnation=lives.REBOOTED)
-    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == StartProbation(ScrubPath.SLOW)
