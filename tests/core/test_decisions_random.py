@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import acquire, answers, fence, offering, pauses, proof, start, states, upkeep
+from scrubber.core import acquire, answers, fence, offering, pauses, proof, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -231,12 +231,6 @@ def test_only_a_passed_job_with_its_receipt_makes_clean(walk):
             assert event.receipt.job == before.job.id
             assert after.receipt == event.receipt
             assert after.receipt.incarnation == after.incarnation
-
-
-@given(lives.walks())
-def test_the_same_events_lead_to_the_same_record(walk):
-    for before, event, after in walk:
-        assert states.apply(before, ev.LedgerEntry(1, "GPU-1", after.since, "op", event)).state is after.state
 
 
 # -- liveness: nothing is stuck for ever once it is free and well
