@@ -279,35 +279,27 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
     assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-@pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
-def test_a_proof_is_valid_until_it_is_too_old(seconds, stands):
-    assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
+RECEIPT = lives.proof(lives.CLEAN)
+GAP, UNRECORDED = facts(since=NOW.uptime + 0.001), replace(facts(), used_at=NOW.uptime + 0.001)
+VALID = rows(
+    ("a new proof", RECEIPT, facts(), ENFORCE, NOW, True),
+    ("at its greatest age", RECEIPT, facts(), ENFORCE, later(DAY), True),
+    ("too old", RECEIPT, facts(), ENFORCE, later(DAY + 0.001), False),
+    ("S17 the wall clock has jumped", RECEIPT, facts(), ENFORCE, replace(later(1), wall=NOW.wall + 10 * DAY), True),
+    ("no receipt", None, facts(), ENFORCE, NOW, False),
+    ("a receipt without patterns", replace(RECEIPT, patterns=()), facts(), ENFORCE, NOW, False),
+    ("a receipt with other patterns", replace(RECEIPT, patterns=("zero",)), facts(), ENFORCE, NOW, False),
+    ("the service has observed since then", RECEIPT, facts(since=NOW.uptime), ENFORCE, later(1), True),
+    ("a gap in the observations", RECEIPT, GAP, ENFORCE, later(1), False),
+    ("a gap that the policy accepts", RECEIPT, GAP, SURVIVES, later(1), True),
+    ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
+    ("the same, under a policy that accepts gaps", RECEIPT, UNRECORDED, SURVIVES, later(1), False),
+)
 
 
-def test_s17_the_age_of_a_proof_ignores_the_wall_clock():
-    jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
-    assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
-
-
-@pytest.mark.parametrize("said", [(), ("zero",), ("random",)])
-def test_a_receipt_with_other_patterns_is_no_proof(said):
-    """It may have been written by a version that did not tell: whatever else the receipt says, it is proven again."""
-    receipt = lives.proof(lives.CLEAN)
-    assert proof.is_valid(receipt, facts(), ENFORCE, NOW)
-    assert not proof.is_valid(None, facts(), ENFORCE, NOW)
-    assert not proof.is_valid(replace(receipt, patterns=said), facts(), ENFORCE, NOW)
-
-
-@pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
-def test_a_proof_is_valid_only_while_the_service_observes(since, stands):
-    assert proof.is_valid(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
-
-
-@pytest.mark.parametrize("policy", [ENFORCE, SURVIVES])
-def test_an_unrecorded_use_ends_a_proof_under_each_policy(policy):
-    used = replace(facts(), used_at=NOW.uptime + 0.001)
-    assert not proof.is_valid(lives.CLEAN.receipt, used, policy, later(1))
-    assert acquire.decide(lives.CLEAN, used, policy, later(1)) == EXPIRED
+@pytest.mark.parametrize(("receipt", "seen", "policy", "now", "stands"), VALID)
+def test_a_proof_is_valid_while_it_is_young_and_observed(receipt, seen, policy, now, stands):
+    assert proof.is_valid(receipt, seen, policy, now) is stands
 
 
 OLDER = ev.Distrusted("the ledger may be an older copy, made before the device was used", lives.HERE, older_ledger=True)

@@ -226,20 +226,16 @@ def test_a_probation_is_as_thorough_as_the_next_scrub():
     assert proof.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
 
 
-CUT = [
-    (
-        "memory",
-        lives.result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=Mismatch(0, 0, 1, 1)),
-        AilmentKind.MEMORY_FAULT,
-    ),
-    ("arithmetic", lives.result(Step.SELFTEST, outcome=Outcome.FAILED, deviating=(7,)), AilmentKind.COMPUTE_FAULT),
-]
+CUT = rows(
+    ("memory", Step.CLEAR, {"mismatch": Mismatch(0, 0, 1, 1)}, AilmentKind.MEMORY_FAULT),
+    ("arithmetic", Step.SELFTEST, {"deviating": (7,)}, AilmentKind.COMPUTE_FAULT),
+)
 
 
-@pytest.mark.parametrize(("what", "result", "kind"), CUT, ids=[it[0] for it in CUT])
+@pytest.mark.parametrize(("step", "findings", "kind"), CUT)
 @pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
-def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, kind):
-    del what
+def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings, kind):
+    result = lives.result(step, outcome=Outcome.FAILED, **findings)
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
     after = live(record, upkeep.interruption(record, "killed", LATE))
     assert after.quarantine is not None

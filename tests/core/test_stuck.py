@@ -25,7 +25,6 @@ from scrubber.core.model import (
     Trigger,
     Vitals,
 )
-from scrubber.core.verdict import Consequence
 from tests.core import lives
 from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, rows
 
@@ -96,22 +95,6 @@ def test_the_ailment_repeats_what_evict_says_about_the_process():
     judged = verdict.judge(record.job, record.baseline, ENFORCE)
     assert isinstance(judged, verdict.Failed)
     assert (judged.blame, judged.ailment) == (Blame.TENANT, Ailment(AilmentKind.STUCK_PROCESS, "evict failed: x"))
-
-
-THEN = rows(
-    ("it is waited for", SICK, Blame.TENANT, False, False, Consequence.LEAVE_DIRTY),
-    ("it was waited for long enough", SICK, Blame.TENANT, False, True, Consequence.ENTER_QUARANTINE),
-    ("its device is out for something else", SICK, Blame.TENANT, True, True, Consequence.STAY_IN_QUARANTINE),
-    ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, Consequence.LEAVE_DIRTY),
-    ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, Consequence.LEAVE_DIRTY),
-)
-
-
-@pytest.mark.parametrize(("ailment", "blame", "quarantined", "given_up", "then"), THEN)
-@pytest.mark.parametrize("path", ScrubPath)
-def test_a_stuck_process_quarantines_only_after_it_is_given_up(ailment, blame, quarantined, given_up, then, path):
-    failure = verdict.failed(Step.EVICT, blame, "x", ailment)
-    assert verdict.consequence(failure, path, escalate=True, quarantined=quarantined, given_up=given_up) == then
 
 
 # -- and back

@@ -277,39 +277,32 @@ def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
 # -- consequences
 
 
-@pytest.mark.parametrize("kind", [AilmentKind.XID, AilmentKind.UNRESPONSIVE])
-def test_neither_a_logged_error_nor_silence_begins_a_reset(kind):
-    reported = Ailment(kind, "so it was")
-    failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
-    assert (
-        verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == Consequence.ENTER_QUARANTINE
-    )
-
-
+ESCALATE, DIRTY, STAY, ENTER = Consequence
+LOST, STUCK, TENANT = lives.LOST, Ailment(AilmentKind.STUCK_PROCESS, "x"), Blame.TENANT
+# The ailment and the blame of a failure; its path; may it escalate, is it quarantined, was it waited for long enough.
 CONSEQUENCES = [
-    (Blame.DEVICE, ScrubPath.FAST, True, False, Consequence.ESCALATE),
-    (Blame.DEVICE, ScrubPath.FAST, True, True, Consequence.ESCALATE),
-    (Blame.DEVICE, ScrubPath.SLOW, True, False, Consequence.ESCALATE),
-    (Blame.DEVICE, ScrubPath.FAST, False, False, Consequence.ENTER_QUARANTINE),
-    (Blame.DEVICE, ScrubPath.RESET, True, False, Consequence.ENTER_QUARANTINE),
-    (Blame.DEVICE, ScrubPath.SLOW, False, True, Consequence.ENTER_QUARANTINE),
-    *(
-        (blame, path, True, False, Consequence.LEAVE_DIRTY)
-        for blame in (Blame.TENANT, Blame.SERVICE)
-        for path in ScrubPath
-    ),
-    *(
-        (blame, path, True, True, Consequence.STAY_IN_QUARANTINE)
-        for blame in (Blame.TENANT, Blame.SERVICE)
-        for path in ScrubPath
-    ),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, True, False, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, True, True, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.SLOW, True, False, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, False, False, False, ENTER),
+    (LOST, Blame.DEVICE, ScrubPath.RESET, True, False, False, ENTER),
+    (LOST, Blame.DEVICE, ScrubPath.SLOW, False, True, False, ENTER),
+    # Neither a logged error nor silence begins a reset.
+    (Ailment(AilmentKind.XID, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
+    (Ailment(AilmentKind.UNRESPONSIVE, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
+    *((LOST, blame, path, True, False, True, DIRTY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((LOST, blame, path, True, True, False, STAY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, False, False, DIRTY) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, False, True, ENTER) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, True, True, STAY) for path in ScrubPath),
 ]
 
 
-@pytest.mark.parametrize(("blame", "path", "escalate", "quarantined", "then"), CONSEQUENCES)
-def test_what_follows_a_failure(blame, path, escalate, quarantined, then):
-    failure = verdict.failed(Step.CLEAR, blame, "so it was", lives.LOST)
-    assert verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined) == then
+@pytest.mark.parametrize(("ailment", "blame", "path", "escalate", "quarantined", "given_up", "then"), CONSEQUENCES)
+def test_what_follows_a_failure(ailment, blame, path, escalate, quarantined, given_up, then):
+    failure = verdict.failed(Step.CLEAR, blame, "so it was", ailment)
+    found = verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined, given_up=given_up)
+    assert found is then
 
 
 def test_a_failure_without_an_ailment_counts_as_scrub_failed():
