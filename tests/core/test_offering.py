@@ -1,6 +1,7 @@
 """What the kubelet is told of a device."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ OBSERVED = "policy observe refuses only quarantined devices"
 SOON = "being scrubbed, clean within the allocate budget"
 AVAILABLE, USED, PREPARING, BLOCKED, OUT = Availability
 # What the service knows beside the record; whether the device is Healthy, and why; its group.
-OFFERS = (
+OFFERS: tuple[tuple[Any, ...], ...] = (
     ("clean", lives.CLEAN, ENFORCE, {}, True, "clean", AVAILABLE),
     ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, {}, True, "granted", USED),
     ("a device in use is never unlisted: in use", lives.IN_USE, ENFORCE, {}, True, "in_use", USED),

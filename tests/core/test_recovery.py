@@ -15,7 +15,7 @@ from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPa
 from scrubber.core.remedy import Course
 from scrubber.ground.errors import Reason
 from tests.core import lives
-from tests.core.lives import ENFORCE, facts, later, live, rows
+from tests.core.lives import ENFORCE, facts, later, live, noted, rows
 
 LATE = later(10_000)
 COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
@@ -121,10 +121,8 @@ def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wante
 
 
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
-    found = upkeep.tend(LOST_THERE, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    gone = live(LOST_THERE, found.event)
-    assert gone.quarantine is not None
+    seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
+    gone = noted(LOST_THERE, upkeep.tend(LOST_THERE, seen, ENFORCE, LATE, 0.0))
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == StartProbation(ScrubPath.RESET)
@@ -155,16 +153,14 @@ def test_a_probation_judges_only_errors_after_its_start():
     assert tend(record, burst, lives.NOW) == Proceed()
     counted = tend(record, burst)
     assert counted == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, counted.event), burst) == StartProbation(ScrubPath.RESET)
+    assert tend(noted(record, counted), burst) == StartProbation(ScrubPath.RESET)
 
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
     assert required_action(support) is Action.CONTACT_SUPPORT
-    found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
-    assert isinstance(found, RecordFirst)
-    after = live(out(AilmentKind.HEAT), found.event).quarantine
-    assert after is not None
+    hot = out(AilmentKind.HEAT)
+    after = noted(hot, tend(hot, Vitals(xids=(Xid(1, support),)), lives.NOW)).quarantine
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
@@ -180,19 +176,15 @@ def test_a_silent_device_is_reset_only_with_a_second_sign(vitals, kind, path):
     record = out(AilmentKind.UNRESPONSIVE)
     found = tend(record, vitals)
     if isinstance(found, RecordFirst):
-        record = live(record, found.event)
+        record = noted(record, found)
         found = tend(record, at=later(100_000))
-    assert record.quarantine is not None
     assert (record.quarantine.ailment.kind, found) == (kind, StartProbation(path))
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
-    found = tend(record, Vitals(lost=True))
-    assert isinstance(found, RecordFirst)
-    after = live(record, found.event)
-    assert after.quarantine is not None
+    after = noted(record, tend(record, Vitals(lost=True)))
     assert after.quarantine.ailment.kind is AilmentKind.LOST
     assert "it was quarantined before: so it is" in after.quarantine.ailment.detail
     assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
@@ -208,10 +200,8 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.REPLACED])
 def test_a_quarantined_gpu_becomes_replaced_when_it_has_a_successor(kind):
     record = out(kind)
-    found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    after = live(record, found.event).quarantine
-    assert after is not None
+    seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
+    after = noted(record, upkeep.tend(record, seen, ENFORCE, LATE, 0.0)).quarantine
     assert after.ailment.kind is AilmentKind.REPLACED
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
 
@@ -245,41 +235,31 @@ def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings
 def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
     trial = live(proven, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.REINSTATE), "ann"))
-    for ailment in (
-        Ailment(AilmentKind.RESET_FAILED, "refused"),
-        Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
-    ):
+    for ailment in (Ailment(AilmentKind.RESET_FAILED, "refused"), PERSONS):
         after = upkeep.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
         assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
     shown = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.quarantine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", shown, ENFORCE, lives.NOW, 0.0)
+    found = upkeep.quarantine(lives.CLEAN, lives.LOST, "autoclave", shown, ENFORCE, lives.NOW, 0.0)
     assert found.quarantine.errors == ((13, 2), (79, 1))
-    again = live(lives.CLEAN, found)
-    assert (
-        upkeep.quarantine(again, Ailment(AilmentKind.LOST, "x"), "me", shown, ENFORCE, LATE, 0.0).quarantine.errors
-        == ()
-    )
+    again = upkeep.quarantine(live(lives.CLEAN, found), lives.LOST, "me", shown, ENFORCE, LATE, 0.0)
+    assert again.quarantine.errors == ()
 
 
 def test_an_operators_quarantine_judges_no_errors():
     shown = Vitals(xids=(Xid(9, 79),))
-    word = upkeep.quarantine(
-        lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", shown, ENFORCE, LATE, 0.0
-    )
+    word = upkeep.quarantine(lives.CLEAN, PERSONS, "ann", shown, ENFORCE, LATE, 0.0)
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
 
 def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
-    found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    assert isinstance(found.event, ev.AilmentFound)
-    assert found.event.ailment.kind is AilmentKind.XID
-    assert upkeep.tend(live(hot, found.event), seen, ENFORCE, LATE, 0.0) == Proceed()
+    worse = noted(hot, upkeep.tend(hot, seen, ENFORCE, LATE, 0.0))
+    assert worse.ailment.kind is AilmentKind.XID
+    assert upkeep.tend(worse, seen, ENFORCE, LATE, 0.0) == Proceed()
 
 
 FLAPS = rows(
@@ -318,7 +298,8 @@ def test_a_burn_in_gives_way_until_it_finds_a_fault():
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.offer(record, ENFORCE, LATE).healthy
     faulty = FAULTY_IN_BURN_IN
-    assert acquire.decide(faulty, facts(), ENFORCE, LATE).reason is Reason.SCRUBBING
+    resetting = Wait(Reason.SCRUBBING, "cannot hand out GPU-1: it is being reset; try again")
+    assert acquire.decide(faulty, facts(), ENFORCE, LATE) == resetting
     assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
     assert not offering.offer(faulty, ENFORCE, LATE).healthy
 
