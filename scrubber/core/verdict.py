@@ -125,7 +125,7 @@ def proven_fault(job: Job) -> Ailment | None:
 
 
 def consequence(
-    failure: Failed, path: ScrubPath, *, escalate: bool, quarantined: bool, given_up: bool = False
+    failure: Failed, path: ScrubPath, *, escalate: bool, quarantined: bool, given_up: bool
 ) -> Consequence:  # fmt: skip
     """What follows a failed path. ``quarantined``: the device is on probation, so it stays in quarantine.
 

@@ -213,6 +213,8 @@ FIRST_LOOKS = rows(
      live(AFTER_REBOOT, ev.ScrubStarted(lives.job(trigger=Trigger.FIRST_LOOK))), ENFORCE, Join()),
     ("a test that follows every tenant does not give way", TESTED_AGAIN, STRICT, Join()),
     ("nor does a reset", RESET_AGAIN, ENFORCE, Join()),
+    ("nor does a job on a quarantined device", live(lives.QUARANTINED, ev.ProbationStarted(
+     lives.job(ScrubPath.SLOW, Trigger.BURN_IN), "ann")), ENFORCE, Join()),
     ("a test that failed is repeated", TEST_FAILED, ENFORCE, SLOW),
 )  # fmt: skip
 
@@ -262,7 +264,8 @@ def test_a_request_for_devices_that_its_owner_partly_has_is_refused():
     assert acquire.partly_held({"GPU-1": Proceed(), "GPU-2": Proceed()}) is None
     refused = acquire.partly_held({"GPU-1": HandOut(), "GPU-2": Proceed()})
     assert refused is not None
-    assert (refused.reason, "GPU-2" in refused.message) == (Reason.IN_USE, True)
+    assert refused.reason is Reason.IN_USE
+    assert refused.message.startswith("cannot hand out GPU-1: this owner already has GPU-2; ")
 
 
 @pytest.mark.parametrize("owner", ["", "job 7"])

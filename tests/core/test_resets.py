@@ -66,7 +66,7 @@ def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
 @pytest.mark.parametrize("path", [ScrubPath.FAST, ScrubPath.SLOW])
 def test_after_a_failed_path_a_reset_is_needed(path):
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
-    then = verdict.consequence(failure, path, escalate=True, quarantined=False)
+    then = verdict.consequence(failure, path, escalate=True, quarantined=False, given_up=False)
     assert then == verdict.Consequence.ESCALATE
     failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
     for refused in (ev.ScrubFailed("job-1", "a bystander has it open"), ev.ScrubInterrupted("job-1", "stopped")):

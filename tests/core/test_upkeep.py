@@ -43,6 +43,7 @@ LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
 CROWD = RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
 UNSEEN = lives.live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
+AFTER_REBOOT = lives.live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
 
@@ -108,6 +109,8 @@ TEND = rows(
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
+    ("a device that was proven is tested after a reboot", AFTER_REBOOT, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Scrub(ScrubPath.SLOW, Trigger.FIRST_LOOK)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(ScrubPath.SLOW, Trigger.FIRST_LOOK)),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),

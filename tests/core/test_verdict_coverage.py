@@ -96,7 +96,10 @@ def test_the_scrubs_own_memory_is_no_fault_of_the_device():
         "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
         "before the scrub; no fault of the device: give it a rule with clear.own_memory 1MiB",
     )
-    assert verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False) == Consequence.LEAVE_DIRTY
+    assert (
+        verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False, given_up=False)
+        == Consequence.LEAVE_DIRTY
+    )
     assert isinstance(without(own=32, allowed="1MiB"), Measurements), "what it says is enough"
 
 
