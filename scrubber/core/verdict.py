@@ -1,4 +1,4 @@
-"""Whether a job proved its device clean.
+"""Whether a job may go on with its next step, and whether it proved its device clean.
 
 Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from policies.model import OnChip, Policy
-from scrubber.core import proof
+from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, worst
 from scrubber.core.measurements import Measurements, Uncovered, own_memory
 from scrubber.core.model import (
@@ -27,6 +27,7 @@ from scrubber.core.model import (
     AilmentKind,
     Baseline,
     Blame,
+    Facts,
     Findings,
     Job,
     Moment,
@@ -34,6 +35,7 @@ from scrubber.core.model import (
     Receipt,
     Record,
     ScrubPath,
+    State,
     Step,
     StepResult,
     Vitals,
@@ -80,6 +82,31 @@ def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     """The steps of a path, without those that the policy leaves out in writing."""
     leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
+
+
+def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced | None:
+    """Why a job must not run this step, or None. Asked again just before each step.
+
+    The job may have outlived its caller, and the device may have a new holder meanwhile.
+    """
+    if record.state is not State.SCRUBBING or record.job is None or record.job.id != job:
+        return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
+    if facts.incarnation != record.incarnation:
+        return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted during the job")
+    if facts.domain_resetting:
+        return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
+    if facts.holders is None:
+        blame = Blame.SERVICE if facts.shortage else Blame.TENANT
+        return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
+    if facts.holders:
+        holders = ownership.holder_names(facts.holders)
+        if ownership.live_container(facts.holders) is not None:
+            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
+        if step is not Step.EVICT:
+            return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
+    if step is Step.RESET and facts.siblings_busy is not False:
+        return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
+    return None
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:

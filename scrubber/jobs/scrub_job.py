@@ -27,7 +27,7 @@ from typing import Protocol
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
-from scrubber.core import fence, leftover, pauses, presence, proof, upkeep, verdict
+from scrubber.core import leftover, pauses, presence, proof, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -356,7 +356,7 @@ class ScrubJob:
             yield unexpected_holder
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
-        return fence.check(self._ledger.records[self.device], self.id, step, facts)
+        return verdict.fence(self._ledger.records[self.device], self.id, step, facts)
 
     async def _observe(self, *, follow_up: bool = True) -> Facts:
         records = self._ledger.records

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies.model import Policy, concessions
-from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
+from scrubber.core import answers, device_status, nvidia_advice, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
@@ -204,7 +204,7 @@ class StatusReporter:
         """NVIDIA's programs that were seen in pods of namespaces that the policy does not name."""
         evict, since = self._context.active_policy.defaults.evict, self._context.now().uptime - UNLISTED_FOR
         return tuple(
-            views.UnlistedProgram(it.exe, it.namespace, cluster_programs.admit(evict.operator_namespaces, it.namespace))
+            views.UnlistedProgram(it.exe, it.namespace, nvidia_advice.admit(evict.operator_namespaces, it.namespace))
             for it, seen in dict(self._elsewhere).items()
             if it.namespace is not None
             and seen >= since

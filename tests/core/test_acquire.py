@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, GateMode, Paths, Proof
-from scrubber.core import acquire, fence, ownership, proof, start, upkeep
+from scrubber.core import acquire, ownership, proof, start, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import (
     AcquireAnswer,
@@ -77,7 +77,7 @@ def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
     assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
     assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
-    fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
+    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
     assert fenced == Fenced(Blame.SERVICE, "the node has too many files open")
 
 
@@ -92,7 +92,7 @@ def test_only_operators_read_which_process_was_too_slow():
     assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
     for waiting in (lives.CLEAN, lives.DIRTY):
         assert upkeep.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
-    fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
+    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
     assert fenced == Fenced(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 
 
@@ -233,7 +233,7 @@ def test_acquire_under_observe(record, seen, answer):
 
 @pytest.mark.parametrize("seen", [facts(), facts((OF_B,))], ids=["free", "used"])
 @pytest.mark.parametrize("record", [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SCRUBBING, lives.QUARANTINED])
-def test_an_exclusive_request_for_a_device_without_tenant_is_like_others(record, seen):
+def test_an_exclusive_request_for_a_free_device_is_like_others(record, seen):
     asked = acquire.decide(record, seen, ENFORCE, later(1), exclusive=True)
     assert asked == acquire.decide(record, seen, ENFORCE, later(1))
 
@@ -259,7 +259,7 @@ def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
     assert {answer(other) for other in ("", "job 8")} == {Refuse(Reason.IN_USE, HELD.format(record.state.value))}
 
 
-def test_a_request_for_devices_that_its_owner_partly_has_is_refused():
+def test_a_request_for_devices_partly_held_is_refused():
     assert acquire.partly_held({"GPU-1": HandOut(), "GPU-2": FAST}) is None
     assert acquire.partly_held({"GPU-1": Proceed(), "GPU-2": Proceed()}) is None
     refused = acquire.partly_held({"GPU-1": HandOut(), "GPU-2": Proceed()})
@@ -401,7 +401,7 @@ FENCE = rows(
 
 @pytest.mark.parametrize(("record", "step", "seen", "blame", "why"), FENCE)
 def test_fence(record, step, seen, blame, why):
-    fenced = fence.check(record, "job-1", step, seen)
+    fenced = verdict.fence(record, "job-1", step, seen)
     assert fenced is None if why is None else fenced is not None and why in fenced.why
     assert fenced is None or fenced.blame is blame
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import acquire, answers, fence, offering, pauses, proof, start, upkeep
+from scrubber.core import acquire, answers, offering, pauses, proof, start, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -181,7 +181,7 @@ def test_i1_enforced_handouts_need_a_valid_proof_and_no_holder(record, seen, now
 
 @given(RECORD, SEEN, st.sampled_from(Step))
 def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
-    if fence.check(record, "job-1", step, seen) is None:
+    if verdict.fence(record, "job-1", step, seen) is None:
         assert record.job.id == "job-1"
         assert seen.holders is not None
         assert not any(holder.container for holder in seen.holders)

@@ -129,7 +129,7 @@ GUARDS = [
 
 
 @pytest.mark.parametrize(("record", "event", "complaint"), GUARDS)
-def test_s16_an_event_that_does_not_fit_the_record_is_refused(record, event, complaint):
+def test_s16_an_event_that_does_not_fit_is_refused(record, event, complaint):
     with pytest.raises(IllegalEventError, match=complaint):
         live(record, event)
 

@@ -96,7 +96,7 @@ def test_only_granted_or_used_devices_may_have_a_pod():
     assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
 
 
-def test_a_job_shows_its_step_progress_and_place_in_the_queue():
+def test_a_job_shows_its_step_and_place_in_the_queue():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     about = ("job-1", "fast", "release")
     assert shown(record, (64, 1000), 12).job == views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)

@@ -32,7 +32,7 @@ from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "acquire", "start", "fence", "ownership", "proof", "pauses", "presence", "burn_in", "leftover", "upkeep",
+    "states", "acquire", "start", "ownership", "proof", "pauses", "presence", "burn_in", "leftover", "upkeep",
     "offering", "ailments", "remedy", "answers", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
