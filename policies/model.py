@@ -16,8 +16,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from policies.base import Duration, Model, Size, Word, impossible
-from policies.hardware import Reset, SettingsPolicy, WhenReset
-from policies.health import Periodic, QuarantinePolicy
+from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.path import ScrubPath
 from scrubber.ground.documents.units import format_duration
 
@@ -92,13 +91,6 @@ class Verify(Word):
     INDEPENDENT = "independent"
 
 
-def check_name(text: str) -> str:
-    """A name that needs no quotes in a metric label, a file name or a log line."""
-    if not NAME.fullmatch(text):
-        raise ValueError("expected a name of lower-case letters, digits and dashes, such as h100-nodes")
-    return text
-
-
 def check_gpu(entry: object) -> object:
     """An index, or the beginning of a UUID. Rejects ``"0"`` in quotes, and ``GPU-``, which matches every device."""
     match entry:
@@ -120,6 +112,8 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
     return check
 
 
+# A name needs no quotes in a metric label, a file name or a log line.
+check_name = _plain(NAME, "a name of lower-case letters, digits and dashes, such as h100-nodes")
 check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
 _check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
 _check_bystander = _plain(
@@ -383,6 +377,27 @@ def _digest(clear: Clear, new_tenant: ScrubPath) -> str:
     """Cached, as every grant asks for it. A more thorough path gives a better proof."""
     thorough = "" if new_tenant is ScrubPath.FAST else new_tenant.value
     return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
+
+
+def concessions(policy: Policy) -> tuple[str, ...]:
+    """One sentence for each promise that this policy gives up, for operators to read before they use the policy."""
+    given_up = {
+        "mode observe: devices are handed out without a proof; the ledger records each such grant": (
+            policy.mode is Mode.OBSERVE
+        ),
+        "paths.first_look fast: an unknown device is not tested, unless a scrub fails": (
+            policy.paths.first_look is ScrubPath.FAST
+        ),
+        "clear.on_chip slow-path: registers and shared memory keep what the last tenant left there, unless the slow"
+        " path or the path reset runs": policy.clear.on_chip is OnChip.SLOW_PATH,
+        "restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt": (
+            policy.restart_on_sick is OnSick.ALLOW
+        ),
+        "proof.survives_restart: use of a device while the service was down is not noticed": (
+            policy.proof.survives_restart
+        ),
+    }
+    return tuple(sentence for sentence, is_given_up in given_up.items() if is_given_up)
 
 
 class Match(Model):

@@ -19,7 +19,7 @@ from scrubber.ground.documents.units import format_duration
 
 __all__ = [
     "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidEvent", "XidFinding", "XidRow",
-    "XidScope", "Xids", "label", "limit", "remedy", "required_action", "row", "treatment", "worst_finding",
+    "XidScope", "Xids", "label", "limit", "remedy", "required_action", "treatment", "worst_finding",
 ]  # fmt: skip
 
 CODE = re.compile(r"[1-9][0-9]{0,8}")
@@ -42,7 +42,6 @@ _REMEDIES = {
     Action.CHECK_MECHANICALS: "check seating, power leads and cables",
     Action.CONTACT_SUPPORT: "contact support; the GPU may have to be replaced (RMA)",
 }
-_STRICTNESS = {action: rank for rank, action in enumerate(Action)}
 
 
 class Preset(Word):
@@ -122,35 +121,27 @@ class XidFinding:
     why: str
 
 
-def row(code: int) -> XidRow | None:
-    """The entry of a code in the catalogue, or None."""
-    return ROWS.get(code)
-
-
 def required_action(code: int, action: str = "") -> Action:
     """The action that a code requires. For the recovery code, its message names the action if it can be read."""
     if code == RECOVERY:
         return _read(action) or Action.NONE
-    known = row(code)
+    known = ROWS.get(code)
     return known.action if known else Action.NONE
 
 
 def remedy(code: int, action: str = "") -> str:
     """The action that the catalogue requires, in words."""
-    if row(code) is None:
+    if ROWS.get(code) is None:
         return "the catalogue does not know it: read the kernel log around it, and ask the vendor"
     if code == RECOVERY and _read(action) is None:
         return "the action that its message in the kernel log names"
-    return (
-        "nothing"
-        if code == RECOVERY and required_action(code, action) is Action.NONE
-        else _REMEDIES[required_action(code, action)]
-    )
+    asked = required_action(code, action)
+    return "nothing" if code == RECOVERY and asked is Action.NONE else _REMEDIES[asked]
 
 
 def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
     """What one event with this code does to a device."""
-    known = row(code)
+    known = ROWS.get(code)
     if code in rules.codes:
         return rules.codes[code]
     if known is None:
@@ -168,7 +159,7 @@ def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
 
 def limit(rules: Xids, code: int) -> Repeats | None:
     """How many events of a counted code quarantine the device. None for codes that one process can cause."""
-    known = row(code)
+    known = ROWS.get(code)
     if not rules.repeats.count or code in rules.codes or (known is not None and known.scope is XidScope.APP):
         return None
     return rules.repeats
@@ -176,7 +167,7 @@ def limit(rules: Xids, code: int) -> Repeats | None:
 
 def label(code: int) -> str:
     """A code with its name."""
-    known = row(code)
+    known = ROWS.get(code)
     return f"xid {code} ({known.mnemonic if known else 'not in the catalogue'})"
 
 
@@ -186,7 +177,7 @@ def worst_finding(rules: Xids, log: Sequence[XidEvent], new: Sequence[XidEvent])
         return None
     fatal = [event for event in new if treatment(rules, event.code, event.action) is Treatment.QUARANTINE]
     if fatal:  # the first of the strictest: later codes are often consequences
-        worst = max(fatal, key=lambda event: _STRICTNESS[required_action(event.code, event.action)])
+        worst = max(fatal, key=lambda event: list(Action).index(required_action(event.code, event.action)))
         asks = f" and asks: {remedy(RECOVERY, worst.action)}" if _announces(worst) else ""
         return XidFinding(worst.code, f"{label(worst.code)} was reported{asks}")
     count, code = max(_repeated(rules, log, new), default=(0, 0))

@@ -1,10 +1,10 @@
-"""The first gate: may this device go to a new tenant?
+"""The first gate: may this device go to a new tenant? And the way back: may it be taken from its last one?
 
 A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second gate, and the same
 rules hold there.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
-Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
+Rule 2: a process of a live container is never touched. ``proof.terminable`` says which processes may be ended.
 Rule 3: the answer ``RecordFirst`` means: record this event, observe again, try again.
 """
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from policies.model import GateMode, Mode, Policy
-from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
+from scrubber.core import answers, burn_in, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
+from scrubber.core.answers import Action
 from scrubber.core.model import Facts, Moment, Record, ScrubPath, State, Trigger
-from scrubber.core.refusals import Action
-from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
 
@@ -49,7 +48,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         if ownership.until_release(record) and ownership.acquired_for(record, owner):
             return answers.Proceed()
         why = f"it is {record.state.value}; run `autoclave release` once its owner has ended"
-        return answers.Refuse(Reason.IN_USE, refusals.sentence(action, record, why))
+        return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
         return under_way(action, record, policy)  # also when it is sick: no device goes out before its job ends
@@ -102,14 +101,14 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
-    if record.ailment is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
-        return answers.Refuse(Reason.SICK, refusals.sentence(action, record, "it is unhealthy"))
+    if record.ailment is not None or diagnose(facts.vitals, record.baseline, policy):
+        return answers.sick(action, record)
     if record.state is State.QUARANTINED:
-        return answers.Refuse(Reason.QUARANTINED, refusals.sentence(action, record, "it is quarantined"))
+        return answers.quarantined(action, record)
     if record.state is State.SCRUBBING:
         return under_way(action, record, policy)
     if facts.domain_resetting:
-        return answers.Wait(Reason.NOT_READY, refusals.sentence(action, record, "it is being reset"))
+        return answers.in_reset(action, record)
     match record.state:
         case State.CLEAN:
             return _from_clean(record, facts, policy, now, action)
@@ -134,7 +133,7 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
 
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
     if facts.holders is None:
-        return refusals.holders_unknown(action, record, facts)
+        return answers.holders_unknown(action, record, facts)
     soiled = proof.ended_by_use(facts)
     if soiled is not None:
         return answers.RecordFirst(soiled)
@@ -156,11 +155,11 @@ def _from_dirty(
 ) -> answers.Scrub | answers.Wait | answers.Refuse:
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
-        return refusals.holders_unknown(action, record, facts)
-    if not eviction.all_terminable(record, facts, policy):
-        return refusals.busy(action, record)
+        return answers.holders_unknown(action, record, facts)
+    if not proof.all_terminable(record, facts, policy):
+        return answers.busy(action, record)
     if proof.reset_forbidden(record, policy):
-        return answers.Refuse(Reason.SICK, refusals.sentence(action, record, proof.RESET_FORBIDDEN))
+        return answers.Refuse(Reason.SICK, answers.sentence(action, record, proof.RESET_FORBIDDEN))
     return answers.Scrub(proof.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
 
 
@@ -170,7 +169,39 @@ def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | 
     if job is None or record.quarantine is not None:
         return answers.Join()
     if job.trigger is Trigger.BURN_IN:
-        return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(action, record)
+        return answers.CancelJob() if burn_in.gives_way(record) else answers.being_reset(action, record)
     # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
     tested = job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()
+
+
+def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> answers.ReleaseAnswer:
+    """May this device be taken back? The caller's word that the last tenant has ended is not enough.
+
+    Record the release, or refuse it. Proceed where the device is not granted.
+
+    ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
+    the ledger, has no grant: no other owner is known, and the observation decides alone.
+    """
+    if record.state not in (State.GRANTED, State.IN_USE):
+        return answers.Proceed()
+    if owner and record.grant is not None and not ownership.acquired_for(record, owner):
+        why = "it was not acquired for this owner; `autoclave status` names its owner"
+        return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.TAKE_BACK, record, why))
+    used = still_in_use(Action.TAKE_BACK, record, facts, now)
+    by = f" by {owner}" if owner else ""
+    return answers.final(used) if used is not None else answers.RecordFirst(ev.Released(f"it was given back{by}"))
+
+
+def still_in_use(action: Action, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
+    """Why a granted device is not free: it is in use or about to be used, or its use is not known. None: it is free."""
+    if ownership.unannounced_pod_has_left(record, facts):
+        return None
+    named = record.owner is not None and record.owner.container is not None
+    if facts.holders is None or (named and facts.owner_alive is None):
+        return answers.holders_unknown(action, record, facts)
+    if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
+        return answers.busy(action, record)
+    if named and ownership.about_to_start(record.owner, now):
+        return answers.busy(action, record)
+    return None

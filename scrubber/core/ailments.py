@@ -25,9 +25,9 @@ def new_errors(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
     return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
 
 
-def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Ailment | None:
-    """The worst new ailment of a device, or None."""
-    return worst(_found(vitals, baseline, policy))
+def diagnose(vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Ailment | None:
+    """The worst new ailment of a device, or None, also if it was not asked."""
+    return worst(_found(vitals, baseline, policy)) if vitals is not None else None
 
 
 def worst(found: Iterable[Ailment]) -> Ailment | None:

@@ -1,14 +1,16 @@
 """The possible answers of each decision: closed unions, matched without a default so that no answer is forgotten.
 
-Tenants read the sentences of ``Wait`` and ``Refuse``: they name the requested device and nothing else.
+Tenants read the sentences of ``Wait`` and ``Refuse``: they name the requested device and nothing else. The functions
+below write them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, ScrubPath, Trigger
+from scrubber.core.model import Blame, Facts, Record, ScrubPath, Trigger
 from scrubber.ground.errors import Reason
 
 
@@ -113,3 +115,62 @@ AcquireAnswer = Proceed | HandOut | Defer | Scrub | Join | CancelJob | Wait | Re
 StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 ReleaseAnswer = Proceed | Refuse | RecordFirst
 TendAnswer = RecordFirst | Scrub | StartProbation | CancelJob | Blocked | Proceed
+
+
+class Action(Enum):
+    """What cannot be done with the device."""
+
+    HAND_OUT = "hand out"
+    START_ON = "start on"
+    TAKE_BACK = "take back"
+
+
+def sentence(action: Action, record: Record, why: str) -> str:
+    """What cannot be done, with which device, and why."""
+    return f"cannot {action.value} {record.device.uuid}: {why}"
+
+
+def why_unknown(facts: Facts) -> str:
+    """Why nothing can be done with a device whose holders could not be determined."""
+    return facts.shortage or "it cannot be proven that no process uses it"
+
+
+def why_unknown_for_operators(facts: Facts) -> str:
+    """The same, with the process that is in the way. Tenants must not read its name."""
+    return f"{why_unknown(facts)}: {facts.held_up}" if facts.held_up else why_unknown(facts)
+
+
+def holders_unknown(action: Action, record: Record, facts: Facts) -> Wait:
+    """Its holders could not be determined."""
+    reason = Reason.SHORTAGE if facts.shortage else Reason.NOT_PROVEN_FREE
+    return Wait(reason, sentence(action, record, why_unknown(facts)))
+
+
+def busy(action: Action, record: Record) -> Wait:
+    """It has a holder that must not be disturbed, or an owner that is about to start."""
+    return Wait(Reason.IN_USE, sentence(action, record, "it is still in use"))
+
+
+def in_reset(action: Action, record: Record) -> Wait:
+    """A reset of a sibling takes it down as well."""
+    return Wait(Reason.NOT_READY, sentence(action, record, "it is being reset"))
+
+
+def sick(action: Action, record: Record) -> Refuse:
+    """It has an ailment."""
+    return Refuse(Reason.SICK, sentence(action, record, "it is unhealthy"))
+
+
+def quarantined(action: Action, record: Record) -> Refuse:
+    """A probation or a person must bring it back first."""
+    return Refuse(Reason.QUARANTINED, sentence(action, record, "it is quarantined"))
+
+
+def being_reset(action: Action, record: Record) -> Wait:
+    """Its job has begun a reset, which cannot be cancelled."""
+    return Wait(Reason.SCRUBBING, sentence(action, record, "it is being reset; try again"))
+
+
+def final(answer: Wait) -> Refuse:
+    """The same no, for a caller that does not wait."""
+    return Refuse(answer.reason, answer.message)

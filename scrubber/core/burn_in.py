@@ -8,7 +8,7 @@ from collections.abc import Collection
 from policies.model import Mode, Policy
 from scrubber.core import presence, proof
 from scrubber.core.model import Moment, Record, ScrubPath, State, Trigger
-from scrubber.core.siblings import siblings
+from scrubber.core.presence import siblings
 
 SPREAD = 0.25  # the pause of a device is longer than the policy's by up to this share; its UUID says by how much
 

@@ -74,41 +74,34 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
             return answers.Offer(healthy=True, why=record.state.value)
         case State.SCRUBBING if burn_in.gives_way(record):
             return answers.Offer(healthy=True, why="burn-in; a request for the device cancels it")
-        case State.SCRUBBING if waits and _scrubbed_lately(record, now):
+        case State.SCRUBBING if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
-        case State.DIRTY if waits and _released_lately(record, now):
+        case State.DIRTY if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="released; containers wait for its scrub")
-        case State.SCRUBBING if _soon_done(record, policy, now):
+        case State.SCRUBBING if _within_budget(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
-        case State.DIRTY if _just_released(record, policy, now):
+        case State.DIRTY if _within_budget(record, policy, now):
             return answers.Offer(healthy=True, why="released, about to be scrubbed")
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
             return answers.Offer(healthy=False, why=record.state.value)
 
 
-def _scrubbed_lately(record: Record, now: Moment) -> bool:
+def _lately(record: Record, now: Moment, within: float) -> bool:
+    """Whether a tenant has left, or a scrub has begun, so lately that the device is probably clean soon.
+
+    A device that is dirty for longer has a holder that does not leave.
+    """
     job = record.job
-    if job is None or record.setback is not None or job.trigger is Trigger.REINSTATE:
+    if record.setback is not None or (job is not None and job.trigger is Trigger.REINSTATE):
         return False
-    return now.uptime - job.started.uptime <= WAITED_FOR
+    if job is None:
+        return record.tenancy_began is not None and now.uptime - record.since.uptime <= within
+    return now.uptime - job.started.uptime <= within
 
 
-def _released_lately(record: Record, now: Moment) -> bool:
-    released = record.setback is None and record.tenancy_began is not None
-    return released and now.uptime - record.since.uptime <= WAITED_FOR
-
-
-def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether a tenant has just left. A device that is dirty for longer has a holder that does not leave."""
-    if record.setback is not None or proof.next_path(record, policy) is not ScrubPath.FAST:
+def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
+    """Whether its scrub probably ends while Allocate waits for it."""
+    path = proof.next_path(record, policy) if record.job is None else record.job.path
+    if path is not ScrubPath.FAST or not pauses.fits_allocate_budget(record, policy):
         return False
-    if not pauses.fits_allocate_budget(record, policy):
-        return False
-    return record.tenancy_began is not None and now.uptime - record.since.uptime <= policy.budgets.allocate
-
-
-def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
-    job = record.job
-    if job is None or record.setback is not None or job.path is not ScrubPath.FAST or job.trigger is Trigger.REINSTATE:
-        return False
-    return pauses.fits_allocate_budget(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate
+    return _lately(record, now, policy.budgets.allocate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.health import Probation
+from policies.hardware import Probation
 from policies.model import Policy
 from scrubber.core.model import Moment, Quarantine, Record, Setback
 

@@ -1,11 +1,11 @@
-"""Whether a device is still there, and what is in its place."""
+"""Whether a device is still there, what is in its place, and which other devices a reset takes down with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from scrubber.core.model import AilmentKind, Record, Vitals
+from scrubber.core.model import AilmentKind, Record, Step, Vitals
 
 TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
 GONE = TAKEN_AWAY | {AilmentKind.LOST}
@@ -43,3 +43,16 @@ def slice_vitals(vitals: Vitals, parent: Vitals | None) -> Vitals:
     if not vitals.lost or parent is None or parent.unresponsive or parent.partial or parent.reset_required:
         return vitals
     return replace(vitals, relaid=parent.relaid or not parent.lost)
+
+
+def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
+    """The other devices that a reset of this one takes down. One that is gone counts: it may return at any moment."""
+    domain = record.device.reset_domain
+    if domain is None:
+        return []
+    return [it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid]
+
+
+def resetting(record: Record, records: Iterable[Record]) -> bool:
+    """Whether a sibling is being reset, or is about to be."""
+    return any(it.job is not None and it.job.step is Step.RESET for it in siblings(record, records))

@@ -1,11 +1,12 @@
-"""Whether the proof that a device is clean is valid, and how thorough the next scrub must be."""
+"""Whether the proof that a device is clean is valid, how thorough the next scrub must be, and what it may end."""
 
 from __future__ import annotations
 
 from policies.hardware import WhenReset
-from policies.model import Policy
+from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Facts, Moment, Receipt, Record, ScrubPath, State, most_thorough
+from scrubber.core import leftover
+from scrubber.core.model import AilmentKind, Facts, Holder, Moment, Receipt, Record, ScrubPath, State, most_thorough
 
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
 
@@ -80,3 +81,15 @@ def reset_forbidden(record: Record, policy: Policy) -> bool:
 def forbids(policy: Policy, path: ScrubPath | None) -> bool:
     """Whether the policy forbids this path, because it has a reset."""
     return path is ScrubPath.RESET and policy.reset.when is WhenReset.NEVER
+
+
+def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
+    """Whether the policy lets a scrub end this process: never a process of a live container."""
+    ends = Eviction.TERMINATE
+    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
+    return leftover.may_end(holder, leftover.span(record), leftovers=leftovers, foreign=foreign)
+
+
+def all_terminable(record: Record, facts: Facts, policy: Policy) -> bool:
+    """Whether a scrub may end every holder. False when the holders are not known."""
+    return facts.holders is not None and all(terminable(holder, record, policy) for holder in facts.holders)

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from policies.model import Mode, OnSick, Policy, Starts
-from scrubber.core import acquire, answers, eviction, ownership, proof, refusals, remedy
+from scrubber.core import acquire, answers, ownership, proof, remedy
 from scrubber.core import events as ev
+from scrubber.core.answers import Action
 from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
-from scrubber.core.refusals import Action
-from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
@@ -61,7 +60,7 @@ def decide(
     """
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
-        return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Action.START_ON, record, unproven))
+        return answers.Refuse(Reason.OWNER_UNKNOWN, answers.sentence(Action.START_ON, record, unproven))
     why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER and not admitted else None
     why_clean = CONTESTED if named is not None and ownership.contested(record, named) else why_clean
     answer = _enforced(record, facts, policy, pod, now, why_clean)
@@ -80,14 +79,14 @@ def in_claim(record: Record, facts: Facts, policy: Policy, claim: str) -> answer
     if stale is not None:
         return answers.RecordFirst(stale)
     if record.state is State.QUARANTINED:
-        return _quarantined(record)
+        return answers.quarantined(Action.START_ON, record)
     if not (ownership.until_release(record) and ownership.acquired_for(record, claim)):
         why = "the claim of the container does not have it"
-        return answers.Refuse(Reason.OTHER_OWNER, refusals.sentence(Action.START_ON, record, why))
+        return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.START_ON, record, why))
     if facts.domain_resetting:
-        return _in_reset(record)
+        return answers.in_reset(Action.START_ON, record)
     if policy.mode is Mode.ENFORCE and record.ailment is not None and _forbids_restart(record.ailment, policy):
-        return _sick(record)
+        return answers.sick(Action.START_ON, record)
     return answers.Proceed()
 
 
@@ -120,7 +119,7 @@ def _enforced(
         return answers.RecordFirst(stale)
     match record.state:
         case State.QUARANTINED:
-            return _quarantined(record)
+            return answers.quarantined(Action.START_ON, record)
         case State.SCRUBBING:
             return _as_start(acquire.under_way(Action.START_ON, record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
@@ -144,17 +143,17 @@ def _from_grant(
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.RecordFirst(unannounced)
     if record.grant is not None and not record.grant.announced:
-        return _busy(record)  # it was granted to a tenant that announces no start
+        return answers.busy(Action.START_ON, record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
-        return _in_reset(record)
+        return answers.in_reset(Action.START_ON, record)
     if record.ailment is not None:
-        return _sick(record)
+        return answers.sick(Action.START_ON, record)
     if facts.holders is None:
-        return _holders_unknown(record, facts)
+        return answers.holders_unknown(Action.START_ON, record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.RecordFirst(ev.Released("its proof ended before a container started on it"))
     if why_clean is not None and _may_have_run(record, facts):
-        return _busy(record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
+        return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
     return _admit(facts, pod, now)
 
 
@@ -163,14 +162,14 @@ def _again(
 ) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what happens."""
     if facts.holders is None:
-        return _holders_unknown(record, facts)
+        return answers.holders_unknown(Action.START_ON, record, facts)
     shared = ownership.shared_use(record, facts)
     if shared is not None:
         return answers.RecordFirst(shared)
     if any(holder.container not in (pod, None) for holder in facts.holders):
-        return _busy(record)
+        return answers.busy(Action.START_ON, record)
     if record.ailment is not None and _forbids_restart(record.ailment, policy):
-        return _sick(record)
+        return answers.sick(Action.START_ON, record)
     crowded = record.owner is not None and record.owner.crowded
     siblings = any(holder.container == pod for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders) and policy.model is not Starts.PER_POD
@@ -179,8 +178,8 @@ def _again(
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
     other_may_come = why_clean == CONTESTED and ownership.just_admitted(record.owner, now)
-    if siblings or other_may_come or not eviction.all_terminable(record, facts, policy):
-        return _busy(record)
+    if siblings or other_may_come or not proof.all_terminable(record, facts, policy):
+        return answers.busy(Action.START_ON, record)
     return answers.RecordFirst(ev.Released(why, restart=True))
 
 
@@ -200,11 +199,11 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
     """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
     if facts.holders is None:
-        return _holders_unknown(record, facts)
+        return answers.holders_unknown(Action.START_ON, record, facts)
     nameless = record.owner is not None and record.owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now)
-    used = still_in_use(Action.START_ON, record, facts, now)
+    used = acquire.still_in_use(Action.START_ON, record, facts, now)
     return used or answers.RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))
 
 
@@ -225,26 +224,6 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
 def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
     """Whether the policy lets no container start again on a device with this ailment."""
     return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
-
-
-def _quarantined(record: Record) -> answers.Refuse:
-    return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Action.START_ON, record, "it is quarantined"))
-
-
-def _in_reset(record: Record) -> answers.Wait:
-    return answers.Wait(Reason.NOT_READY, refusals.sentence(Action.START_ON, record, "it is being reset"))
-
-
-def _sick(record: Record) -> answers.Refuse:
-    return answers.Refuse(Reason.SICK, refusals.sentence(Action.START_ON, record, "it is unhealthy"))
-
-
-def _busy(record: Record) -> answers.Wait:
-    return refusals.busy(Action.START_ON, record)
-
-
-def _holders_unknown(record: Record, facts: Facts) -> answers.Wait:
-    return refusals.holders_unknown(Action.START_ON, record, facts)
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

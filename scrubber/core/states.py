@@ -9,8 +9,8 @@ Rule 4: a device that was quarantined when its job began leaves SCRUBBING for CL
 Rule 5: a device that needs a reset (``due_path``) enters CLEAN only with a receipt that names one.
 Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
 
-The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
-documentation is drawn from this table (``diagram``).
+The ledger replays its rows through the same ``apply``: there is no second way to change anything. The documentation
+shows this table as a diagram.
 
 The table does not show everything. ``ownership`` has the table of owners. Five small machines run beside it, in
 fields of the record:
@@ -28,7 +28,7 @@ fields of the record:
   kubelet's checkpoint names fewer containers, another pod's container may still start: see ``ownership.contested``.
   An older ledger lacks handouts, so it counts as many.
 
-Devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
+Devices are not independent: a reset takes down all devices of a reset domain. ``presence`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
 """
 
@@ -351,13 +351,3 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         fast_seconds=took,
         tested=at.wall if event.receipt.path is not ScrubPath.FAST or record.tested is None else record.tested,
     )
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", "    [*] --> unknown: Discovered"]
-    for state, row in TABLE.items():
-        for target in State:
-            names = [kind.__name__ for kind, to in row.items() if to is target and to is not state]
-            lines += [f"    {state.value} --> {target.value}: {', '.join(names)}"] if names else []
-    return "\n".join(lines) + "\n"

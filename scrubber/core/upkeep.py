@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, refusals, remedy, verdict
+from scrubber.core import answers, burn_in, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -78,7 +78,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     match record.state:
         case State.SCRUBBING:
             # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
-            sick = burn_in.gives_way(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
+            sick = burn_in.gives_way(record) and diagnose(facts.vitals, record.baseline, policy)
             return answers.CancelJob() if sick else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
@@ -165,15 +165,18 @@ def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
     if record.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
-        return _worse(record.ailment, facts, record, policy)
-    now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+        return _worse(record.ailment, record, facts.vitals, policy)
+    now = diagnose(facts.vitals, record.baseline, policy)
     # Count an ailment that was found in use: the quarantine sets a new baseline, so it is not diagnosed again.
     return worst(it for it in (record.ailment, now) if it is not None)
 
 
-def _worse(present: Ailment, facts: Facts, record: Record, policy: Policy) -> Ailment | None:
-    """A worse ailment of a device in use: it decides whether a container may start again."""
-    found = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
+    """A new ailment that ``remedy.rank`` puts above the present one.
+
+    It decides whether a container may start again on a device in use, and when a quarantined device is tested.
+    """
+    found = diagnose(vitals, record.baseline, policy)
     return found if found is not None and remedy.rank(found) > remedy.rank(present) else None
 
 
@@ -295,18 +298,15 @@ def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
 ) -> answers.RecordFirst | answers.StartProbation | answers.Proceed:
     """No probation while the ailment lasts or the device is gone: it could only fail."""
-    gone = _gone(record, facts)
-    if gone is not None:
-        return answers.RecordFirst(quarantine(record, gone, "autoclave", facts.vitals, policy, now, chance))
-    worse_ailment = _worse_in_quarantine(record, facts.vitals, policy)
-    if worse_ailment is not None:
-        return answers.RecordFirst(quarantine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
+    found = _gone(record, facts) or _worse_in_quarantine(record, facts.vitals, policy)
+    if found is not None:
+        return answers.RecordFirst(quarantine(record, found, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another device is reset
     if due is None or seen is None or seen.lost or seen.unresponsive or seen.partial:
         return answers.Proceed()
     lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts, seen)
-    if lasts or not eviction.all_terminable(record, facts, policy):
+    if lasts or not proof.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, seen)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)
@@ -352,18 +352,15 @@ def _relaid(quarantined: Quarantine, facts: Facts) -> Ailment | None:
 
 
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    """A new ailment of a quarantined device, if ``remedy.rank`` puts it above the ailment of the quarantine."""
     if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
         return None  # a device that is not there gets no worse
-    found = diagnose(vitals, record.baseline, policy)
-    present = record.quarantine.ailment
-    return found if found is not None and remedy.rank(found) > remedy.rank(present) else None
+    return _worse(record.quarantine.ailment, record, vitals, policy)
 
 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
-            return answers.Blocked(refusals.why_unknown_for_operators(facts))
+            return answers.Blocked(answers.why_unknown_for_operators(facts))
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
@@ -371,10 +368,10 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
         pause = pauses.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
         if now.uptime - record.setback.at.uptime < pause:
             return answers.Proceed()
-    if eviction.all_terminable(record, facts, policy):
+    if proof.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
-        return answers.Blocked(refusals.why_unknown_for_operators(facts))
+        return answers.Blocked(answers.why_unknown_for_operators(facts))
     return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 

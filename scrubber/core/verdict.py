@@ -1,4 +1,4 @@
-"""Whether a job proved its device clean.
+"""Whether a job may go on with its next step, and whether it proved its device clean.
 
 Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from policies.model import OnChip, Policy
-from scrubber.core import proof
+from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, worst
 from scrubber.core.measurements import Measurements, Uncovered, own_memory
 from scrubber.core.model import (
@@ -27,6 +27,7 @@ from scrubber.core.model import (
     AilmentKind,
     Baseline,
     Blame,
+    Facts,
     Findings,
     Job,
     Moment,
@@ -34,6 +35,7 @@ from scrubber.core.model import (
     Receipt,
     Record,
     ScrubPath,
+    State,
     Step,
     StepResult,
     Vitals,
@@ -55,15 +57,6 @@ Done = Mapping[Step, StepResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Every step of the path passed: what the receipt says about them."""
-
-    steps: tuple[tuple[Step, float], ...]
-    baseline: Baseline
-    measured: Measurements
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """No proof, and why. ``ailment`` is the reason for a quarantine, if the device is to blame."""
 
@@ -73,40 +66,47 @@ class Failed:
     ailment: Ailment
 
 
-Verdict = Passed | Failed
+Verdict = Measurements | Failed  # what a job measured that passed, or why there is no proof
 
 
-@dataclass(frozen=True, slots=True)
-class Escalate:
-    """Try the more thorough path in the same job."""
+class Consequence(Enum):
+    """What follows a failed path."""
 
-    path: ScrubPath
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveDirty:
-    """Not a fault of the device: leave it dirty, try again later."""
-
-
-@dataclass(frozen=True, slots=True)
-class StayInQuarantine:
-    """The probation could not be completed: the device stays in quarantine, for the same reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnterQuarantine:
-    """A fault of the device: quarantine it."""
-
-    ailment: Ailment
-
-
-Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
+    ESCALATE = "the same job takes the path reset"
+    LEAVE_DIRTY = "no fault of the device: it is tried again later"
+    STAY_IN_QUARANTINE = "the probation could not be completed: the reason of the quarantine stays"
+    ENTER_QUARANTINE = "a fault of the device: its ailment is the reason"
 
 
 def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     """The steps of a path, without those that the policy leaves out in writing."""
     leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
+
+
+def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced | None:
+    """Why a job must not run this step, or None. Asked again just before each step.
+
+    The job may have outlived its caller, and the device may have a new holder meanwhile.
+    """
+    if record.state is not State.SCRUBBING or record.job is None or record.job.id != job:
+        return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
+    if facts.incarnation != record.incarnation:
+        return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted during the job")
+    if facts.domain_resetting:
+        return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
+    if facts.holders is None:
+        blame = Blame.SERVICE if facts.shortage else Blame.TENANT
+        return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
+    if facts.holders:
+        holders = ownership.holder_names(facts.holders)
+        if ownership.live_container(facts.holders) is not None:
+            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
+        if step is not Step.EVICT:
+            return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
+    if step is Step.RESET and facts.siblings_busy is not False:
+        return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
+    return None
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
@@ -128,12 +128,12 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     faults = [fault for fault in checks if fault is not None]
     if faults:  # a fault of the device counts first
         return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
-    return _passed(job, done, next_baseline(done[Step.HEALTH].findings.vitals, baseline))
+    return _measurements(job, done)
 
 
 def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
     """The verdict together with what the service itself observed: the worker does not read the error log."""
-    ailment = diagnose(vitals, baseline, policy) if vitals is not None else None
+    ailment = diagnose(vitals, baseline, policy)
     if isinstance(judged, Failed):
         if ailment is None or judged.blame is not Blame.DEVICE:
             return judged
@@ -152,7 +152,7 @@ def proven_fault(job: Job) -> Ailment | None:
 
 
 def consequence(
-    failure: Failed, path: ScrubPath, *, escalate: bool, quarantined: bool, given_up: bool = False
+    failure: Failed, path: ScrubPath, *, escalate: bool, quarantined: bool, given_up: bool
 ) -> Consequence:  # fmt: skip
     """What follows a failed path. ``quarantined``: the device is on probation, so it stays in quarantine.
 
@@ -161,16 +161,16 @@ def consequence(
     # No scrub removes a logged error. A reset because of late answers alone would make the answers of other GPUs late.
     quarantined_at_once = failure.ailment.kind in (AilmentKind.XID, AilmentKind.UNRESPONSIVE)
     if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and not quarantined_at_once:
-        return Escalate(ScrubPath.RESET)
+        return Consequence.ESCALATE
     if failure.blame is Blame.DEVICE:
-        return EnterQuarantine(failure.ailment)
+        return Consequence.ENTER_QUARANTINE
     if quarantined:
-        return StayInQuarantine()
+        return Consequence.STAY_IN_QUARANTINE
     stuck = failure.ailment.kind is AilmentKind.STUCK_PROCESS
-    return EnterQuarantine(failure.ailment) if stuck and given_up else LeaveDirty()
+    return Consequence.ENTER_QUARANTINE if stuck and given_up else Consequence.LEAVE_DIRTY
 
 
-def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:
+def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[str, str], now: Moment) -> Receipt:
     """The receipt of a job that passed. ``policy``: its name with the rule, and its proof digest."""
     name, policy_digest = policy
     draft = Receipt(
@@ -182,12 +182,12 @@ def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, s
         policy=name,
         policy_digest=policy_digest,
         finished=now,
-        steps=passed.steps,
-        baseline=passed.baseline,
+        steps=tuple((result.step, result.seconds) for result in job.results),
+        baseline=next_baseline(job.results[-1].findings.vitals, record.baseline),  # every path ends with health
         previous=record.last_receipt,
         digest="",
         last_owner=record.left_by,
-        **measured(passed.measured),
+        **measured(found),
     )
     digest = digest_of(draft)
     return replace(draft, id=digest[:16], digest=digest)
@@ -357,30 +357,26 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
     return failed(Step.HEALTH, Blame.DEVICE, ailment.detail, ailment) if ailment else None
 
 
-def _passed(job: Job, done: Done, baseline: Baseline) -> Passed:
+def _measurements(job: Job, done: Done) -> Measurements:
     """The measurements of a job that passed. Of two coverages the smaller one counts."""
     clear, covered, allocatable = done[Step.CLEAR].findings, _covered(done), _allocatable(done)
     scratch, selftest = done.get(Step.SCRATCH), done.get(Step.SELFTEST)
     holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
-    return Passed(
-        steps=tuple((result.step, result.seconds) for result in job.results),
-        baseline=baseline,
-        measured=Measurements(
-            covered_bytes=covered,
-            allocatable_bytes=allocatable,
-            residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
-            processes_found=len(holders),
-            processes_terminated=sum(len(result.findings.terminated) for result in job.results),
-            residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
-            uncovered=_remainder(clear.uncovered, allocatable - covered),
-            patterns=clear.patterns,
-            units=scratch.findings.units if scratch else None,
-            units_reached=scratch.findings.units_reached if scratch else None,
-            shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
-            tests=selftest.findings.tests if selftest else (),
-            searched_bytes=clear.searched_bytes,
-            unsupported=done[Step.SETTINGS].findings.unsupported,
-        ),
+    return Measurements(
+        covered_bytes=covered,
+        allocatable_bytes=allocatable,
+        residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
+        processes_found=len(holders),
+        processes_terminated=sum(len(result.findings.terminated) for result in job.results),
+        residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
+        uncovered=_remainder(clear.uncovered, allocatable - covered),
+        patterns=clear.patterns,
+        units=scratch.findings.units if scratch else None,
+        units_reached=scratch.findings.units_reached if scratch else None,
+        shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
+        tests=selftest.findings.tests if selftest else (),
+        searched_bytes=clear.searched_bytes,
+        unsupported=done[Step.SETTINGS].findings.unsupported,
     )
 
 

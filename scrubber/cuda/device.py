@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Protocol
 from uuid import UUID
 
-from scrubber.core import drivers
+from scrubber.core import nvidia_advice
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import faults, warmth
 from scrubber.cuda.card import (
@@ -375,10 +375,10 @@ def _memory_of_host(manager: MemoryManager, *, integrated: bool, tables: bool) -
     if integrated:
         return f"its memory is integrated into the host's; {harm}, so such devices are not supported"
     if manager is MemoryManager.LINUX:
-        return f"its memory is a NUMA node of the host; {harm}; {drivers.MANAGE_MEMORY}"
+        return f"its memory is a NUMA node of the host; {harm}; {nvidia_advice.MANAGE_MEMORY}"
     if tables and manager is not MemoryManager.DRIVER:
         unsaid = "/proc/driver/nvidia/params and gpus do not say that the driver manages it"
-        return f"it shares its memory with the host, and {unsaid}; {drivers.MANAGE_MEMORY}"
+        return f"it shares its memory with the host, and {unsaid}; {nvidia_advice.MANAGE_MEMORY}"
     return None
 
 

@@ -7,7 +7,7 @@ By the meanings that the header of the CUDA driver gives. Not in the table, beca
 
 from __future__ import annotations
 
-from scrubber.core import drivers
+from scrubber.core import nvidia_advice
 
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
@@ -15,7 +15,7 @@ TOO_MUCH = frozenset({INVALID_VALUE, 701})  # a launch asked for more than there
 
 _REMEDIES = {
     "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
-    f"{drivers.INSTALL}; and libcuda.so.1 of the loaded driver": {34, 35, 36, 803, 804},
+    f"{nvidia_advice.INSTALL}; and libcuda.so.1 of the loaded driver": {34, 35, 36, 803, 804},
     "no fault of the device: the driver refuses what this release of Autoclave asks for; update Autoclave, or the"
     " driver if it is old, and report this message with the GPU's model and the driver's version": {
         *(INVALID_VALUE, 9, 400, 701, 720, 800, 801),  # parameters, handles, resources, rights or calls

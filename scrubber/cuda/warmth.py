@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from scrubber.core import drivers
+from scrubber.core import nvidia_advice
 
 _CUPY = "cupy"
 # numpy's libraries start threads while they are loaded, and a process with threads cannot fork safely.
@@ -31,7 +31,7 @@ def missing() -> str | None:
     spec = importlib.util.find_spec(_CUPY)
     if spec is not None and spec.origin is not None:  # without an origin it is a folder, not a package
         return None
-    return f"CuPy is not installed: {drivers.INSTALL}"
+    return f"CuPy is not installed: {nvidia_advice.INSTALL}"
 
 
 def warm() -> str:
@@ -48,7 +48,7 @@ def _with_extra(version: str) -> str:
     """By the folders of packages beside CuPy. To ask for the metadata of packages takes longer than to load them."""
     spec = importlib.util.find_spec(_CUPY)
     folders = Path(spec.origin).parents[:2] if spec is not None and spec.origin is not None else ()
-    found = [extra for extra in drivers.SINCE for it in folders if any(it.glob(f"cupy_{extra}x-*.dist-info"))]
+    found = [extra for extra in nvidia_advice.SINCE for it in folders if any(it.glob(f"cupy_{extra}x-*.dist-info"))]
     return f"{version} ({found[0]})" if len(found) == 1 else version
 
 

@@ -26,8 +26,9 @@ from itertools import groupby, pairwise
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
-from scrubber.core import fence, leftover, pauses, proof, siblings, upkeep, verdict
+from scrubber.core import leftover, pauses, presence, proof, upkeep, verdict
 from scrubber.core.answers import Fenced
+from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Blame,
     Facts,
@@ -328,7 +329,7 @@ class ScrubJob:
             yield unexpected_holder
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
-        return fence.check(self._ledger.records[self.device], self.id, step, facts)
+        return verdict.fence(self._ledger.records[self.device], self.id, step, facts)
 
     async def _observe(self, *, follow_up: bool = True) -> Facts:
         records = self._ledger.records
@@ -336,7 +337,7 @@ class ScrubJob:
         if record.device.reset_domain is None:
             return await self._observer.full(record, follow_up=follow_up)
         facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
-        return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
+        return replace(facts, domain_resetting=presence.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
@@ -346,7 +347,7 @@ class ScrubJob:
         waits = self._context.slots.waits
         return [
             replace(other, state=State.DIRTY) if waits(other.device.uuid) else other
-            for other in siblings.siblings(record, records.values())
+            for other in presence.siblings(record, records.values())
         ]
 
     # -- the ledger
@@ -393,12 +394,12 @@ class ScrubJob:
         if record is None or record.job is None:
             return True
         judged = verdict.judge(record.job, record.baseline, self._policy)
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             vitals, unexpected_holder = await self._last_vitals()
         else:
             vitals, unexpected_holder = await self._observer.health.vitals(self.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)
         await self._ledger.append(self.op, (self.device, event))
@@ -432,21 +433,21 @@ class ScrubJob:
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()
-        if isinstance(judged, verdict.Passed):
+        if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
         escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.quarantine is not None
         given_up = pauses.given_up(record, self._policy, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
-            case verdict.Escalate(path):
-                return ev.Escalated(job.id, judged.detail, path)
-            case verdict.EnterQuarantine(ailment):
+            case verdict.Consequence.ESCALATE:
+                return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)
+            case verdict.Consequence.ENTER_QUARANTINE:
                 chance = int(self._context.token(2), 16) / 2**16
-                return upkeep.quarantine(record, ailment, "autoclave", vitals, self._policy, now, chance)
-            case verdict.StayInQuarantine():
+                return upkeep.quarantine(record, judged.ailment, "autoclave", vitals, self._policy, now, chance)
+            case verdict.Consequence.STAY_IN_QUARANTINE:
                 return upkeep.interruption(record, judged.detail, now)
-            case verdict.LeaveDirty():
+            case verdict.Consequence.LEAVE_DIRTY:
                 return ev.ScrubFailed(job.id, judged.detail)
 
     async def _give_up(self, why: str) -> None:

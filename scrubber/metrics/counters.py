@@ -148,7 +148,7 @@ class ServiceCounters:
         gone = vitals.lost and presence.taken_away(record)  # the XIDs then belong to the device in its place
         for xid in vitals.xids:
             if xid.number > last and not gone:
-                code = str(xid.code) if xids.row(xid.code) is not None else OTHER
+                code = str(xid.code) if xids.ROWS.get(xid.code) is not None else OTHER
                 self._instruments.count(table.XIDS, record.device.name, uuid, code)
         self._newest_xid[uuid] = max((last, *(xid.number for xid in vitals.xids)))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from policies.model import Policy
-from scrubber.core import ownership, siblings, upkeep
+from scrubber.core import ownership, presence, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
@@ -65,7 +65,7 @@ class ServiceContext:
 
     def with_domain(self, record: Record, facts: Facts) -> Facts:
         """The facts, and whether a reset of a sibling is under way."""
-        if record.device.reset_domain is None or not siblings.resetting(record, self.ledger.records.values()):
+        if record.device.reset_domain is None or not presence.resetting(record, self.ledger.records.values()):
             return facts
         return replace(facts, domain_resetting=True)
 

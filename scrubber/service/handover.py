@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from scrubber.core import acquire, answers, ownership, refusals, release, start
+from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
+from scrubber.core.answers import Action
 from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
-from scrubber.core.refusals import Action
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
 from scrubber.ground.device_messages import GrantedDevice, Proof
@@ -272,7 +272,7 @@ class Handover:
         context = self._context
         record = context.ledger.records[device]
         facts = await context.complete(record, await context.observer.full(record))
-        return release.decide(record, facts, context.now(), owner)
+        return acquire.take_back(record, facts, context.now(), owner)
 
     async def _final_answer(
         self, op: str, decision: Callable[[Record], Awaitable[A]], action: Action, device: str
@@ -284,12 +284,12 @@ class Handover:
             answer = await decision(record)
             if isinstance(answer, answers.CancelJob):
                 if not await self._context.jobs.cancel_unless_resetting(device):
-                    return refusals.being_reset(action, record)
+                    return answers.being_reset(action, record)
             elif isinstance(answer, answers.RecordFirst):
                 await self._context.ledger.append(op, (device, answer.event))
             else:
                 return answer
-        return answers.Refuse(Reason.INTERNAL, refusals.sentence(action, record, NO_DECISION))
+        return answers.Refuse(Reason.INTERNAL, answers.sentence(action, record, NO_DECISION))
 
     async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""

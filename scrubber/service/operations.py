@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partialmethod
 
 from policies.model import Policy
+from scrubber.core import answers, ownership, proof, remedy, upkeep
 from scrubber.core import events as ev
-from scrubber.core import eviction, ownership, proof, refusals, remedy, upkeep
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
@@ -135,9 +135,9 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
     """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
     device = record.device.uuid
     if facts.holders is None:
-        why = refusals.why_unknown_for_operators(facts)
+        why = answers.why_unknown_for_operators(facts)
         raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
-    stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
+    stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
     if stuck:
         names = ownership.holder_names(tuple(stuck))
         raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from policies import concessions
-from policies.model import Policy
-from scrubber.core import answers, cluster_programs, device_status, offering, presence, proof, views
+from policies.model import Policy, concessions
+from scrubber.core import answers, device_status, nvidia_advice, offering, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
@@ -178,7 +177,7 @@ class StatusReporter:
         """NVIDIA's programs that were seen in pods of namespaces that the policy does not name."""
         evict, since = self._context.active_policy.defaults.evict, self._context.now().uptime - UNLISTED_FOR
         return tuple(
-            views.UnlistedProgram(it.exe, it.namespace, cluster_programs.admit(evict.operator_namespaces, it.namespace))
+            views.UnlistedProgram(it.exe, it.namespace, nvidia_advice.admit(evict.operator_namespaces, it.namespace))
             for it, seen in dict(self._elsewhere).items()
             if it.namespace is not None
             and seen >= since
@@ -189,7 +188,7 @@ class StatusReporter:
     def _concessions(self) -> tuple[str, ...]:
         """The concessions of all policies in force for a device, each sentence once."""
         policies = map(self._policy, self._context.ledger.records.values())
-        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions.of(policy)))
+        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions(policy)))
 
 
 def _ailment(record: Record) -> str:

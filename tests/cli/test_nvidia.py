@@ -21,7 +21,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.api import client
-from scrubber.core import drivers
+from scrubber.core import nvidia_advice
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
 from tests.devices.nvidia.health.events_seen import until
@@ -87,7 +87,7 @@ def test_a_gpu_too_old_for_the_kernels_is_not_offered(service, autoclave):
     assert not [entry.text for entry in history if entry.kind in ("scrub-started", "probation-started")]
 
 
-NO_CUPY = f"CuPy is not installed: {drivers.INSTALL}"
+NO_CUPY = f"CuPy is not installed: {nvidia_advice.INSTALL}"
 CANNOT = "no memory of a real GPU can be cleared"
 BROKEN = "CuPy is installed but cannot be loaded: ImportError: libcudart.so.99: no such file"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from policies.model import Evict, Eviction, Mode, Paths, Policy
 from scrubber.core import events as ev
 from scrubber.core import states, verdict
+from scrubber.core.answers import RecordFirst
+from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -110,7 +113,7 @@ def passed(record: Record, at: Moment = NOW, policy: Policy = ENFORCE) -> ev.Scr
     assert record.job is not None
     done = replace(record.job, results=results(record.job.path))
     judged = verdict.judge(done, record.baseline, policy)
-    assert isinstance(judged, verdict.Passed)
+    assert isinstance(judged, Measurements)
     receipt = verdict.write_receipt(record, done, judged, ("defaults", policy.proof_digest), at)
     return ev.ScrubPassed(done.id, receipt)
 
@@ -138,6 +141,12 @@ def live(record: Record | None, *events: ev.Event, at: Moment = NOW) -> Record:
         record = states.apply(record, ev.LedgerEntry(0, DEVICE.uuid, at, "op", event))
     assert record is not None
     return record
+
+
+def noted(record: Record, answer: object, at: Moment = NOW) -> Any:  # noqa: ANN401 - tests read its optional fields
+    """The record after the event that this answer wants recorded first."""
+    assert isinstance(answer, RecordFirst), answer
+    return live(record, answer.event, at=at)
 
 
 UNKNOWN = live(None, ev.Discovered(DEVICE, HERE))

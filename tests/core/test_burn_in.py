@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Periodic
+from policies.hardware import Periodic
 from policies.model import Mode, Policy
-from scrubber.core import burn_in
+from scrubber.core import burn_in, presence
 from scrubber.core import events as ev
-from scrubber.core.model import Record, ScrubPath, State, Trigger
+from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger
 from tests.core import lives
 from tests.core.lives import ENFORCE, later, live, rows
 
@@ -22,6 +22,11 @@ AFTER_A_TENANT = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.FAST, Tri
 def named(name: str, record: Record = lives.CLEAN, domain: str | None = None, resource: str = "a/gpu") -> Record:
     """One of several devices."""
     return replace(record, device=replace(record.device, uuid=name, reset_domain=domain, resource=resource))
+
+
+def out(kind: AilmentKind) -> Record:
+    """A device that is quarantined for this ailment."""
+    return replace(lives.QUARANTINED, quarantine=lives.quarantine(Ailment(kind, ""), None))
 
 
 ONE = named("GPU-1")
@@ -43,8 +48,11 @@ def test_spare_devices_stay_clean_during_a_burn_in(others: list[Record], spare: 
 NEAR = rows(
     ("it takes a clean one with it", [named("GPU-2", domain="switch"), named("GPU-3")], 1),
     ("that one is in use", [named("GPU-2", lives.IN_USE, "switch"), named("GPU-3")], -1),
+    ("that one is quarantined", [named("GPU-2", out(AilmentKind.ECC), "switch"), named("GPU-3")], -1),
+    *((f"that one is {kind.value}: it may return", [named("GPU-2", out(kind), "switch"), named("GPU-3")], 1)
+      for kind in sorted(presence.GONE, key=str)),
     ("that one is in use elsewhere", [named("GPU-2", lives.IN_USE, "another"), named("GPU-3")], 1),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("others", "spare"), NEAR)

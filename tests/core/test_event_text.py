@@ -32,7 +32,7 @@ RECEIPT = Receipt(
 PROVEN = replace(
     RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"),
-    units=132, units_reached=132, shared_unreached_bytes=132 * 1024, tests=("address", "arithmetic"),
+    units=132, units_reached=132, shared_unreached_bytes=132 * 1024, tests=("address", "arithmetic"), last_owner="4711",
 )  # fmt: skip
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
 REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
@@ -49,7 +49,7 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended")),
     (ev.ScrubPassed("job-1", PROVEN),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
-      "64 bytes of residue found, 1 of 2 processes ended; the device was reset; "
+      "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711; the device was reset; "
       "not covered: 3B own context, 2B unexplained; memory on the chip overwritten on 132 of 132 units; "
       "132KiB of it out of reach; tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
@@ -61,18 +61,12 @@ LIFE = [
      "handed out to 4711 (grant grant-1, receipt r-1), until it is released"),
     (ev.GrantedUnproven(replace(GRANT, owner="4711"), "not scrubbed"),
      "handed out to 4711 WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
-    (ev.ScrubPassed("job-1", replace(RECEIPT, last_owner="4711")),
-     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
-      "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711")),
-    (ev.GrantedUnproven(GRANT, "not scrubbed"),
-     "handed out WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
      "in use by pod-a, and by another pod's container as well: unauthorised use"),
     (ev.PutInUse(Owner("pod-a", NOW, unannounced=True)), "in use by pod-a, which is unannounced"),
     (ev.PutInUse(Owner(None, NOW, unannounced=True)), "in use by a process without a known container"),
-    (ev.PutInUse(Owner(None, NOW)), "in use by a process without a known container"),
     (ev.AilmentFound(lives.LOST),
      "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),
     (ev.ErrorsNoted(((13, 2), (43, 1)), 9),

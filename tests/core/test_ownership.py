@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core import events as ev
-from scrubber.core import leftover, ownership, proof, states
-from scrubber.core.model import Holder, Owner, Vitals
+from scrubber.core import leftover, ownership, states
+from scrubber.core.model import Holder, Owner
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live, rows
 
@@ -36,13 +36,6 @@ def test_the_checkpoint_is_read_only_where_nothing_else_can_tell(owner, holders,
 def test_a_tenancy_without_announced_starts_begins_with_its_first_grant():
     again = live(lives.UNANNOUNCED, ev.Granted(lives.grant(lives.UNANNOUNCED, announced=False)), at=later(7))
     assert leftover.span(again) == (NOW.uptime, math.inf)
-
-
-def test_a_holder_or_leaked_memory_ends_the_proof():
-    assert proof.ended_by_use(facts()) is None
-    assert proof.ended_by_use(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
-    leaking = facts(vitals=Vitals(leaked_bytes=7))
-    assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are in use, but no visible process holds them")
 
 
 def test_pods_on_a_device_kept_until_release_are_expected():
@@ -166,3 +159,14 @@ LATE = rows(
 @pytest.mark.parametrize(("owner", "sighting", "recorded"), LATE)
 def test_a_late_sighting_changes_the_present_owner(owner, sighting, recorded):
     assert ownership.late(owner, sighting) == recorded
+
+
+@pytest.mark.parametrize(
+    ("record", "pod", "new"), [(lives.IN_USE, A, True), (lives.IN_USE, B, False), (lives.CLEAN, A, False)]
+)
+def test_the_runtime_names_the_container_of_the_owner_once(record, pod, new):
+    event = ownership.named(record, pod, "team/a/main")
+    assert (event is not None) is new
+    if event is not None:
+        assert event == ev.PutInUse(replace(PRESENT, name="team/a/main"))
+        assert ownership.named(live(record, event), pod, "team/a/main") is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Periodic
+from policies.hardware import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
 from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, start, upkeep
@@ -13,8 +13,9 @@ from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbatio
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
+from scrubber.ground.errors import Reason
 from tests.core import lives
-from tests.core.lives import ENFORCE, facts, later, live, rows
+from tests.core.lives import ENFORCE, facts, later, live, noted, rows
 
 LATE = later(10_000)
 COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
@@ -88,15 +89,13 @@ def test_probation_waits_until_the_ailment_is_no_longer_reported(kind, vitals):
     assert isinstance(tend(out(kind)), StartProbation)
 
 
-def test_an_unrelated_sign_does_not_delay_a_probation():
-    assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == StartProbation(
-        ScrubPath.FAST
-    )
-
-
-def test_links_that_are_down_do_not_delay_a_probation():
-    down = Vitals(signs=(Sign(AilmentKind.LINKS, "1 of 18 NVLinks is down"),))
-    assert tend(out(AilmentKind.LINKS), down) == StartProbation(ScrubPath.RESET)
+@pytest.mark.parametrize(
+    ("kind", "sign", "path"),
+    [(AilmentKind.HEAT, AilmentKind.PCIE, ScrubPath.FAST), (AilmentKind.LINKS, AilmentKind.LINKS, ScrubPath.RESET)],
+    ids=["an unrelated sign", "links that are down"],
+)
+def test_these_signs_do_not_delay_a_probation(kind, sign, path):
+    assert tend(out(kind), Vitals(signs=(Sign(sign, "so"),))) == StartProbation(path)
 
 
 def there(uuid, place="0000:3b:00.0", record=lives.CLEAN, **more):
@@ -122,22 +121,11 @@ def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wante
 
 
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
-    found = upkeep.tend(LOST_THERE, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    gone = live(LOST_THERE, found.event)
-    assert gone.quarantine is not None
+    seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
+    gone = noted(LOST_THERE, upkeep.tend(LOST_THERE, seen, ENFORCE, LATE, 0.0))
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == StartProbation(ScrubPath.RESET)
-
-
-def test_the_result_of_a_probation_is_kept():
-    trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(ScrubPath.FAST), "autoclave"))
-    failed = upkeep.quarantine(
-        trial, Ailment(AilmentKind.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
-    )
-    assert (failed.quarantine.last_try, failed.quarantine.probes) == ("clear failed", 1)
-    assert out(AilmentKind.HEAT).quarantine.last_try == ""
 
 
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.IN_USE, lives.GRANTED])
@@ -165,16 +153,14 @@ def test_a_probation_judges_only_errors_after_its_start():
     assert tend(record, burst, lives.NOW) == Proceed()
     counted = tend(record, burst)
     assert counted == RecordFirst(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, counted.event), burst) == StartProbation(ScrubPath.RESET)
+    assert tend(noted(record, counted), burst) == StartProbation(ScrubPath.RESET)
 
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
     assert required_action(support) is Action.CONTACT_SUPPORT
-    found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
-    assert isinstance(found, RecordFirst)
-    after = live(out(AilmentKind.HEAT), found.event).quarantine
-    assert after is not None
+    hot = out(AilmentKind.HEAT)
+    after = noted(hot, tend(hot, Vitals(xids=(Xid(1, support),)), lives.NOW)).quarantine
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
@@ -190,19 +176,15 @@ def test_a_silent_device_is_reset_only_with_a_second_sign(vitals, kind, path):
     record = out(AilmentKind.UNRESPONSIVE)
     found = tend(record, vitals)
     if isinstance(found, RecordFirst):
-        record = live(record, found.event)
+        record = noted(record, found)
         found = tend(record, at=later(100_000))
-    assert record.quarantine is not None
     assert (record.quarantine.ailment.kind, found) == (kind, StartProbation(path))
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
-    found = tend(record, Vitals(lost=True))
-    assert isinstance(found, RecordFirst)
-    after = live(record, found.event)
-    assert after.quarantine is not None
+    after = noted(record, tend(record, Vitals(lost=True)))
     assert after.quarantine.ailment.kind is AilmentKind.LOST
     assert "it was quarantined before: so it is" in after.quarantine.ailment.detail
     assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
@@ -218,10 +200,8 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.REPLACED])
 def test_a_quarantined_gpu_becomes_replaced_when_it_has_a_successor(kind):
     record = out(kind)
-    found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    after = live(record, found.event).quarantine
-    assert after is not None
+    seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
+    after = noted(record, upkeep.tend(record, seen, ENFORCE, LATE, 0.0)).quarantine
     assert after.ailment.kind is AilmentKind.REPLACED
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
 
@@ -236,20 +216,16 @@ def test_a_probation_is_as_thorough_as_the_next_scrub():
     assert proof.next_path(rebooted, ENFORCE) is ScrubPath.SLOW
 
 
-CUT = [
-    (
-        "memory",
-        lives.result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=Mismatch(0, 0, 1, 1)),
-        AilmentKind.MEMORY_FAULT,
-    ),
-    ("arithmetic", lives.result(Step.SELFTEST, outcome=Outcome.FAILED, deviating=(7,)), AilmentKind.COMPUTE_FAULT),
-]
+CUT = rows(
+    ("memory", Step.CLEAR, {"mismatch": Mismatch(0, 0, 1, 1)}, AilmentKind.MEMORY_FAULT),
+    ("arithmetic", Step.SELFTEST, {"deviating": (7,)}, AilmentKind.COMPUTE_FAULT),
+)
 
 
-@pytest.mark.parametrize(("what", "result", "kind"), CUT, ids=[it[0] for it in CUT])
+@pytest.mark.parametrize(("step", "findings", "kind"), CUT)
 @pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
-def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, kind):
-    del what
+def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings, kind):
+    result = lives.result(step, outcome=Outcome.FAILED, **findings)
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
     after = live(record, upkeep.interruption(record, "killed", LATE))
     assert after.quarantine is not None
@@ -259,59 +235,52 @@ def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, 
 def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
     trial = live(proven, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.REINSTATE), "ann"))
-    for ailment in (
-        Ailment(AilmentKind.RESET_FAILED, "refused"),
-        Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
-    ):
+    for ailment in (Ailment(AilmentKind.RESET_FAILED, "refused"), PERSONS):
         after = upkeep.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
         assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
 
 
-def test_a_proven_hardware_fault_is_not_called_flapping():
-    flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
-    for kind, shown in (
-        (AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT),
-        (AilmentKind.HEAT, AilmentKind.FLAPPING),
-    ):
-        found = upkeep.quarantine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
-        assert found.quarantine.ailment.kind is shown
-        assert found.quarantine.next_probe is None
-
-
 def test_a_quarantine_says_which_errors_were_judged_with_it():
     shown = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.quarantine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", shown, ENFORCE, lives.NOW, 0.0)
+    found = upkeep.quarantine(lives.CLEAN, lives.LOST, "autoclave", shown, ENFORCE, lives.NOW, 0.0)
     assert found.quarantine.errors == ((13, 2), (79, 1))
-    again = live(lives.CLEAN, found)
-    assert (
-        upkeep.quarantine(again, Ailment(AilmentKind.LOST, "x"), "me", shown, ENFORCE, LATE, 0.0).quarantine.errors
-        == ()
-    )
+    again = upkeep.quarantine(live(lives.CLEAN, found), lives.LOST, "me", shown, ENFORCE, LATE, 0.0)
+    assert again.quarantine.errors == ()
 
 
 def test_an_operators_quarantine_judges_no_errors():
     shown = Vitals(xids=(Xid(9, 79),))
-    word = upkeep.quarantine(
-        lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", shown, ENFORCE, LATE, 0.0
-    )
+    word = upkeep.quarantine(lives.CLEAN, PERSONS, "ann", shown, ENFORCE, LATE, 0.0)
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
 
 def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
-    found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
-    assert isinstance(found, RecordFirst)
-    assert isinstance(found.event, ev.AilmentFound)
-    assert found.event.ailment.kind is AilmentKind.XID
-    assert upkeep.tend(live(hot, found.event), seen, ENFORCE, LATE, 0.0) == Proceed()
+    worse = noted(hot, upkeep.tend(hot, seen, ENFORCE, LATE, 0.0))
+    assert worse.ailment.kind is AilmentKind.XID
+    assert upkeep.tend(worse, seen, ENFORCE, LATE, 0.0) == Proceed()
 
 
-@pytest.mark.parametrize("offset", [-1e9, 1e9])
-def test_a_clock_that_was_wrong_makes_no_device_flap(offset):
-    record = replace(lives.DIRTY, returns=(LATE.wall + abs(offset),) * 5)
-    taken = upkeep.quarantine(record, Ailment(AilmentKind.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
-    assert taken.quarantine.ailment.kind is AilmentKind.HEAT
+FLAPS = rows(
+    ("a free device falls sick again", lives.DIRTY, AilmentKind.HEAT, True),
+    ("a quarantined device falls sick again", lives.QUARANTINED, AilmentKind.HEAT, True),
+    ("a free device is lost", lives.DIRTY, AilmentKind.LOST, True),
+    ("a quarantined device is lost: it has not returned", lives.QUARANTINED, AilmentKind.LOST, False),
+    ("a proven fault of the hardware is worse", lives.CLEAN, AilmentKind.MEMORY_FAULT, False),
+    ("a process that does not end is no fault of the device", lives.DIRTY, AilmentKind.STUCK_PROCESS, False),
+)
+
+
+@pytest.mark.parametrize(("record", "kind", "flaps"), FLAPS)
+def test_a_device_that_returned_often_flaps_unless_excused(record, kind, flaps):
+    often = replace(record, returns=(lives.NOW.wall,) * 5)
+    assert entered(often, Ailment(kind, "x")).ailment.kind is (AilmentKind.FLAPPING if flaps else kind)
+
+
+def test_a_clock_that_was_wrong_makes_no_device_flap():
+    record = replace(lives.DIRTY, returns=(later(1e9).wall,) * 5)
+    assert entered(record, HOT).ailment == HOT
 
 
 def burning(step=None):
@@ -329,7 +298,8 @@ def test_a_burn_in_gives_way_until_it_finds_a_fault():
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.offer(record, ENFORCE, LATE).healthy
     faulty = FAULTY_IN_BURN_IN
-    assert isinstance(acquire.decide(faulty, facts(), ENFORCE, LATE), Wait)
+    resetting = Wait(Reason.SCRUBBING, "cannot hand out GPU-1: it is being reset; try again")
+    assert acquire.decide(faulty, facts(), ENFORCE, LATE) == resetting
     assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
     assert not offering.offer(faulty, ENFORCE, LATE).healthy
 
@@ -362,12 +332,6 @@ def test_the_next_burn_in_is_timed_despite_clock_changes():
     )
 
 
-def test_a_reinstated_device_is_not_offered_during_its_scrub():
-    record = live(out(AilmentKind.ECC), ev.Reinstated("ann"))
-    record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
-    assert not offering.offer(record, ENFORCE, lives.NOW).healthy
-
-
 def test_a_grave_error_without_a_verdict_needs_a_reset():
     new, fell_off = Baseline(), Vitals(xids=(Xid(7, 79),))
     assert upkeep.earlier_errors(new, None, ENFORCE) is None
@@ -375,3 +339,28 @@ def test_a_grave_error_without_a_verdict_needs_a_reset():
     assert upkeep.earlier_errors(new, COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
     assert upkeep.earlier_errors(new, fell_off, ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
     assert upkeep.earlier_errors(Baseline(last_xid=7), fell_off, ENFORCE) is None
+
+
+ROW = Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
+HOT = Ailment(AilmentKind.HEAT, "hot")
+PERSONS = Ailment(AilmentKind.OPERATOR, "it hums (asked by ann)", sticky=True)
+
+
+def entered(record, ailment):
+    """The quarantine for this ailment a minute later."""
+    return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
+
+
+def test_an_operators_quarantine_does_not_replace_a_lasting_ailment():
+    words = "it hums (asked by ann)"
+    assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
+    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
+    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
+    assert reported == replace(ROW, detail=f"{ROW.detail}; {words}")
+
+
+def test_only_a_probation_sets_last_try():
+    tried = entered(lives.PROBED, HOT)
+    assert tried.last_try == "hot"
+    assert entered(lives.QUARANTINED, HOT).last_try == ""
+    assert entered(lives.SCRUBBING, HOT).last_try == ""

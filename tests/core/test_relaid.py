@@ -11,7 +11,7 @@ from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger, Vitals
 from tests.core import lives
-from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
+from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
 
 LATE = later(10_000)
 FREE = [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SOILED, lives.SET_BACK]
@@ -26,11 +26,9 @@ def tend(record, vitals, at=LATE, policy=ENFORCE):
     return upkeep.tend(record, facts(vitals=vitals), policy, at, 0.0)
 
 
-def after(record: Record, vitals: Vitals, at=LATE) -> Record:
+def after(record, vitals, at=LATE):
     """The record after what is noted of it."""
-    found = tend(record, vitals, at)
-    assert isinstance(found, RecordFirst), found
-    return live(record, found.event, at=at)
+    return noted(record, tend(record, vitals, at), at)
 
 
 def reason(record: Record) -> AilmentKind:
@@ -38,7 +36,7 @@ def reason(record: Record) -> AilmentKind:
     return record.quarantine.ailment.kind
 
 
-def gone(record=lives.CLEAN, at=LATE) -> Record:
+def gone(record=lives.CLEAN, at=LATE):
     """After its GPU was laid out anew."""
     return after(slice_of(record), RELAID, at)
 
@@ -89,7 +87,6 @@ def test_relaid_replaces_every_other_reason_of_a_quarantine(kind):
     first = Ailment(kind, "so it is")
     record = slice_of(live(lives.CLEAN, upkeep.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
     out = after(record, RELAID).quarantine
-    assert out is not None
     assert out.ailment.kind is AilmentKind.RELAID
     assert record.quarantine is not None
     waited = record.quarantine.next_probe is None

@@ -4,13 +4,11 @@ import pytest
 from hypothesis import given
 
 from policies.hardware import Reset, WhenReset
-from policies.load import load, load_text
-from policies.model import Paths, Policy
+from policies.model import Policy
 from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
-from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
@@ -42,11 +40,6 @@ def test_by_default_a_device_without_a_fault_is_not_reset(record):
     assert scrubbed(record, proof.next_path(record, ENFORCE)).state is State.CLEAN
 
 
-@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.DIRTY])
-def test_policy_strict_resets_always(record):
-    assert resets(record, load("strict").defaults)
-
-
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in PLAIN])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.SCRUBBING])
 def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
@@ -73,8 +66,8 @@ def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
 @pytest.mark.parametrize("path", [ScrubPath.FAST, ScrubPath.SLOW])
 def test_after_a_failed_path_a_reset_is_needed(path):
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
-    then = verdict.consequence(failure, path, escalate=True, quarantined=False)
-    assert then == verdict.Escalate(ScrubPath.RESET)
+    then = verdict.consequence(failure, path, escalate=True, quarantined=False, given_up=False)
+    assert then == verdict.Consequence.ESCALATE
     failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
     for refused in (ev.ScrubFailed("job-1", "a bystander has it open"), ev.ScrubInterrupted("job-1", "stopped")):
         assert resets(live(failed, refused))
@@ -102,11 +95,6 @@ def test_a_path_that_does_more_is_more_thorough():
     assert fast < slow < reset
 
 
-def test_a_proof_without_resets_is_none_where_policy_demands_them():
-    slow, reset = (Policy(paths=Paths(new_tenant=path)).proof_digest for path in (ScrubPath.SLOW, ScrubPath.RESET))
-    assert slow != reset
-
-
 NO_RESETS = Policy(reset=Reset(when=WhenReset.NEVER))
 NEEDS_ONE = live(lives.UNKNOWN, ev.ErrorsNoted(((48, 1),), 1, grave=True))
 
@@ -116,13 +104,11 @@ NEEDS_ONE = live(lives.UNKNOWN, ev.ErrorsNoted(((48, 1),), 1, grave=True))
 def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
     seen, late = lives.facts(), lives.later(lives.NOW.uptime)
     answer = upkeep.tend(record, seen, NO_RESETS, late, 0.0)
-    assert isinstance(answer, answers.RecordFirst)
-    assert isinstance(answer.event, ev.Quarantined)
-    assert answer.event.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
-    out = live(record, answer.event)
+    out = lives.noted(record, answer)
+    assert out.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
     assert upkeep.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
     assert upkeep.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
-    shown = device_status.quarantine_status(answer.event.quarantine, None, late)
+    shown = device_status.quarantine_status(out.quarantine, None, late)
     assert (shown.next_path, shown.sticky, shown.next_probe_seconds) == ("", True, None)
     assert "reboot the node" in device_status.advice(out, reset_forbidden=True)[0]
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
@@ -137,10 +123,3 @@ def test_a_request_is_refused_while_its_reset_is_forbidden():
     assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW) == answers.Scrub(
         ScrubPath.FAST, Trigger.ACQUIRE
     )
-
-
-@pytest.mark.parametrize("place", ["first_look", "new_tenant"])
-def test_a_policy_cannot_forbid_and_demand_resets(place):
-    text = f"name: x\ndefaults: {{reset: {{when: never}}, paths: {{{place}: reset}}}}\n"
-    with pytest.raises(DocumentError, match=f"found reset.when never with paths.{place} reset"):
-        load_text(text, "x.yaml")

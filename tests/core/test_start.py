@@ -30,7 +30,6 @@ def seen_starting_pod():
 
 
 START = rows(
-    ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, ADMIT),
     ("a grant of somebody who never says that he starts", lives.UNANNOUNCED, facts(), ENFORCE, BUSY),
     ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
      ADMIT),
@@ -52,24 +51,12 @@ START = rows(
      facts((OF_A,), since=AWAY), ENFORCE, ADMIT),
     ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("a restart of the same owner", lives.IN_USE, facts(alive=True), ENFORCE, Proceed()),
-    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.IN_USE, facts((OF_A,), alive=True),
-     ENFORCE, Proceed()),
-    ("a restart where somebody else has appeared", lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, CROWD),
     ("the same, once that is written down", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
     ("a restart while nothing of the pod runs: it is about to come", lives.IN_USE, facts(alive=False), ENFORCE, ADMIT),
     ("the same, nobody can say what runs", lives.IN_USE, facts(), ENFORCE, ADMIT),
     ("a restart in a pod that is there", lives.IN_USE, seen_starting_pod(), ENFORCE, Proceed()),
-    ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
-     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
     ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_starting_pod(), ENFORCE,
      Admit(ev.PutInUse(Owner(A, later(1), seen=True)))),
-    ("R11 the kubelet was restarted since the grant, and its container runs", lives.GRANTED,
-     facts((OF_A,), epoch="epoch-2"), ENFORCE, ADMIT),
-    ("R11 the kubelet was restarted since the grant, and nobody is there", lives.GRANTED, facts(epoch="epoch-2"),
-     ENFORCE, ADMIT),
-    ("W16 no sight of processes: nothing restarts", lives.IN_USE, facts(None, alive=True), ENFORCE,
-     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("a user that was seen before it had a name", lives.USED_BY_HOST, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("a nameless user that is gone was somebody else", lives.USED_BY_HOST, facts(), ENFORCE,
@@ -78,11 +65,8 @@ START = rows(
      ENFORCE, BUSY),
     ("W12 nobody can say whether the other owner lives", lives.IN_USE_BY_B, facts(alive=None), ENFORCE,
      Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
-    ("W17 another owner is alive", lives.IN_USE_BY_B, facts(alive=True), ENFORCE, BUSY),
     ("a start is no proof of ownership: the container on it may be anybody's", lives.IN_USE_BY_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
-    ("S1 the same devices, another owner: no restart", lives.IN_USE_BY_B, facts(alive=False), ENFORCE,
-     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
      Scrub(ScrubPath.SLOW, Trigger.START)),
     ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
@@ -91,7 +75,6 @@ START = rows(
      Scrub(ScrubPath.FAST, Trigger.START)),
     ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
     ("a start on a clean device with an old proof", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
-    ("a start on a dirty device that is in use", lives.DIRTY, facts((OF_B,)), ENFORCE, BUSY),
     ("a sick device that was not granted", lives.SICK_DIRTY, facts(), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
     ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
@@ -144,14 +127,14 @@ MODELS = rows(
     ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
      (ADMIT, FIRST, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
-    ("another pod", lives.IN_USE_BY_B, facts(alive=False),
+    ("S1 another pod on the same device: no restart", lives.IN_USE_BY_B, facts(alive=False),
      (RecordFirst(ev.Released("another owner is about to start, and its last owner is gone")),) * 3),
-    ("another pod, and its last user lives", lives.IN_USE_BY_B, facts(alive=True), (BUSY,) * 3),
+    ("W17 another pod, and the owner lives", lives.IN_USE_BY_B, facts(alive=True), (BUSY,) * 3),
     ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
      (RecordFirst(ev.Released(start.CROWDED, restart=True)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
-    ("nobody can look", lives.IN_USE, facts(None),
+    ("W16 no sight of processes", lives.IN_USE, facts(None),
      (Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
 )  # fmt: skip
 
@@ -318,3 +301,31 @@ CLAIMS = rows(
 def test_the_starting_pod(owners, wanted):
     found = start.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
     assert (found.reason if isinstance(found, (Wait, Refuse)) else found) == wanted
+
+
+JOB_OF_A_CLAIM = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="claim 7")))
+NOT_ITS_OWN = Refuse(Reason.OTHER_OWNER, "cannot start on GPU-1: the claim of the container does not have it")
+ALLOWS_SICK = ENFORCE.model_copy(update={"restart_on_sick": OnSick.ALLOW})
+SICK_CLAIM = live(JOB_OF_A_CLAIM, ev.AilmentFound(lives.LOST))
+IN_CLAIM = rows(
+    ("its own device", JOB_OF_A_CLAIM, facts(), ENFORCE, Proceed()),
+    ("its own device, whoever is on it", JOB_OF_A_CLAIM, facts(None), ENFORCE, Proceed()),
+    ("a device of another claim", replace(JOB_OF_A_CLAIM, grant=lives.KEPT.grant), facts(), ENFORCE, NOT_ITS_OWN),
+    ("a device whose starts are announced", replace(JOB_OF_A_CLAIM, grant=replace(lives.grant(lives.CLEAN),
+     owner="claim 7")), facts(), ENFORCE, NOT_ITS_OWN),
+    ("a device that was given back", lives.DIRTY, facts(), ENFORCE, NOT_ITS_OWN),
+    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+    ("a sibling is being reset", JOB_OF_A_CLAIM, replace(facts(), domain_resetting=True), ENFORCE,
+     Wait(Reason.NOT_READY, "cannot start on GPU-1: it is being reset")),
+    ("the node was rebooted", JOB_OF_A_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
+     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("a sick device", SICK_CLAIM, facts(), ENFORCE, SICK),
+    ("a sick device where the policy allows restarts", SICK_CLAIM, facts(), ALLOWS_SICK, Proceed()),
+    ("observe: a sick device", SICK_CLAIM, facts(), OBSERVE, Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), IN_CLAIM)
+def test_a_container_starts_on_the_devices_of_its_claim(record, seen, policy, answer):
+    assert start.in_claim(record, seen, policy, "claim 7") == answer

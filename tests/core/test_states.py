@@ -1,149 +1,48 @@
 """The law of the table, one line a law; and what each event changes besides the state."""
 
-import re
 import typing
 from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import states
-from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step
+from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
 from scrubber.core.states import TABLE, IllegalEventError
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 
 EVENTS = set(typing.get_args(ev.Event))
-MOVES = {(state, kind, to) for state, row in TABLE.items() for kind, to in row.items() if to is not state}
-STAYS = {(state, kind) for state, row in TABLE.items() for kind, to in row.items() if to is state}
 IN_USE = {State.GRANTED, State.IN_USE}
 JOBLESS = set(State) - {State.SCRUBBING}
+IN_A_JOB = {State.SCRUBBING: State.SCRUBBING}
+LAW: dict[type[ev.Event], dict[State, State]] = {
+    ev.Described: {it: it for it in State},
+    ev.ErrorsNoted: {it: it for it in JOBLESS},
+    ev.Distrusted: {**dict.fromkeys(JOBLESS, State.UNKNOWN), State.QUARANTINED: State.QUARANTINED},
+    ev.ScrubStarted: dict.fromkeys((State.UNKNOWN, State.DIRTY, State.CLEAN), State.SCRUBBING),
+    ev.ProbationStarted: {State.QUARANTINED: State.SCRUBBING},
+    ev.StepStarted: IN_A_JOB,
+    ev.StepFinished: IN_A_JOB,
+    ev.Escalated: IN_A_JOB,
+    ev.ScrubPassed: {State.SCRUBBING: State.CLEAN},  # no other event makes a device clean
+    ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
+    ev.ScrubInterrupted: {State.SCRUBBING: State.DIRTY},
+    ev.Soiled: {State.CLEAN: State.DIRTY},
+    ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
+    ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),
+    ev.PutInUse: dict.fromkeys((State.UNKNOWN, *IN_USE), State.IN_USE),
+    ev.Released: dict.fromkeys(IN_USE, State.DIRTY),
+    ev.AilmentFound: {it: it for it in IN_USE},
+    ev.Quarantined: dict.fromkeys(set(State) - IN_USE, State.QUARANTINED),  # never while a tenant has the device
+    ev.Reinstated: {State.QUARANTINED: State.DIRTY},  # nothing was proven
+}
+MOVES = {(state, kind, to) for kind, row in LAW.items() for state, to in row.items() if to is not state}
 
 
-def entering(target):
-    return {(state, kind) for state, kind, to in MOVES if to is target}
-
-
-def accepting(kind):
-    return {state for state, row in TABLE.items() if kind in row}
-
-
-# -- the law
-
-
-def test_every_state_has_a_row():
+def test_the_table_is_the_law_of_each_event():
     assert set(TABLE) == set(State)
-
-
-def test_every_event_except_discovered_is_in_the_table():
-    assert {kind for row in TABLE.values() for kind in row} == EVENTS - {ev.Discovered}
-
-
-def test_only_a_clean_device_can_become_granted_with_proof():
-    proven = {(state, kind) for state, kind in entering(State.GRANTED) if kind is not ev.GrantedUnproven}
-    assert proven == {(State.CLEAN, ev.Granted)}
-
-
-def test_no_unproven_grant_during_a_job_or_quarantine():
-    assert accepting(ev.GrantedUnproven) == set(State) - {State.SCRUBBING, State.QUARANTINED}
-
-
-def test_only_a_passed_scrub_makes_a_device_clean():
-    assert entering(State.CLEAN) == {(State.SCRUBBING, ev.ScrubPassed)}
-
-
-def test_only_probation_or_a_reinstatement_leaves_the_quarantine_state():
-    assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted, ev.Reinstated}
-
-
-def test_any_device_that_has_no_tenant_can_be_quarantined():
-    assert accepting(ev.Quarantined) == set(State) - IN_USE
-    assert entering(State.QUARANTINED) == {
-        (state, ev.Quarantined) for state in set(State) - IN_USE - {State.QUARANTINED}
-    }
-
-
-def test_no_scrub_starts_on_a_granted_or_used_device():
-    idle = {State.UNKNOWN, State.DIRTY, State.CLEAN}
-    started = {(state, ev.ScrubStarted) for state in idle}
-    assert entering(State.SCRUBBING) == started | {(State.QUARANTINED, ev.ProbationStarted)}
-
-
-def test_a_failed_job_leaves_the_device_dirty_or_quarantined():
-    left = {(kind, to) for state, kind, to in MOVES if state is State.SCRUBBING and to is not State.CLEAN}
-    assert left == {
-        (ev.ScrubFailed, State.DIRTY),
-        (ev.ScrubInterrupted, State.DIRTY),
-        (ev.Quarantined, State.QUARANTINED),
-    }
-
-
-def test_these_events_alone_make_a_device_dirty():
-    assert entering(State.DIRTY) == {
-        (State.GRANTED, ev.Released),
-        (State.IN_USE, ev.Released),
-        (State.CLEAN, ev.Soiled),
-        (State.SCRUBBING, ev.ScrubFailed),
-        (State.SCRUBBING, ev.ScrubInterrupted),
-        (State.QUARANTINED, ev.Reinstated),  # nothing was proven
-    }
-
-
-def test_only_granted_or_unknown_devices_become_in_use():
-    assert entering(State.IN_USE) == {(State.GRANTED, ev.PutInUse), (State.UNKNOWN, ev.PutInUse)}
-
-
-def test_distrust_needs_no_running_job_and_ends_no_quarantine():
-    assert accepting(ev.Distrusted) == JOBLESS
-    assert {to for _, kind, to in MOVES if kind is ev.Distrusted} == {State.UNKNOWN}
-    assert (State.QUARANTINED, ev.Distrusted) in STAYS
-
-
-def test_events_that_only_note_something_change_no_state():
-    assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
-    assert {state for state, kind in STAYS if kind is ev.ErrorsNoted} == accepting(ev.ErrorsNoted) == JOBLESS
-
-
-def test_events_of_a_job_are_legal_only_while_scrubbing():
-    for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated, ev.ScrubPassed, ev.ScrubFailed, ev.ScrubInterrupted):
-        assert accepting(kind) == {State.SCRUBBING}
-
-
-def test_events_about_steps_do_not_change_the_state():
-    assert {(State.SCRUBBING, kind) for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated)} <= STAYS
-
-
-def test_an_ailment_during_a_tenancy_keeps_the_state():
-    assert accepting(ev.AilmentFound) == IN_USE
-    assert {state for state, kind in STAYS if kind is ev.AilmentFound} == IN_USE
-
-
-def test_a_repeated_grant_or_use_changes_no_state():
-    assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)} <= STAYS
-
-
-def test_no_other_event_keeps_the_state():
-    staying = {
-        ev.Described,
-        ev.Distrusted,
-        ev.StepStarted,
-        ev.StepFinished,
-        ev.Escalated,
-        ev.AilmentFound,
-        ev.ErrorsNoted,
-    }
-    kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)}
-    assert {it for it in STAYS if it[1] not in staying} == kept | {(State.QUARANTINED, ev.Quarantined)}
-    assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
-
-
-def test_the_diagram_shows_exactly_the_moves_of_the_table():
-    head, first, *arrows = states.diagram().splitlines()
-    assert (head, first.split()) == ("stateDiagram-v2", ["[*]", "-->", "unknown:", "Discovered"])
-    drawn = re.findall(r"^ {4}(\w+) --> (\w+): (\w+(?:, \w+)*)$", "\n".join(arrows), re.MULTILINE)
-    assert len(drawn) == len(arrows)
-    moves = {(state, name, to) for state, to, names in drawn for name in names.split(", ")}
-    assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in MOVES}
+    assert set(LAW) == EVENTS - {ev.Discovered}
+    assert {kind: {state: row[kind] for state, row in TABLE.items() if kind in row} for kind in LAW} == LAW
 
 
 # -- the law, applied
@@ -184,79 +83,44 @@ def test_an_undiscovered_device_accepts_no_other_event(kind):
         live(None, events_about(lives.UNKNOWN)[kind])
 
 
-def test_s16_an_event_that_describes_another_device_is_refused():
-    other = replace(lives.DEVICE, uuid="GPU-2")
-    with pytest.raises(IllegalEventError, match="cannot be discovered as GPU-2"):
-        live(None, ev.Discovered(other, lives.HERE))
-    with pytest.raises(IllegalEventError, match="describes another device"):
-        live(lives.CLEAN, ev.Described(other))
-
-
-def test_a_device_is_discovered_once():
-    with pytest.raises(IllegalEventError, match="discovered twice"):
-        live(lives.UNKNOWN, ev.Discovered(lives.DEVICE, lives.HERE))
-
-
 # -- the guards
 
 
-OTHER_JOB = [
+PASSED = lives.passed(lives.SCRUBBING)
+OTHER_JOB = (
     ev.StepStarted("job-9", Step.CLEAR, ScrubPath.FAST),
     ev.StepFinished("job-9", lives.result(Step.CLEAR)),
     ev.Escalated("job-9", "clear failed", ScrubPath.SLOW),
-    replace(lives.passed(lives.SCRUBBING), job="job-9"),
+    replace(PASSED, job="job-9"),
     ev.ScrubFailed("job-9", "x"),
     ev.ScrubInterrupted("job-9", "x"),
+)
+OTHER_RECEIPT = (
+    ({"device": "GPU-2"}, "for another device"),
+    ({"incarnation": lives.REBOOTED}, "another boot or driver"),
+    ({"incarnation": lives.RELOADED}, "another boot or driver"),
+    ({"previous": None}, "does not follow"),
+    ({"previous": "0000"}, "does not follow"),
+)
+GUARDS = [
+    *((lives.SCRUBBING, event, "another job") for event in OTHER_JOB),
+    *((lives.SCRUBBING, replace(PASSED, receipt=replace(PASSED.receipt, **it)), why) for it, why in OTHER_RECEIPT),
+    (lives.PROBED, ev.ScrubFailed("job-1", "x"), "ends clean or in quarantine"),
+    (lives.PROBED, ev.ScrubInterrupted("job-1", "x"), "ends clean or in quarantine"),
+    (lives.SICK_DIRTY, ev.ScrubStarted(lives.job()), "has an ailment"),
+    (lives.SICK_GRANTED, ev.Granted(lives.grant(lives.SICK_GRANTED)), "has an ailment"),
+    (lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt=None)), "another receipt"),
+    (lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt="0000")), "another receipt"),
+    (lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)), "another receipt"),
+    (lives.CLEAN, ev.Described(replace(lives.DEVICE, uuid="GPU-2")), "describes another device"),
+    (None, ev.Discovered(replace(lives.DEVICE, uuid="GPU-2"), lives.HERE), "cannot be discovered as GPU-2"),
 ]
 
 
-@pytest.mark.parametrize("event", OTHER_JOB, ids=lambda event: type(event).__name__)
-def test_an_event_of_another_job_is_refused(event):
-    with pytest.raises(IllegalEventError, match="another job"):
-        live(lives.SCRUBBING, event)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"device": "GPU-2"}, "for another device"),
-        ({"incarnation": lives.REBOOTED}, "another boot or driver"),
-        ({"incarnation": lives.RELOADED}, "another boot or driver"),
-        ({"previous": None}, "does not follow"),
-        ({"previous": "0000"}, "does not follow"),
-    ],
-)
-def test_a_receipt_of_another_device_boot_or_chain_is_refused(change, complaint):
-    event = lives.passed(lives.SCRUBBING)
+@pytest.mark.parametrize(("record", "event", "complaint"), GUARDS)
+def test_s16_an_event_that_does_not_fit_is_refused(record, event, complaint):
     with pytest.raises(IllegalEventError, match=complaint):
-        live(lives.SCRUBBING, replace(event, receipt=replace(event.receipt, **change)))
-
-
-@pytest.mark.parametrize("event", [ev.ScrubFailed("job-1", "x"), ev.ScrubInterrupted("job-1", "x")], ids=str)
-def test_a_probation_cannot_end_dirty(event):
-    with pytest.raises(IllegalEventError, match="ends clean or in quarantine"):
-        live(lives.PROBED, event)
-
-
-def test_a_device_with_an_ailment_is_not_scrubbed():
-    with pytest.raises(IllegalEventError, match="has an ailment"):
-        live(lives.SICK_DIRTY, ev.ScrubStarted(lives.job()))
-
-
-def test_a_device_with_an_ailment_is_not_granted_again():
-    with pytest.raises(IllegalEventError, match="has an ailment"):
-        live(lives.SICK_GRANTED, ev.Granted(lives.grant(lives.SICK_GRANTED)))
-
-
-@pytest.mark.parametrize("receipt", [None, "0000"])
-def test_a_grant_must_name_the_valid_receipt(receipt):
-    with pytest.raises(IllegalEventError, match="another receipt"):
-        live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt=receipt)))
-
-
-def test_an_unproven_grant_never_becomes_a_proven_one():
-    with pytest.raises(IllegalEventError, match="another receipt"):
-        live(lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)))
+        live(record, event)
 
 
 # -- what an event changes besides the state
@@ -312,6 +176,8 @@ CHANGES = [
      {"job": None, "setback": Setback("busy", AT, 1)}),
     ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
      ev.ScrubFailed("job-1", "still busy"), {"job": None, "setback": Setback("still busy", AT, 2)}),
+    ("a burn-in that failed makes no path due", live(lives.CLEAN, ev.ScrubStarted(lives.job(trigger=Trigger.BURN_IN))),
+     ev.ScrubFailed("job-1", "busy"), {"job": None, "setback": Setback("busy", AT, 1)}),
     ("an interrupted job is no setback", lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x"), {"job": None}),
     ("errors that were heard are no news", lives.CLEAN, ev.ErrorsNoted(((13, 2),), 7),
      {"baseline": replace(lives.CLEAN.baseline, last_xid=7), "errors_noted": AT.uptime}),
@@ -396,21 +262,8 @@ def test_the_durations_of_the_last_five_fast_scrubs_are_kept():
     began = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
     before = replace(began, fast_seconds=(1.0, 2.0, 3.0, 4.0, 5.0))
     assert live(before, lives.passed(before), at=AT).fast_seconds == (2.0, 3.0, 4.0, 5.0, 7.0)
-    slow = live(
-        live(lives.DIRTY, ev.ScrubStarted(lives.job(ScrubPath.SLOW))),
-        lives.passed(live(lives.DIRTY, ev.ScrubStarted(lives.job(ScrubPath.SLOW)))),
-        at=AT,
-    )
-    assert slow.fast_seconds == ()
-
-
-def test_a_passed_probation_ends_the_quarantine_as_a_return():
-    clean = live(lives.PROBED, lives.passed(lives.PROBED), at=AT)
-    assert (clean.quarantine, clean.returns) == (None, (AT.wall,))
-
-
-def test_an_ordinary_scrub_is_no_return():
-    assert live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)).returns == ()
+    slow = live(lives.DIRTY, ev.ScrubStarted(lives.job(ScrubPath.SLOW)))
+    assert live(slow, lives.passed(slow), at=AT).fast_seconds == ()
 
 
 def test_the_newest_ten_returns_are_kept():
@@ -420,10 +273,6 @@ def test_the_newest_ten_returns_are_kept():
 
 def test_a_running_probation_keeps_the_quarantine_and_is_counted():
     assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, replace(lives.quarantine(), probes=1))
-
-
-def test_a_failed_probation_returns_the_device_to_quarantine():
-    assert live(lives.PROBED, ev.Quarantined(lives.quarantine())).state is State.QUARANTINED
 
 
 def test_receipts_form_a_chain():

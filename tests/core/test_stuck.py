@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import pauses, remedy, upkeep, verdict
+from scrubber.core import pauses, upkeep, verdict
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -21,17 +21,12 @@ from scrubber.core.model import (
     Record,
     ScrubPath,
     Setback,
-    Sign,
-    State,
     Step,
     Trigger,
     Vitals,
-    Xid,
 )
-from scrubber.core.remedy import Course
-from scrubber.core.verdict import EnterQuarantine, LeaveDirty, StayInQuarantine
 from tests.core import lives
-from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, rows
+from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, facts, later, live, noted, rows
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
 GIVE_UP = ENFORCE.evict.give_up
@@ -75,28 +70,23 @@ def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
     assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
 
 
-@pytest.mark.parametrize(
-    ("policy", "seconds", "given_up"),
-    [
-        (ENFORCE, GIVE_UP - 0.001, False),
-        (ENFORCE, GIVE_UP, True),
-        (patient("30s"), 29, False),
-        (patient("30s"), 30, True),
-    ],
+TWICE = trial(STUCK, before=failed(trial(STUCK), NOW))
+OTHERS = trial(OTHER, before=failed(trial(STUCK), NOW))
+GIVEN_UP = rows(
+    ("just before the time of the default policy", TWICE, ENFORCE, GIVE_UP - 0.001, False),
+    ("at the time of the default policy", TWICE, ENFORCE, GIVE_UP, True),
+    ("just before the time of another policy", TWICE, patient("30s"), 29, False),
+    ("at the time of another policy", TWICE, patient("30s"), 30, True),
+    ("at the first scrub", trial(STUCK), ENFORCE, 1e6, False),
+    ("at the first scrub without patience", trial(STUCK), patient("0s"), 0, True),
+    ("nobody was told to end", trial(before=failed(trial(STUCK), NOW)), ENFORCE, 1e6, False),
+    ("another process was told to end", OTHERS, ENFORCE, 1e6, False),
 )
-def test_a_stuck_process_is_given_up_after_the_policys_time(policy, seconds, given_up):
-    record = trial(STUCK, before=failed(trial(STUCK), NOW))
+
+
+@pytest.mark.parametrize(("record", "policy", "seconds", "given_up"), GIVEN_UP)
+def test_a_stuck_process_is_given_up_after_the_policys_time(record, policy, seconds, given_up):
     assert pauses.given_up(record, policy, later(seconds)) is given_up
-
-
-def test_zero_patience_gives_up_a_stuck_process_at_once():
-    assert not pauses.given_up(trial(STUCK), ENFORCE, later(1e6))
-    assert pauses.given_up(trial(STUCK), patient("0s"), NOW)
-
-
-@pytest.mark.parametrize("stuck", [(), (OTHER,)], ids=["nobody was told to end", "another one was"])
-def test_only_the_same_stuck_process_can_be_given_up(stuck):
-    assert not pauses.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
 
 
 def test_the_ailment_repeats_what_evict_says_about_the_process():
@@ -105,22 +95,6 @@ def test_the_ailment_repeats_what_evict_says_about_the_process():
     judged = verdict.judge(record.job, record.baseline, ENFORCE)
     assert isinstance(judged, verdict.Failed)
     assert (judged.blame, judged.ailment) == (Blame.TENANT, Ailment(AilmentKind.STUCK_PROCESS, "evict failed: x"))
-
-
-THEN = rows(
-    ("it is waited for", SICK, Blame.TENANT, False, False, LeaveDirty()),
-    ("it was waited for long enough", SICK, Blame.TENANT, False, True, EnterQuarantine(SICK)),
-    ("its device is out for something else", SICK, Blame.TENANT, True, True, StayInQuarantine()),
-    ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, LeaveDirty()),
-    ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, LeaveDirty()),
-)
-
-
-@pytest.mark.parametrize(("ailment", "blame", "quarantined", "given_up", "then"), THEN)
-@pytest.mark.parametrize("path", ScrubPath)
-def test_a_stuck_process_quarantines_only_after_it_is_given_up(ailment, blame, quarantined, given_up, then, path):
-    failure = verdict.failed(Step.EVICT, blame, "x", ailment)
-    assert verdict.consequence(failure, path, escalate=True, quarantined=quarantined, given_up=given_up) == then
 
 
 # -- and back
@@ -144,12 +118,6 @@ BACK = rows(
 @pytest.mark.parametrize(("holders", "policy", "answer"), BACK)
 def test_probation_starts_once_the_device_has_no_holder(holders, policy, answer):
     assert upkeep.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
-
-
-def test_a_due_slow_path_outlives_a_stuck_process():
-    assert upkeep.tend(
-        out(replace(lives.DIRTY, due_path=ScrubPath.SLOW)), facts(), ENFORCE, later(90), 0.0
-    ) == StartProbation(ScrubPath.SLOW)
 
 
 # -- while its pod counts as alive: a killed container's process stays in its control group
@@ -187,20 +155,10 @@ def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer
 def test_a_device_with_a_hung_process_is_quarantined_after_release():
     gone = upkeep.tend(SICK_BEFORE, facts(alive=False), ENFORCE, later(1e4), 0.0)
     assert gone == RecordFirst(ev.Released("its owner is gone"))
-    out = upkeep.tend(live(SICK_BEFORE, gone.event), facts(), ENFORCE, later(1e4), 0.0)
-    assert isinstance(out, RecordFirst)
-    assert isinstance(out.event, ev.Quarantined)
-    assert out.event.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
-    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(
-        ScrubPath.FAST
-    )
-
-
-def test_the_advice_for_a_stuck_process_says_what_to_check():
-    asked = remedy.of(SICK)
-    assert asked.course is Course.WAIT
-    assert "/proc/PID/stack" in asked.advice
-    assert "if it stays, drain and reboot the node" in asked.advice
+    left = noted(SICK_BEFORE, gone)
+    out = noted(left, upkeep.tend(left, facts(), ENFORCE, later(1e4), 0.0))
+    assert out.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
+    assert upkeep.tend(out, facts(), ENFORCE, later(1e5), 0.0) == StartProbation(ScrubPath.FAST)
 
 
 def test_a_return_after_a_stuck_process_is_no_flapping():
@@ -208,22 +166,3 @@ def test_a_return_after_a_stuck_process_is_no_flapping():
         replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(ScrubPath.FAST, Trigger.PROBATION), "autoclave")
     )
     assert live(tried, lives.passed(tried)).returns == (1.0,)
-    flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
-    found = upkeep.quarantine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
-    assert (found.ailment, found.next_probe is None) == (SICK, False)
-
-
-def test_a_fault_of_the_device_replaces_the_stuck_process_reason():
-    worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
-    assert isinstance(worse, RecordFirst)
-    assert isinstance(worse.event, ev.Quarantined)
-    assert worse.event.quarantine.ailment.kind is AilmentKind.XID
-    hot = facts((STUCK,), vitals=Vitals(signs=(Sign(AilmentKind.HEAT, "hot"),)))
-    assert upkeep.tend(out(), hot, ENFORCE, later(90_000), 0.0) == Proceed()
-
-
-def test_a_reboot_leads_to_a_slow_probation():
-    after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
-    assert after.state is State.QUARANTINED
-    seen = facts(incarnation=lives.REBOOTED)
-    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == StartProbation(ScrubPath.SLOW)

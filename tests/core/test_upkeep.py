@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Probation, QuarantinePolicy
-from policies.model import Evict, Eviction
+from policies.hardware import Probation, QuarantinePolicy
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, Scrub, StartProbation
@@ -19,7 +18,6 @@ from scrubber.core.model import (
     Setback,
     Trigger,
     Vitals,
-    Xid,
 )
 from tests.core import lives
 from tests.core.lives import (
@@ -33,8 +31,6 @@ from tests.core.lives import (
     OBSERVE,
     OF_A,
     OF_B,
-    PULLED,
-    STRICT,
     XID_79,
     A,
     facts,
@@ -47,6 +43,7 @@ LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
 CROWD = RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
 UNSEEN = lives.live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
+AFTER_REBOOT = lives.live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
 
@@ -104,10 +101,6 @@ TEND = rows(
     ("observe scrubs nothing", lives.DIRTY, facts(), OBSERVE, Proceed()),
     ("a first look that was cut off stays a slow one", CUT_OFF, facts(), ENFORCE,
      Scrub(ScrubPath.SLOW, Trigger.RETRY)),
-    ("a failed scrub is tried again after a second", lives.SET_BACK, facts(), ENFORCE,
-     Scrub(ScrubPath.FAST, Trigger.RETRY)),
-    ("not before", replace(lives.SET_BACK, setback=Setback("busy", later(0.001))), facts(), ENFORCE, Proceed()),
-    ("a second failure waits two seconds", waiting(2), facts(), ENFORCE, Proceed()),
     ("a released device that fell sick in use is taken out", lives.SICK_DIRTY, facts(), ENFORCE, quarantined(LOST)),
     # unknown
     ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), ENDS_ALL,
@@ -116,6 +109,8 @@ TEND = rows(
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
+    ("a device that was proven is tested after a reboot", AFTER_REBOOT, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Scrub(ScrubPath.SLOW, Trigger.FIRST_LOOK)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(ScrubPath.SLOW, Trigger.FIRST_LOOK)),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
@@ -135,6 +130,7 @@ TEND = rows(
     ("its owner is gone", lives.IN_USE, facts((LEFTOVER,), alive=False), ENFORCE,
      RecordFirst(ev.Released("its owner is gone"))),
     ("W13 nobody can say whether its owner lives", lives.IN_USE, facts(), ENFORCE, Proceed()),
+    ("another pod's container beside the owner", lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, CROWD),
     ("W20 its owner is gone, a stranger has it open", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE, CROWD),
     ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
     ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), withheld=True), ENFORCE,
@@ -185,21 +181,8 @@ def test_tend_when_probation_is_due(record, seen, policy, answer):
 @pytest.mark.parametrize(("count", "pause"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (5000, 60)], ids=str)
 def test_the_pause_after_failed_scrubs_doubles_up_to_a_minute(count, pause):
     assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
-    assert isinstance(upkeep.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0), Scrub)
-
-
-@pytest.mark.parametrize(
-    ("record", "at", "answer"),
-    [
-        (lives.QUARANTINED, later(59.9), None),
-        (lives.QUARANTINED, later(60), StartProbation(ScrubPath.RESET)),
-        (lives.STICKY, later(1e9), None),
-        (lives.CLEAN, later(1e9), None),
-    ],
-    ids=["too early", "due", "sticky", "not quarantined"],
-)
-def test_probation(record, at, answer):
-    assert upkeep.probation(record, ENFORCE, at) == answer
+    again = Scrub(ScrubPath.FAST, Trigger.RETRY)
+    assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0) == again
 
 
 # -- quarantine
@@ -216,10 +199,6 @@ def tried(probes):
     return replace(lives.QUARANTINED, quarantine=replace(lives.quarantine(), probes=probes))
 
 
-def test_the_first_probation_is_due_after_the_first_pause():
-    assert confine(lives.CLEAN) == Quarantine(LOST, AT, "autoclave", Baseline(), 0, AT.uptime + 60)
-
-
 @pytest.mark.parametrize(("probes", "pause"), [(0, 60), (1, 120), (2, 240), (3, 480), (4, 600), (100_000, 600)])
 def test_pauses_grow_up_to_the_longest_whatever_the_count(probes, pause):
     again = confine(tried(probes))
@@ -229,10 +208,6 @@ def test_pauses_grow_up_to_the_longest_whatever_the_count(probes, pause):
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 48), (0.5, 54), (1.0, 60)])
 def test_chance_shortens_the_pause_before_a_probation(chance, pause):
     assert confine(lives.CLEAN, chance=chance).next_probe == pytest.approx(AT.uptime + pause)
-
-
-def test_a_sticky_ailment_waits_for_a_person():
-    assert confine(lives.CLEAN, PULLED).next_probe is None
 
 
 def test_a_reinstatement_that_failed_does_not_start_probation_by_itself():
@@ -258,45 +233,23 @@ def test_a_flapping_ailment_keeps_the_detail_of_the_cause():
     assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
 
-def test_a_sticky_ailment_is_not_called_flapping():
-    assert confine(replace(lives.CLEAN, returns=(AT.wall,) * 3), PULLED).ailment == PULLED
-
-
-def test_a_quarantine_takes_the_known_errors_into_its_baseline():
-    seen = Vitals(xids=(Xid(4, 79), Xid(5, 13)), ecc_uncorrectable=2)
-    assert confine(lives.CLEAN, vitals=seen).baseline == Baseline(5, 2)
-
-
-def test_a_quarantine_without_vitals_keeps_the_baseline():
-    record = replace(lives.CLEAN, baseline=Baseline(5, 2))
-    assert confine(record).baseline == Baseline(5, 2)
-
-
 def test_an_interrupted_job_is_interrupted():
     assert upkeep.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
 
 
 @pytest.mark.parametrize(
-    ("record", "due"), [(lives.PROBED, AT.uptime + 120), (lives.REINSTATED, None)], ids=["probation", "reinstatement"]
+    ("record", "probes", "pause"),
+    [(lives.PROBED, 1, 120), (lives.PROBED, 3, 480), (lives.PROBED, 20, 3600), (lives.REINSTATED, 1, None)],
 )
-def test_an_interrupted_probation_is_quarantined_as_before(record, due):
-    expected = replace(record.quarantine, next_probe=due, last_try="killed")
-    assert upkeep.interruption(record, "killed", AT) == ev.Quarantined(expected)
+def test_an_interrupted_probation_rests_for_a_growing_time(record, probes, pause):
+    before = replace(record.quarantine, probes=probes)
+    expected = replace(before, next_probe=pause and AT.uptime + pause, last_try="killed")
+    assert upkeep.interruption(replace(record, quarantine=before), "killed", AT) == ev.Quarantined(expected)
 
 
 def test_nothing_is_interrupted_without_a_job():
     with pytest.raises(ValueError, match="no job"):
         upkeep.interruption(lives.CLEAN, "killed", AT)
-
-
-def test_waiting_for_orphans_is_a_policy():
-    policy = ENFORCE.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
-    assert upkeep.tend(lives.DIRTY, facts((LEFTOVER,)), policy, AT, 0.0) == leave(LEFTOVER)
-    assert upkeep.tend(lives.DIRTY, facts((LEFTOVER,)), STRICT, AT, 0.0) == leave(LEFTOVER)
-
-
-def test_a_container_beside_the_owner_is_not_the_owner():
-    assert upkeep.tend(lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():
@@ -311,26 +264,10 @@ def test_a_sick_device_without_a_seen_owner_is_released():
     assert upkeep.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
 
 
-def test_the_pause_grows_after_each_interrupted_probation():
-    for probes, pause in ((1, 120), (2, 240), (3, 480), (20, 3600)):
-        tried_so_often = replace(lives.quarantine(), probes=probes)
-        cut = upkeep.interruption(replace(lives.PROBED, quarantine=tried_so_often), "the node went down", AT)
-        expected = replace(tried_so_often, next_probe=AT.uptime + pause, last_try="the node went down")
-        assert cut == ev.Quarantined(expected)
-
-
 def test_a_quarantine_requested_during_use_names_an_operator():
     record = replace(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
-    assert isinstance(answer, RecordFirst)
-    assert isinstance(answer.event, ev.Quarantined)
-    assert answer.event.quarantine.by == "an operator"
-
-
-def test_an_owner_is_seen_while_it_holds_the_device():
-    unseen = replace(lives.IN_USE, owner=Owner("pod-a", AT, seen=False))
-    seen = RecordFirst(ev.PutInUse(Owner("pod-a", AT, seen=True)))
-    assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
+    assert lives.noted(record, answer).quarantine.by == "an operator"
 
 
 def test_a_sick_unannounced_grant_keeps_its_start_budget():
@@ -347,3 +284,23 @@ def test_a_sick_unannounced_grant_keeps_its_start_budget():
 def test_no_scrub_begins_during_a_reset_of_a_sibling(record):
     seen = replace(facts(since=AWAY), domain_resetting=True)
     assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
+
+
+WAITS = later(ownership.STARTS_WITHIN + 1)
+TAKEN = RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
+ASSIGNED = rows(
+    ("the checkpoint names nobody", UNSEEN, facts(alive=False, assigned_pods=()), WAITS, TAKEN),
+    ("the checkpoint names another pod", UNSEEN, facts(alive=False, assigned_pods=("pod-b",)), WAITS, TAKEN),
+    ("the checkpoint still names the owner", UNSEEN, facts(alive=False, assigned_pods=(A,)), WAITS, Proceed()),
+    ("the checkpoint cannot be read", UNSEEN, facts(alive=False), WAITS, Proceed()),
+    ("the owner may still start", UNSEEN, facts(alive=False, assigned_pods=()), AT, Proceed()),
+    ("it is not known whether the owner runs", UNSEEN, facts(assigned_pods=()), WAITS, Proceed()),
+    ("the holders are not known", UNSEEN, facts(None, alive=False, assigned_pods=()), WAITS, Proceed()),
+    ("a process holds it", UNSEEN, facts((LEFTOVER,), alive=False, assigned_pods=()), WAITS, Proceed()),
+    ("the owner has no name", lives.USED_BY_HOST, facts(assigned_pods=()), WAITS, Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "at", "answer"), ASSIGNED)
+def test_an_unseen_owner_is_released_when_the_kubelet_says_so(record, seen, at, answer):
+    assert upkeep.tend(record, seen, ENFORCE, at, 0.0) == answer

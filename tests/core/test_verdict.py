@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.health import DeviceSign, QuarantinePolicy
+from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from scrubber.core import ailments, verdict
-from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -28,7 +28,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
-from scrubber.core.verdict import EnterQuarantine, Escalate, Failed, LeaveDirty, Passed, StayInQuarantine
+from scrubber.core.verdict import Consequence, Failed
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, finished, result, results
 
@@ -46,11 +46,6 @@ def spoiled(path, step, **changes):
     """A job of which one result is different."""
     job = finished(path)
     return replace(job, results=tuple(replace(it, **changes) if it.step is step else it for it in job.results))
-
-
-@pytest.mark.parametrize("path", ScrubPath)
-def test_a_path_passes_when_every_step_passed(path):
-    assert isinstance(judge(finished(path)), Passed)
 
 
 def test_each_path_has_its_steps_in_the_right_order():
@@ -92,32 +87,24 @@ def test_i6_one_missing_step_fails_the_job(path, step):
     assert (judged.step, judged.blame) == (step, Blame.DEVICE)
 
 
-@pytest.mark.parametrize(("path", "step"), PLANNED)
-def test_a_step_that_ran_twice_fails_the_job(path, step):
-    job = finished(path)
-    assert isinstance(judge(replace(job, results=(*job.results, result(step, path)))), Failed)
+FAST = finished(ScrubPath.FAST)
+NOT_THE_PLAN = lives.rows(
+    *((f"{step.value} twice", replace(FAST, results=(*FAST.results, result(step)))) for step in Step),
+    ("an extra step that failed", replace(FAST, results=(*FAST.results, result(Step.RESET, outcome=Outcome.FAILED)))),
+    ("another order", replace(FAST, results=FAST.results[::-1])),
+    ("no results", lives.job()),
+    ("results of a shorter path", replace(FAST, path=ScrubPath.SLOW)),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ScrubPath)
-def test_steps_in_another_order_fail_the_job(path):
-    job = finished(path)
-    judged = judge(replace(job, results=job.results[::-1]))
-    assert isinstance(judged, Failed)
-    assert "what ran is health, settings, " in judged.detail
-
-
-def test_a_job_without_results_fails():
-    assert judge(lives.job()).detail.endswith("what ran is nothing")
-
-
-def test_a_failed_extra_step_fails_the_job():
-    job = finished(ScrubPath.FAST)
-    assert isinstance(judge(replace(job, results=(*job.results, result(Step.RESET, outcome=Outcome.FAILED)))), Failed)
-
-
-def test_results_of_the_fast_path_prove_no_slow_path():
-    job = replace(finished(ScrubPath.FAST), path=ScrubPath.SLOW)
+@pytest.mark.parametrize("job", NOT_THE_PLAN)
+def test_other_results_than_the_plan_prove_nothing(job):
     assert isinstance(judge(job), Failed)
+
+
+def test_a_failure_names_the_steps_that_ran():
+    assert judge(lives.job()).detail.endswith("what ran is nothing")
+    assert "what ran is health, settings, " in judge(replace(FAST, results=FAST.results[::-1])).detail
 
 
 def escalated(*fast):
@@ -127,10 +114,11 @@ def escalated(*fast):
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIED])
 def test_the_job_passes_if_only_the_fast_path_failed(outcome):
-    assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Passed)
+    assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Measurements)
 
 
 FAULTY = [
+    (Step.CLEAR, {"mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
     (Step.VERIFY, {"mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
     (Step.SCRATCH, {"units_faulty": 1}, AilmentKind.MEMORY_FAULT),
     (Step.SELFTEST, {"mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
@@ -143,8 +131,10 @@ FAULTY = [
 @pytest.mark.parametrize(("step", "findings", "kind"), FAULTY)
 def test_a_measured_hardware_fault_fails_the_job_whatever_else_passes(step, findings, kind, outcome):
     once = result(step, ScrubPath.SLOW, outcome, **findings)
-    again = replace(finished(ScrubPath.SLOW), results=(once, *results(ScrubPath.SLOW)))
-    for job in (spoiled(ScrubPath.SLOW, step, outcome=outcome, findings=once.findings), again):
+    fast = replace(once, path=ScrubPath.FAST)
+    cut = replace(result(Step.EVICT, ScrubPath.RESET, Outcome.ABORTED), blame=Blame.TENANT)
+    cut_off = replace(lives.job(ScrubPath.RESET), results=(fast, cut))
+    for job in (spoiled(ScrubPath.SLOW, step, outcome=outcome, findings=once.findings), escalated(fast), cut_off):
         judged = judge(job)
         assert isinstance(judged, Failed)
         assert (judged.step, judged.blame, judged.ailment.kind) == (step, Blame.DEVICE, kind)
@@ -156,20 +146,6 @@ def test_a_compute_fault_repeats_the_words_of_its_step():
     assert judged.ailment == Ailment(AilmentKind.COMPUTE_FAULT, "selftest failed: unit 3 deviates")
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_a_memory_fault_on_the_fast_path_fails_the_job(outcome):
-    judged = judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome, mismatch=WRONG)))
-    assert isinstance(judged, Failed)
-    assert (judged.step, judged.blame, judged.ailment.kind) == (Step.CLEAR, Blame.DEVICE, AilmentKind.MEMORY_FAULT)
-
-
-def test_a_memory_fault_outlives_an_aborted_slow_path():
-    fast = result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=WRONG)
-    cut = replace(result(Step.EVICT, ScrubPath.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
-    judged = judge(replace(lives.job(ScrubPath.SLOW), results=(fast, cut)))
-    assert judged.ailment.kind is AilmentKind.MEMORY_FAULT
-
-
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("blame", Blame)
 def test_a_failure_takes_its_blame_from_the_step(step, blame):
@@ -179,6 +155,13 @@ def test_a_failure_takes_its_blame_from_the_step(step, blame):
 
 
 # -- health
+
+
+def test_a_step_that_lost_its_device_blames_the_device():
+    lost = lives.result(Step.HEALTH, outcome=Outcome.FAILED, vitals=Vitals(lost=True))
+    job = replace(lives.job(), results=(*lives.results()[:-1], replace(lost, blame=Blame.SERVICE)))
+    judged = judge(job)
+    assert (judged.blame, judged.ailment.kind) == (Blame.DEVICE, AilmentKind.LOST)
 
 
 def test_a_device_that_reports_no_health_fails_the_job():
@@ -229,7 +212,7 @@ def test_only_new_errors_lead_to_an_ailment(vitals, kind):
     assert found is None or found.sticky is (kind is AilmentKind.REMAP_FAILED)
     judged = judge(finished(health={"vitals": vitals}), KNOWN)
     if found is None:
-        assert isinstance(judged, Passed)
+        assert isinstance(judged, Measurements)
     else:
         assert judged == Failed(Step.HEALTH, Blame.DEVICE, found.detail, found)
 
@@ -294,29 +277,32 @@ def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
 # -- consequences
 
 
-@pytest.mark.parametrize("kind", [AilmentKind.XID, AilmentKind.UNRESPONSIVE])
-def test_neither_a_logged_error_nor_silence_begins_a_reset(kind):
-    reported = Ailment(kind, "so it was")
-    failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
-    assert verdict.consequence(failure, ScrubPath.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
-
-
+ESCALATE, DIRTY, STAY, ENTER = Consequence
+LOST, STUCK, TENANT = lives.LOST, Ailment(AilmentKind.STUCK_PROCESS, "x"), Blame.TENANT
+# The ailment and the blame of a failure; its path; may it escalate, is it quarantined, was it waited for long enough.
 CONSEQUENCES = [
-    (Blame.DEVICE, ScrubPath.FAST, True, False, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.FAST, True, True, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.SLOW, True, False, Escalate(ScrubPath.RESET)),
-    (Blame.DEVICE, ScrubPath.FAST, False, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, ScrubPath.RESET, True, False, EnterQuarantine(lives.LOST)),
-    (Blame.DEVICE, ScrubPath.SLOW, False, True, EnterQuarantine(lives.LOST)),
-    *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
-    *((blame, path, True, True, StayInQuarantine()) for blame in (Blame.TENANT, Blame.SERVICE) for path in ScrubPath),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, True, False, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, True, True, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.SLOW, True, False, False, ESCALATE),
+    (LOST, Blame.DEVICE, ScrubPath.FAST, False, False, False, ENTER),
+    (LOST, Blame.DEVICE, ScrubPath.RESET, True, False, False, ENTER),
+    (LOST, Blame.DEVICE, ScrubPath.SLOW, False, True, False, ENTER),
+    # Neither a logged error nor silence begins a reset.
+    (Ailment(AilmentKind.XID, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
+    (Ailment(AilmentKind.UNRESPONSIVE, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
+    *((LOST, blame, path, True, False, True, DIRTY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((LOST, blame, path, True, True, False, STAY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, False, False, DIRTY) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, False, True, ENTER) for path in ScrubPath),
+    *((STUCK, TENANT, path, True, True, True, STAY) for path in ScrubPath),
 ]
 
 
-@pytest.mark.parametrize(("blame", "path", "escalate", "quarantined", "then"), CONSEQUENCES)
-def test_what_follows_a_failure(blame, path, escalate, quarantined, then):
-    failure = verdict.failed(Step.CLEAR, blame, "so it was", lives.LOST)
-    assert verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined) == then
+@pytest.mark.parametrize(("ailment", "blame", "path", "escalate", "quarantined", "given_up", "then"), CONSEQUENCES)
+def test_what_follows_a_failure(ailment, blame, path, escalate, quarantined, given_up, then):
+    failure = verdict.failed(Step.CLEAR, blame, "so it was", ailment)
+    found = verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined, given_up=given_up)
+    assert found is then
 
 
 def test_a_failure_without_an_ailment_counts_as_scrub_failed():
@@ -331,7 +317,7 @@ ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
 
 def receipt_of(job, record=lives.FIRST_LOOK):
     judged = judge(job, policy=HALF)
-    assert isinstance(judged, Passed)
+    assert isinstance(judged, Measurements)
     return verdict.write_receipt(record, job, judged, ("rule-1", "digest-1"), NOW)
 
 
@@ -376,10 +362,6 @@ def test_a_receipt_takes_the_larger_allocatable_size():
     assert (said.covered_bytes, said.allocatable_bytes) == (990, 1000)
 
 
-def test_a_receipt_names_the_receipt_before():
-    assert receipt_of(finished(), lives.SCRUBBING).previous == lives.proof(lives.CLEAN).digest
-
-
 OTHER = {
     "device": "GPU-2", "job": "job-9", "path": ScrubPath.FAST, "incarnation": Incarnation("boot-1", "driver-9"),
     "policy": "rule-2", "policy_digest": "digest-2", "finished": Moment(NOW.wall, 1.0), "steps": (),
@@ -414,7 +396,7 @@ def test_the_digest_of_a_receipt_never_changes_between_versions():
 )
 def test_i6_only_the_whole_plan_passes_with_any_results(found):
     for path in ScrubPath:
-        if isinstance(judge(replace(lives.job(path), results=tuple(found))), Passed):
+        if isinstance(judge(replace(lives.job(path), results=tuple(found))), Measurements):
             ran = [(it.step, it.outcome) for it in found if it.path is path]
             assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]
 
@@ -424,3 +406,48 @@ def test_an_unresponsive_device_is_reported_with_the_drivers_reason(why, reporte
     ailment = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
     assert ailment is not None
     assert ailment.detail == f"the driver does not answer for this device{reported}"
+
+
+# -- beside what the service itself has observed
+
+PASSED = verdict.judge(finished(ScrubPath.FAST), FRESH, ENFORCE)
+SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
+
+
+def test_a_failed_job_reports_a_worse_ailment_that_was_observed():
+    reported = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
+    assert isinstance(reported, Failed)
+    assert (reported.ailment and reported.ailment.kind, reported.detail) == (AilmentKind.REMAP_FAILED, "so it was")
+
+
+def test_a_failed_job_keeps_its_own_worse_ailment():
+    row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Ailment(AilmentKind.RESET_FAILED, "so it was"))
+    assert verdict.confirmed(row, Vitals(remap_pending=True), FRESH, ENFORCE) == row
+
+
+@pytest.mark.parametrize(
+    ("judged", "vitals"),
+    [(SCRUB_FAILED, None), (SCRUB_FAILED, lives.WELL), (replace(SCRUB_FAILED, blame=Blame.TENANT), Vitals(lost=True))],
+    ids=["nobody could ask", "nothing was seen", "it was not the device"],
+)
+def test_other_observations_leave_a_failure_unchanged(judged, vitals):
+    assert verdict.confirmed(judged, vitals, FRESH, ENFORCE) is judged
+
+
+@pytest.mark.parametrize(
+    ("vitals", "blame"),
+    [
+        pytest.param(None, Blame.SERVICE, id="nobody could ask"),
+        pytest.param(replace(lives.WELL, partial=True), Blame.SERVICE, id="it answered in part"),
+        pytest.param(replace(lives.WELL, remap_failed=True), Blame.DEVICE, id="it is sick"),
+        pytest.param(replace(lives.WELL, remap_failed=True, partial=True), Blame.DEVICE, id="sick and half silent"),
+    ],
+)
+def test_a_pass_needs_a_healthy_observation_by_the_service(vitals, blame):
+    reported = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
+    assert isinstance(reported, Failed)
+    assert (reported.step, reported.blame) == (Step.HEALTH, blame)
+
+
+def test_a_pass_stands_if_the_service_sees_a_healthy_device():
+    assert verdict.confirmed(PASSED, lives.WELL, FRESH, ENFORCE) is PASSED

@@ -19,44 +19,34 @@ def shown(record, progress=(0, 0), place=None):
     return device_status.device_status(record, advert, "rule-1", ENFORCE, AT, progress, place)
 
 
-def test_a_clean_device_shows_its_receipt():
-    receipt = lives.proof(lives.CLEAN)
-    assert shown(lives.CLEAN) == views.DeviceStatus(
+PLACED = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)
+
+
+def test_a_clean_device_shows_its_place_and_receipt():
+    record = live(lives.CLEAN, ev.Described(PLACED))
+    assert shown(record) == views.DeviceStatus(
         device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
-        why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False,
-        receipt=device_status.receipt_view(receipt),
+        why="clean", memory_bytes=1000, numa_node=1, pci_address="0000:41:00.0", mig=True,
+        receipt=device_status.receipt_view(lives.proof(record)),
         owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
         driver="driver-1", resource="nvidia.com/gpu",
     )  # fmt: skip
+    assert (shown(lives.CLEAN).pci_address, shown(lives.CLEAN).numa_node) == ("", None)
 
 
 def test_a_receipt_view_has_every_field():
-    receipt = lives.proof(lives.CLEAN)
+    rest = (Uncovered("own context", 7),)
+    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, previous="0000")
     steps = tuple(views.StepTime(step.value, 0.25) for step, _ in receipt.steps)
     assert device_status.receipt_view(receipt) == views.ReceiptView(
         id=receipt.id, path="slow", finished=NOW.wall, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0,
         processes_found=0, processes_terminated=0, policy="defaults", policy_digest=ENFORCE.proof_digest,
-        digest=receipt.digest, previous="", driver="driver-1", boot_id="boot-1", steps=steps,
+        digest=receipt.digest, previous="0000", driver="driver-1", boot_id="boot-1", steps=steps,
+        residue_at=(16, 4096), uncovered=rest,
         patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
     )  # fmt: skip
     assert " ".join(step.step for step in steps) == "evict clear verify scratch selftest settings health"
-
-
-def test_a_receipt_shows_residue_and_uncovered_memory():
-    rest = (Uncovered("own context", 7),)
-    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, patterns=("random", "zero"))
-    shown = device_status.receipt_view(receipt)
-    assert (shown.residue_at, shown.uncovered, shown.patterns) == ((16, 4096), rest, ("random", "zero"))
-
-
-def test_a_receipt_shows_the_receipt_before():
-    assert device_status.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
-
-
-def test_a_device_shows_where_it_sits():
-    device = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)
-    status = shown(live(lives.CLEAN, ev.Described(device)))
-    assert (status.numa_node, status.pci_address, status.mig) == (1, "0000:41:00.0", True)
+    assert device_status.receipt_view(lives.proof(lives.CLEAN)).previous == ""
 
 
 ACQUIRED = replace(lives.grant(lives.CLEAN), owner="4711")
@@ -106,19 +96,12 @@ def test_only_granted_or_used_devices_may_have_a_pod():
     assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
 
 
-def test_a_job_shows_its_step_and_progress():
+def test_a_job_shows_its_step_and_place_in_the_queue():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
-    assert shown(record, (64, 1000)).job == views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
-
-
-def test_a_job_shows_its_place_in_the_queue():
-    assert shown(lives.SCRUBBING, place=12).job.queue_place == 12
-    assert shown(lives.SCRUBBING).job.queue_place is None
+    about = ("job-1", "fast", "release")
+    assert shown(record, (64, 1000), 12).job == views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)
+    assert shown(lives.SCRUBBING).job == views.JobStatus(*about, "", NOW.wall, 0, 0)
     assert shown(lives.CLEAN, place=12).job is None
-
-
-def test_a_job_between_two_steps_shows_none():
-    assert shown(lives.SCRUBBING).job.step == ""
 
 
 def test_a_quarantine_shows_when_it_will_be_tried_again():
@@ -158,10 +141,6 @@ def test_every_ailment_has_its_advice(kind):
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]
     assert words[0].islower()
     assert device_status.advice(in_use) == (f"let its pod or job end first; then {words}",)
-
-
-def test_a_remedy_exists_for_every_ailment():
-    assert set(remedy.REMEDIES) == set(AilmentKind)
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy import image, leave_out
-from scrubber.core import drivers
+from scrubber.core import nvidia_advice
 
 ROOT = Path(__file__).parents[2]
 PLANTED = "planted-in-the-configuration-of-pip"
@@ -86,7 +86,7 @@ def test_the_image_has_the_name_that_the_manifests_use():
     values = yaml.safe_load((ROOT / "deploy/helm/autoclave/values.yaml").read_text())["image"]
     assert values["repository"] == image.REPOSITORY
     assert image.name_of(image.CUDA).endswith("-cuda12")
-    assert values["cuda"] == image.CUDA == next(iter(drivers.SINCE))
+    assert values["cuda"] == image.CUDA == next(iter(nvidia_advice.SINCE))
 
 
 def test_configuration_of_packages_goes_in_as_secrets(tmp_path):

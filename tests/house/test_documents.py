@@ -23,7 +23,13 @@ def rows(title):
 def test_the_state_diagram_shows_the_transition_table():
     found = DRAWN.search(STATES)
     assert found
-    assert found[1] == f"```mermaid\n{states.diagram()}```\n", "put what states.diagram() says between the markers"
+    fence, head, first, *arrows, end = found[1].splitlines()
+    assert [fence, head, first, end] == ["```mermaid", "stateDiagram-v2", "    [*] --> unknown: Discovered", "```"]
+    drawn = [re.fullmatch(r" {4}(\w+) --> (\w+): (\w+(?:, \w+)*)", arrow) for arrow in arrows]
+    moves = {(arrow[1], name, arrow[2]) for arrow in drawn if arrow for name in arrow[3].split(", ")}
+    table = ((state, kind, to) for state, row in states.TABLE.items() for kind, to in row.items() if to is not state)
+    assert all(drawn)
+    assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in table}
 
 
 def test_every_state_and_every_event_has_its_sentence():

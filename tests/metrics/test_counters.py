@@ -202,7 +202,7 @@ def test_only_a_lost_device_keeps_its_series(book):
 
 
 def test_an_unknown_xid_adds_no_series(book):
-    unknown = [code for code in range(100_000, 100_050) if xids.row(code) is None]
+    unknown = [code for code in range(100_000, 100_050) if xids.ROWS.get(code) is None]
     book.counters.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
 

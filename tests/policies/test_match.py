@@ -90,23 +90,6 @@ def test_a_rule_whose_devices_match_earlier_is_unreachable(earlier, later):
     assert list(match.unreachable([earlier, later])) == [(1, 0)]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later"),
-    [
-        (Match(mig=True), Match()),
-        (Match(mig=True), Match(mig=False)),
-        (Match(model="NVIDIA H100*"), Match(model="NVIDIA*")),
-        (Match(model="NVIDIA H100*"), Match(resource="nvidia.com/gpu")),
-        (Match(gpu=(0,)), Match(gpu=(0, 1))),
-        (Match(gpu=(0,)), Match()),
-        (Match(gpu=("GPU-8f2c",)), Match(gpu=("GPU-8",))),
-        (Match(model="a?"), Match(model="a*")),
-    ],
-)
-def test_a_rule_with_a_device_of_its_own_is_reachable(earlier, later):
-    assert list(match.unreachable([earlier, later])) == []
-
-
 GLOBS = st.none() | st.text("ab*?[", min_size=1, max_size=3)
 GPUS = st.none() | st.lists(st.sampled_from([0, 1, "GPU-a", "GPU-ab", "GPU-b"]), min_size=1, max_size=2).map(tuple)
 MATCHES = st.builds(Match, model=GLOBS, mig=st.none() | st.booleans(), resource=GLOBS, gpu=GPUS)

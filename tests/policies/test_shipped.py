@@ -7,7 +7,7 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy
-from policies.model import Eviction, Mode, Passes, Policy, Selftest
+from policies.model import Clear, Eviction, Mode, OnChip, OnSick, Passes, Paths, Policy, Proof, Selftest, concessions
 from policies.path import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
@@ -121,5 +121,24 @@ def test_the_self_test_time_does_not_change_the_proof_digest():
 
 
 def test_the_path_between_tenants_changes_the_proof_digest():
-    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": ScrubPath.SLOW})})
-    assert slow.proof_digest != DEFAULT.proof_digest
+    assert len({Policy(paths=Paths(new_tenant=path)).proof_digest for path in ScrubPath}) == 3
+
+
+@pytest.mark.parametrize("name", ["default", "strict"])
+def test_default_and_strict_policies_make_no_concession(name):
+    assert concessions(load.load(name).defaults) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"),
+    [
+        (Policy(mode=Mode.OBSERVE), "mode observe"),
+        (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
+        (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),
+        (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
+        (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
+    ],
+)
+def test_each_concession_names_its_setting(policy, word):
+    [sentence] = concessions(policy)
+    assert sentence.startswith(f"{word}: ")

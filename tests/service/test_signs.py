@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from policies.health import DeviceSign
+from policies.hardware import DeviceSign
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
 from tests.service.asking import rows

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from autoclave.cli import ENVIRONMENT, human, options, service_call
-from policies.health import DeviceSign
+from policies.hardware import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
 from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.ground.documents import units

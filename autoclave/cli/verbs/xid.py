@@ -103,7 +103,7 @@ def _read(policies: PolicySet, origin: str) -> XidPolicy:
 
 def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
     """The lines: the code, what each policy does about it, and what a person should do."""
-    known = xids.row(code)
+    known = xids.ROWS.get(code)
     yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
     pairs = list(_pairs(code, chosen))
     width = max(len(name) for name, _ in pairs)
@@ -111,7 +111,7 @@ def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
 
 
 def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
-    known = xids.row(code)
+    known = xids.ROWS.get(code)
     if known:
         yield "meaning", known.description
         yield "concerns", SCOPES[known.scope]
@@ -135,7 +135,7 @@ def _does(rules: Xids, code: int) -> str:
 
 def _note(code: int) -> str:
     """The reason behind the presets, when the table does not show it."""
-    known = xids.row(code)
+    known = xids.ROWS.get(code)
     if known is None:
         return f"NVIDIA's catalogue of {xids.DATE} does not know it: under each preset the policy's `unknown` decides"
     if code == xids.RECOVERY:
@@ -159,7 +159,7 @@ def _rows(chosen: XidPolicy) -> Iterator[list[str]]:
 
 
 def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
-    known = xids.row(code)
+    known = xids.ROWS.get(code)
     return {
         "code": code,
         "known": known is not None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from autoclave.doctor import base
-from scrubber.core import cluster_programs, drivers, views
+from scrubber.core import nvidia_advice, views
 from scrubber.ground import process_names
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
@@ -121,7 +121,7 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         lacks, cupy, loaded = service.lacks, service.cupy, "loaded for the service"
         why = f"the scrub service cannot overwrite memory, so it hands out no GPU: {lacks or 'CuPy is not loaded yet'}"
     driver = facts.posture.driver if isinstance(facts.posture.driver, str) else ""
-    works = drivers.extras(driver)
+    works = nvidia_advice.extras(driver)
     if lacks:
         yield base.broken("cupy", why, _install(works, driver))
     elif facts.status is not None and not cupy:
@@ -136,7 +136,7 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 def _extra(cupy: str) -> str:
     """Our extra that installed CuPy; empty if it is not known."""
-    return next((extra for extra in drivers.SINCE if extra in cupy), "")
+    return next((extra for extra in nvidia_advice.SINCE if extra in cupy), "")
 
 
 def _fit(extra: str, works: tuple[str, ...], driver: str) -> str:
@@ -149,7 +149,7 @@ def _fit(extra: str, works: tuple[str, ...], driver: str) -> str:
 
 def _install(works: tuple[str, ...], driver: str) -> str:
     if not works:
-        return f"update the driver to {min(drivers.SINCE.values())} or newer: no CuPy works with {driver}"
+        return f"update the driver to {min(nvidia_advice.SINCE.values())} or newer: no CuPy works with {driver}"
     choice = " or ".join(f"autoclave[{extra}]" for extra in works) + (", not both," if len(works) > 1 else "")
     return f"install {choice} where the service runs, or its image (`image.cuda` of the chart); then restart it"
 
@@ -163,7 +163,7 @@ def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.unseen("coherent-memory", text, nodes, HOST_ROOT)
     elif nodes:
         text = f"the memory of GPU {', '.join(nodes)} is a NUMA node of this host, which no scrub may take"
-        yield base.broken("coherent-memory", text, drivers.MANAGE_MEMORY)
+        yield base.broken("coherent-memory", text, nvidia_advice.MANAGE_MEMORY)
     else:
         yield base.ok("coherent-memory", "the memory of no GPU is a NUMA node of this host")
 
@@ -334,7 +334,7 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
     others = tuple(it for it in holders if it.container is None or it.container != device.owner)
     if others:
         names = ", ".join(process_names.describe(it.command, it.pid) for it in others)
-        yield f"it is open in {names}", f"{_WHEN}; then {cluster_programs.how_to_stop(others)}"
+        yield f"it is open in {names}", f"{_WHEN}; then {nvidia_advice.how_to_stop(others)}"
 
 
 _FLIPS = (

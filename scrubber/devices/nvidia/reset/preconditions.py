@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pynvml
 
-from scrubber.core import cluster_programs
+from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
@@ -95,7 +95,7 @@ def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) 
         return "its holders are unknown: run the service as root and in the node's own pid namespace"
     found = [holder for holder in holders if holder.pid != beside]
     names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in found)
-    return f"it is open in {names}: {cluster_programs.how_to_stop(found)}" if found else None
+    return f"it is open in {names}: {nvidia_advice.how_to_stop(found)}" if found else None
 
 
 def persistence_daemon(host: Host) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pynvml
 import pytest
 
-from policies.health import DeviceSign, QuarantinePolicy
+from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Policy
 from scrubber.core import ailments
 from scrubber.core.model import AilmentKind, Baseline, Sign, Vitals

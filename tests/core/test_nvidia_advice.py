@@ -2,7 +2,7 @@
 
 import pytest
 
-from scrubber.core import cluster_programs
+from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
 
 LABEL = "kubectl label node NODE --overwrite nvidia.com/gpu.deploy."
@@ -19,14 +19,14 @@ LABEL = "kubectl label node NODE --overwrite nvidia.com/gpu.deploy."
     ],
 )
 def test_a_known_program_is_named_with_its_command(command, container, word):
-    assert word in cluster_programs.how_to_stop([Holder(7, 1.0, command, container)])
+    assert word in nvidia_advice.how_to_stop([Holder(7, 1.0, command, container)])
 
 
 def test_any_other_program_is_only_to_be_stopped():
-    assert cluster_programs.how_to_stop([Holder(7, 1.0, "train", "pod-1")]) == "stop that first"
-    assert cluster_programs.how_to_stop([Holder(7, 1.0, "dcgm-exporter", None)]) == "stop that first"
+    assert nvidia_advice.how_to_stop([Holder(7, 1.0, "train", "pod-1")]) == "stop that first"
+    assert nvidia_advice.how_to_stop([Holder(7, 1.0, "dcgm-exporter", None)]) == "stop that first"
 
 
 def test_each_command_is_said_once():
     two = [Holder(pid, 1.0, "dcgm-exporter", "pod-1") for pid in (7, 8)]
-    assert cluster_programs.how_to_stop(two).count("kubectl") == 1
+    assert nvidia_advice.how_to_stop(two).count("kubectl") == 1

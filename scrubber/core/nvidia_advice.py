@@ -1,4 +1,4 @@
-"""Programs that keep the GPUs of a node open: how a person stops them for a while, or tells the policy of them.
+"""What a person does about NVIDIA's driver, and about the programs that keep the GPUs of a node open.
 
 For advice only: a process chooses its own name.
 """
@@ -9,6 +9,10 @@ from collections.abc import Collection, Iterable
 
 from scrubber.core.model import Holder
 
+SINCE = {"cuda12": 525, "cuda13": 580}  # our extras, with the release of the driver from which their CuPy works
+INSTALL = "install autoclave[cuda12] for a driver from 525 on, or autoclave[cuda13] for one from 580 on, not both"
+# The open kernel modules of the driver define the option (nv-reg.h); R580 is the first release with it.
+MANAGE_MEMORY = "load a driver of 580 or newer with NVreg_CoherentGPUMemoryMode=driver, and reboot the node"
 _COMM = 15  # characters of a program's name that the kernel shows
 _LABELS = {  # of NVIDIA's GPU operator: the end of the node label that deploys the program
     "dcgm-exporter": "dcgm-exporter",
@@ -20,6 +24,12 @@ _LABELS = {  # of NVIDIA's GPU operator: the end of the node label that deploys 
     "gpu-kubelet-plugin": "dra-driver",
 }
 _UNITS = {"nv-hostengine": "nvidia-dcgm", "nvidia-persistenced": "nvidia-persistenced"}  # of systemd, on the host
+
+
+def extras(driver: str) -> tuple[str, ...]:
+    """Those of our extras whose CuPy works with this version of the driver; all if the version is no number."""
+    release = driver.partition(".")[0]
+    return tuple(extra for extra, since in SINCE.items() if not release.isdecimal() or int(release) >= since)
 
 
 def how_to_stop(holders: Iterable[Holder]) -> str:
