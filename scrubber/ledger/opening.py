@@ -107,26 +107,16 @@ def _in_use(name: str, taken: tuple[str, ...]) -> bool:
     return any(it in {name, f"{name}-wal", f"{name}-shm", f"{name}.head"} for it in taken)
 
 
-def _create(where: files.Places, first: chain.Content) -> None:
+def _create(where: files.Places, first: chain.ChainRow) -> None:
     """Create a ledger with its first row under another name, then rename it: it exists completely or not at all."""
-    for leftover in (
-        where.fresh,
-        *(where.fresh.with_name(where.fresh.name + it) for it in ("-journal", "-wal", "-shm")),
-    ):
-        leftover.unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        where.fresh.with_name(where.fresh.name + suffix).unlink(missing_ok=True)
     os.close(os.open(where.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
-    with closing(database.connect(where.fresh)) as connection:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
-        database.make_durable(connection)
-        database.migrate(connection, where.database)
-        [row] = chain.seal(chain.START, [first])
-        with database.transaction(connection):
-            connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
-            database.insert(connection, [row])
-        database.checkpoint(connection)  # closing does it too, but does not report an error
+    [row] = chain.seal(chain.START, [first])
+    database.create(where.fresh, row)
     where.fresh.rename(where.database)
     with closing(files.HeadFile(where.head)) as kept:
-        kept.write(store.Head(row.seq, row.hash))
+        kept.write(row.head)
         kept.sync()
     _sync_directory(where)
 

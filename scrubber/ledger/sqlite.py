@@ -106,10 +106,7 @@ class SqliteStore:
     def _read(self) -> store.Loaded:
         # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
         with self._read_only() as connection:
-            outdated = database.outdated(connection, self._where.database)
             database.check_format(connection, self._where.database)
-            if outdated:
-                self._connected()  # migrates
             with database.transaction(connection, "BEGIN"):
                 loaded = checked(connection, files.read_head(self._where.head))
                 self._kept = database.kept(connection)
@@ -156,7 +153,6 @@ class SqliteStore:
         if self._connection is None:
             self._where.demand_own()
             self._connection = database.connect(self._where.database)
-            database.migrate(self._connection, self._where.database)
             database.make_durable(self._connection)
             if self._head is not None:
                 self._head = _remove_unacknowledged(self._connection, self._head)

@@ -25,7 +25,7 @@ class MemoryStore:
     def head(self) -> store.Head:
         """The newest row."""
         if self._rows:
-            return store.Head(self._rows[-1].seq, self._rows[-1].hash)
+            return self._rows[-1].head
         return chain.START
 
     def load(self) -> store.Loaded:

@@ -13,11 +13,11 @@ from scrubber.core.model import Moment
 from scrubber.ledger import chain, store
 
 AT = Moment(1.5, 2.5)
-ROWS = chain.seal(chain.START, [chain.Content("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
-HEAD = store.Head(ROWS[-1].seq, ROWS[-1].hash)
+ROWS = chain.seal(chain.START, [chain.unsealed("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
+HEAD = ROWS[-1].head
 CUT = chain.MissingTail(HEAD, "[]")
 AFTER = chain.seal(HEAD, [chain.compaction(AT, CUT)])
-END = store.Head(AFTER[-1].seq, AFTER[-1].hash)
+END = AFTER[-1].head
 
 
 def broken_at(cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...], noted: store.Head | None) -> int | None:
@@ -35,15 +35,15 @@ def test_a_whole_chain_holds() -> None:
     st.sampled_from(range(4)),
     st.sampled_from(
         [
-            lambda it: replace(it, device="GPU-2"),
-            lambda it: replace(it, wall=it.wall + 2**-40),
-            lambda it: replace(it, uptime=-it.uptime),
-            lambda it: replace(it, op="pop"),
-            lambda it: replace(it, kind="soiled"),
-            lambda it: replace(it, body='{"why":"y"}'),
-            lambda it: replace(it, prev="0" * 63 + "1"),
-            lambda it: replace(it, hash=it.hash.upper()),
-            lambda it: replace(it, device="GPU-1o", op="p"),
+            lambda it: it._replace(device="GPU-2"),
+            lambda it: it._replace(wall=it.wall + 2**-40),
+            lambda it: it._replace(uptime=-it.uptime),
+            lambda it: it._replace(op="pop"),
+            lambda it: it._replace(kind="soiled"),
+            lambda it: it._replace(body='{"why":"y"}'),
+            lambda it: it._replace(prev="0" * 63 + "1"),
+            lambda it: it._replace(hash=it.hash.upper()),
+            lambda it: it._replace(device="GPU-1o", op="p"),
         ]
     ),
 )
@@ -53,7 +53,7 @@ def test_a_changed_row_is_named(index: int, change: Callable[[chain.ChainRow], c
 
 
 def test_a_changed_and_resealed_row_breaks_the_next() -> None:
-    forged = chain.seal(chain.START, [chain.Content("GPU-2", AT, "op", "released", "{}")])
+    forged = chain.seal(chain.START, [chain.unsealed("GPU-2", AT, "op", "released", "{}")])
     assert broken_at(None, forged + ROWS[1:], HEAD) == 2
 
 
@@ -68,11 +68,11 @@ def test_rows_in_another_order_are_noticed() -> None:
 
 def test_a_cut_tail_is_noticed_by_the_head_alone() -> None:
     assert broken_at(None, ROWS[:2], HEAD) == 3
-    assert tuple(chain.check(None, ROWS[:2], store.Head(2, ROWS[1].hash))) == ROWS[:2]
+    assert tuple(chain.check(None, ROWS[:2], ROWS[1].head)) == ROWS[:2]
 
 
 def test_an_older_head_must_be_in_the_chain() -> None:
-    assert tuple(chain.check(None, ROWS, store.Head(2, ROWS[1].hash))) == ROWS
+    assert tuple(chain.check(None, ROWS, ROWS[1].head)) == ROWS
     assert broken_at(None, ROWS, store.Head(2, ROWS[2].hash)) == 2
 
 
@@ -95,4 +95,4 @@ def test_without_a_head_only_the_first_row_is_believed() -> None:
     ids=["records", "seq", "hash", "snapshot gone", "rows came back", "no head"],
 )
 def test_a_snapshot_outside_the_chain_is_found(cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...]) -> None:
-    broken_at(cut, rows, store.Head(rows[-1].seq, rows[-1].hash))
+    broken_at(cut, rows, rows[-1].head)

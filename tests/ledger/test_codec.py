@@ -136,9 +136,8 @@ def described(wanted: object) -> object:
 def test_the_stored_format_changes_only_with_the_schema_version() -> None:
     stored = {kind: described(event) for kind, event in codec.CLASSES.items()} | {"snapshot": described(model.Record)}
     found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
-    version = str(len(database.SCRIPTS))
+    version = str(database.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
-        f"the stored events changed: released versions would stumble over them. Append a migration (an empty one will "
-        f"do) to database.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
-        f"{version} was never released, replacing its line is enough"
+        f"the stored events changed: a released version could not read them. Raise database.VERSION, and put it with "
+        f"{found!r} into golden_format.json; as long as version {version} was never released, replace its line"
     )

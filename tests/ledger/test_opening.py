@@ -178,7 +178,7 @@ PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-p
 def write(path: Path, kind: str, body: str) -> None:
     """One more row whose hash and links are right, as another version would have written it."""
     with closing(database.connect(path)) as connection, database.transaction(connection):
-        [row] = chain.seal(database.head(connection), [chain.Content("GPU-1", NOW, "op-1", kind, body)])
+        [row] = chain.seal(database.head(connection), [chain.unsealed("GPU-1", NOW, "op-1", kind, body)])
         database.insert(connection, [row])
     with closing(files.HeadFile(files.Places(path).head)) as kept:
         kept.write(store.Head(row.seq, row.hash))
