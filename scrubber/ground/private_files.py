@@ -7,6 +7,7 @@ it overwrite another file, and a directory of another user could be replaced by 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import threading
@@ -73,6 +74,17 @@ def opened(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise ForeignFileError(path, fault)
+
+
+def try_lock(path: Path) -> int | None:
+    """The descriptor that holds the lock of a file until it is closed; None if another process holds the lock."""
+    lock = opened(path, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def content(path: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from pathlib import Path
@@ -53,19 +52,14 @@ class Lock:
 
     def __init__(self, places: Places) -> None:
         """Take the lock; FatalError names the process that holds it."""
-        self._file = private_files.opened(places.lock, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(self._file, f"{os.getpid():<10}\n".encode(), 0)
-        except BlockingIOError as error:
-            holder = os.pread(self._file, 10, 0).decode("ascii", errors="replace").strip()
-            os.close(self._file)
+        lock = private_files.try_lock(places.lock)
+        if lock is None:
+            holder = places.lock.read_bytes()[:10].decode("ascii", errors="replace").strip()
             raise FatalError(
                 f"cannot open the ledger {places.database}: process {holder} writes to it; stop that process first"
-            ) from error
-        except OSError:
-            os.close(self._file)
-            raise
+            )
+        self._file = lock
+        os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock."""

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
@@ -24,8 +25,7 @@ class SqliteStore:
         self._where = where
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
-        self._headfile: files.HeadFile | None = None
-        self._run_headfile: files.HeadFile | None = None
+        self._headfiles: dict[Path, files.HeadFile] = {}
         self._kept = store.Kept()
         self._head: store.Head | None = None  # the newest acknowledged row; None until the first load
 
@@ -41,9 +41,7 @@ class SqliteStore:
                 self._connected()  # deletes the rows that a failed append may have left
             loaded = self._read()
             self._connected()  # fails now, not at the first write, when the disk is read-only
-            self._acknowledge(loaded.head)
-            if not loaded.may_be_old:
-                self._vouch(loaded.head)
+            self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
             return loaded
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
@@ -84,9 +82,8 @@ class SqliteStore:
     def disconnect(self) -> None:
         """Close the files but keep the lock; the next call connects again."""
         connection, self._connection = self._connection, None
-        kept = [it for it in (self._headfile, self._run_headfile) if it is not None]
-        self._headfile = self._run_headfile = None
-        for each in kept:
+        kept, self._headfiles = self._headfiles, {}
+        for each in kept.values():
             each.close()
         if connection is not None:
             connection.close()
@@ -96,8 +93,8 @@ class SqliteStore:
         lock, self._lock = self._lock, None
         try:
             with database.translated("close the ledger", self._where.database):
-                if self._headfile is not None:
-                    self._headfile.sync()
+                if self._where.head in self._headfiles:
+                    self._headfiles[self._where.head].sync()
         finally:
             self.disconnect()
             if lock is not None:
@@ -134,9 +131,7 @@ class SqliteStore:
                 raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
             with database.transaction(connection):
                 yield connection, self._head
-            head = database.head(connection)
-            self._acknowledge(head)
-            self._vouch(head)
+            self._acknowledge(database.head(connection), vouch=True)
 
     @contextmanager
     def _disconnecting(self) -> Iterator[None]:
@@ -158,22 +153,17 @@ class SqliteStore:
                 self._head = _remove_unacknowledged(self._connection, self._head)
         return self._connection
 
-    def _acknowledge(self, head: store.Head) -> None:
-        if self._headfile is None:
-            self._headfile = files.HeadFile(self._where.head)
-        self._headfile.write(head)
-        self._head = head
-
-    def _vouch(self, head: store.Head) -> None:
-        """Store the head in the run directory. A ledger that may be old comes there with its next row only.
+    def _acknowledge(self, head: store.Head, *, vouch: bool) -> None:
+        """Store the head, and also in the run directory. A ledger that may be old comes there with its next row only.
 
         The first row says which proofs do not count any more: if the service ends before, the next start asks again.
         """
-        if self._where.run_head is None:
-            return
-        if self._run_headfile is None:
-            self._run_headfile = files.HeadFile(self._where.run_head)
-        self._run_headfile.write(head)
+        for path in (self._where.head, self._where.run_head if vouch else None):
+            if path is not None:
+                if path not in self._headfiles:
+                    self._headfiles[path] = files.HeadFile(path)
+                self._headfiles[path].write(head)
+        self._head = head
 
 
 def checked(connection: sqlite3.Connection, noted: store.Head | None) -> store.Loaded:
