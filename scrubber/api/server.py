@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
@@ -57,10 +58,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 op=asked.op,
                 within=context.time_remaining(),
             )
-            answer = scrub_pb2.AcquireResponse()
-            for grant in grants.values():
-                convert.to_message(grant, answer.grants.add())
-            return answer
+            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**asdict(grant)) for grant in grants.values()])
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See ``scrub.proto``."""
@@ -111,7 +109,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 await self._service.context.ledger.newer_row(
                     request.newer_than, min(request.wait_seconds, LONGEST_WAIT)
                 )
-            return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
+            return scrub_pb2.StatusResponse(**asdict(await self._reporter.status(gpus)))
 
     async def Scrub(
         self, request: scrub_pb2.ScrubRequest, context: Context
@@ -127,7 +125,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             self._job(Request("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each
         ]
         async for progress in _merged(streams):
-            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+            yield scrub_pb2.ScrubProgress(**asdict(progress))
 
     async def Quarantine(
         self, request: scrub_pb2.QuarantineRequest, context: Context
@@ -140,7 +138,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             by = request_limits.one_line(request.by, "the name of the caller")
             await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
-            return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
+            return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**asdict(device)))
 
     async def Reinstate(
         self, request: scrub_pb2.ReinstateRequest, context: Context
@@ -156,27 +154,25 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         each = [(uuid, partial(use_case, uuid, reason, by, op=asked.op)) for uuid in uuids]
         streams = [self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False) for uuid, begin in each]
         async for progress in _merged(streams):
-            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+            yield scrub_pb2.ScrubProgress(**asdict(progress))
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
         """See ``scrub.proto``."""
         async with answered(context, "explain", quiet=True):
             explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
-            return convert.to_message(explanation, scrub_pb2.ExplainResponse())
+            return scrub_pb2.ExplainResponse(**asdict(explanation))
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
         """See ``scrub.proto``."""
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
-            answer = scrub_pb2.HistoryResponse()
             window = Window(
                 request.before or None, request.after, frozenset(request.kinds), request.until or None, request.warnings
             )
-            for entry in await self._reporter.history.entries(
+            entries = await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
-            ):
-                convert.to_message(entry, answer.entries.add())
-            return answer
+            )
+            return scrub_pb2.HistoryResponse(entries=[scrub_pb2.HistoryEntry(**asdict(entry)) for entry in entries])
 
     async def _job(
         self, asked: Request, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
@@ -247,7 +243,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 @lru_cache(MOST_ADVERTS)
 def _advert(advert: AdvertisedDevice) -> scrub_pb2.Advert:
     """Cached, because usually only one device of the list has changed."""
-    return convert.to_message(advert, scrub_pb2.Advert())
+    return scrub_pb2.Advert(**asdict(advert))
 
 
 def _path(word: str) -> ScrubPath | None:
