@@ -166,7 +166,9 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
                 return app.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                refusing = refusing or await server.RefusingServers.open(config.run_dir)
+                if refusing is None:
+                    refusing = server.RefusingServers(config.run_dir)
+                    await refusing.open()
                 refusing.message = metrics.start_obstacle = error.message
                 systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
@@ -176,7 +178,7 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
         return None
     finally:
         if refusing is not None:
-            await refusing.close()
+            await refusing.close(0)
 
 
 async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:

@@ -294,7 +294,8 @@ async def test_closing_with_watchers_is_quick(house):
 
 
 async def test_a_closed_socket_answers_every_request_with_the_reason(short_tmp):
-    doors = await server.RefusingServers.open(short_tmp)
+    doors = server.RefusingServers(short_tmp)
+    await doors.open()
     doors.message = "the disk is full"
     async with grpc.aio.insecure_channel(f"unix:{short_tmp}/admin.sock") as channel:
         stub = scrub_pb2_grpc.AdminStub(channel)
