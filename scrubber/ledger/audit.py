@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
+from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
 from scrubber.ledger import chain, codec, database, files, ledger, sqlite, store
 
@@ -40,7 +41,7 @@ def verify(path: Path) -> Audit:
     try:
         # Read the head first: a writer may add rows meanwhile, so the rows may be ahead of the head, never behind.
         with database.translated("read the ledger", path):
-            where.demand_regular()
+            where.demand(private_files.demand_regular)
             noted = files.read_head(where.head)
         with _reading(where) as connection:
             cut = database.cut(connection)
@@ -87,7 +88,7 @@ def read(path: Path) -> LedgerFile:
     """Read a ledger; LedgerUnavailable if it is damaged or cannot be read, FatalError if there is none."""
     where = files.Places(path)
     with database.translated("read the ledger", path):
-        where.demand_regular()
+        where.demand(private_files.demand_regular)
         noted = files.read_head(where.head)
     with _reading(where) as connection:
         loaded = sqlite.checked(connection, noted)
@@ -121,7 +122,7 @@ def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
     with database.translated("read the ledger", where.database):
-        where.demand_regular()
+        where.demand(private_files.demand_regular)
         connection = _connect(where)
         try:
             database.refuse_newer(connection, where.database)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from scrubber.ground import private_files
@@ -27,19 +28,11 @@ class Places:
         self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 
-    def demand_own(self) -> None:
-        """ForeignFileError if a file is not this user's own. SQLite follows links, and opens every kind of file."""
-        for path in self._parts():
-            private_files.demand_own(path)
-
-    def demand_regular(self) -> None:
-        """ForeignFileError if a file is a link or no regular file."""
-        for path in self._parts():
-            private_files.demand_regular(path)
-
-    def _parts(self) -> tuple[Path, ...]:
-        run_head = () if self.run_head is None else (self.run_head,)
-        return self.database, self.wal, self.shm, self.head, *run_head
+    def demand(self, kept: Callable[[Path], None]) -> None:
+        """Check each file, for SQLite follows links and opens every kind of file. ``kept`` raises ForeignFileError."""
+        for path in (self.database, self.wal, self.shm, self.head, self.run_head):
+            if path is not None:
+                kept(path)
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""

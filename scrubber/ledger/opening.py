@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.core.model import Moment
-from scrubber.ground import calendar_time
+from scrubber.ground import calendar_time, private_files
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, database, files, sqlite, store
 
@@ -42,7 +42,7 @@ def open_or_set_aside(
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.Lock(where)
         try:
-            where.demand_own()
+            where.demand(private_files.demand_own)
             return _open(where, lock, at, accept)
         except BaseException:  # any error, a cancellation too: release the lock and raise it again
             lock.release()

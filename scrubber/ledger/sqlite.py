@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
+from scrubber.ground import private_files
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, codec, database, files, store
 
@@ -110,7 +111,7 @@ class SqliteStore:
                 return replace(loaded, may_be_old=self._may_be_old(connection))
 
     def _read_only(self) -> closing[sqlite3.Connection]:
-        self._where.demand_own()
+        self._where.demand(private_files.demand_own)
         return closing(database.connect(self._where.database, "mode=ro"))
 
     def _may_be_old(self, connection: sqlite3.Connection) -> bool:
@@ -146,7 +147,7 @@ class SqliteStore:
         if self._lock is None:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
         if self._connection is None:
-            self._where.demand_own()
+            self._where.demand(private_files.demand_own)
             self._connection = database.connect(self._where.database)
             database.make_durable(self._connection)
             if self._head is not None:
