@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,14 @@ from scrubber.ledger import opening, sqlite
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
-Drafter = Callable[..., LedgerEntry]
-Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
+
+def drafted(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
+    return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
 
 
 @pytest.fixture
-def draft() -> Drafter:
-    def make(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
-        return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
-
-    return make
+def draft():
+    return drafted
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_ledger(path: Path) -> Iterator[Opener]:
+def open_ledger(path):
     opened: list[sqlite.SqliteStore] = []
 
     def open_() -> tuple[sqlite.SqliteStore, opening.SetAside | None]:
@@ -46,5 +43,5 @@ def open_ledger(path: Path) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def ledger(open_ledger: Opener) -> sqlite.SqliteStore:
+def ledger(open_ledger):
     return open_ledger()[0]
