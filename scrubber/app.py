@@ -14,7 +14,7 @@ from pathlib import Path
 import scrubber
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.core import presence, states
+from scrubber.core import presence, states, views
 from scrubber.core.model import DeviceInfo, Holder, Step
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
@@ -41,7 +41,7 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext, never
 from scrubber.service.monitor import Monitor
-from scrubber.service.report import ServiceIdentity, StatusReporter, no_gate
+from scrubber.service.report import StatusReporter, no_gate
 from scrubber.service.service import Service
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.wire import Assignment
@@ -231,14 +231,14 @@ def build(
     )
     service = Service.build(context, on_vitals=counters.vitals)
     simulated_dir = "" if whole_node else str(config.simulation)
-    about = ServiceIdentity(
+    about = views.ServiceStatus(
         scrubber.__version__,
         backend.name,
-        simulated_dir,
-        str(config.state_dir),
-        clock.now().wall,
-        files.Places(config.ledger).aside(),
-        str(gate.specification) if gate is not None else "",
+        simulated_dir=simulated_dir,
+        state_dir=str(config.state_dir),
+        started=clock.now().wall,
+        set_aside=files.Places(config.ledger).aside(),
+        gate_specification=str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)

@@ -119,14 +119,14 @@ class ServiceStatus:
 
     version: str
     backend: str
-    policy: str
-    simulated_dir: str
-    state_dir: str
-    ledger_rows: int
-    ledger_head: str
-    ledger_fault: str
-    policy_fault: str
-    started: float
+    policy: str = ""
+    simulated_dir: str = ""
+    state_dir: str = ""
+    ledger_rows: int = 0
+    ledger_head: str = ""
+    ledger_fault: str = ""
+    policy_fault: str = ""
+    started: float = 0.0
     set_aside: tuple[str, ...] = ()
     concessions: tuple[str, ...] = ()
     cupy: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from policies import concessions
@@ -19,19 +19,6 @@ from scrubber.service.history import History
 from scrubber.workers.wire import Ready
 
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceIdentity:
-    """What the service reports about itself, fixed at its start."""
-
-    version: str
-    backend: str
-    simulated_dir: str
-    state_dir: str
-    started: float
-    set_aside: tuple[str, ...] = ()  # the damaged ledgers that were found at the start
-    gate_specification: str = ""  # the CDI specification of the create gate; empty: the gate is off
 
 
 async def no_pods() -> Tenants:
@@ -50,13 +37,15 @@ class StatusReporter:
     def __init__(
         self,
         context: ServiceContext,
-        identity: ServiceIdentity,
+        identity: views.ServiceStatus,
         cupy: Callable[[], Ready] = Ready,
         tenants: Callable[[], Awaitable[Tenants]] = no_pods,
         elsewhere: Mapping[Bystander, float] = MappingProxyType({}),
         gate: Callable[[str], str] = no_gate,
     ) -> None:
-        """``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
+        """``identity``: what the service reports about itself that is fixed at its start.
+
+        ``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
 
         ``elsewhere``: programs that would be bystanders in other places, and the uptime when each last had a device.
         ``gate`` returns the CDI name of a device's create gate.
@@ -174,23 +163,14 @@ class StatusReporter:
 
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""
-        ledger, active_policy, identity = (
-            self._context.ledger,
-            self._context.active_policy,
+        ledger, active_policy = self._context.ledger, self._context.active_policy
+        return replace(
             self._identity,
-        )
-        return views.ServiceStatus(
-            version=identity.version,
-            backend=identity.backend,
             policy=active_policy.name,
-            simulated_dir=identity.simulated_dir,
-            state_dir=identity.state_dir,
             ledger_rows=ledger.seq,
             ledger_head=ledger.head.hash,
             ledger_fault=ledger.fault or "",
             policy_fault=active_policy.fault,
-            started=identity.started,
-            set_aside=identity.set_aside,
             concessions=self._concessions(),
             cupy=self._cupy().cupy or "",
             lacks=self._cupy().lacks,
@@ -198,7 +178,6 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
-            gate_specification=identity.gate_specification,
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from policies.model import Policy
-from scrubber.core import event_text
+from scrubber.core import event_text, views
 from scrubber.core.model import Record, State, Step
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
@@ -38,7 +38,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations
-from scrubber.service.report import ServiceIdentity, StatusReporter
+from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.service.upkeep import Upkeep
 from tests.ledger import memory_store
@@ -367,7 +367,7 @@ class World:
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
-        reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
+        reporter = StatusReporter(context, views.ServiceStatus("test", "pretend", started=self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
     async def _restore(self, address: Address) -> RestoreWorker:
