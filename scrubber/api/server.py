@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
@@ -270,7 +269,7 @@ class _Servers(ABC):
     async def open(self) -> None:
         """Bind the sockets and serve. The caller holds the lock of the run directory."""
         for name in SOCKETS:
-            server = await self._server(name)
+            server = self._server(name)
             path = self._run_dir / f"{name}.sock"
             server.add_insecure_port(unix_sockets.claim(path))
             os.chmod(path, private_files.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
@@ -282,7 +281,7 @@ class _Servers(ABC):
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
     @abstractmethod
-    async def _server(self, name: str) -> grpc.aio.Server:
+    def _server(self, name: str) -> grpc.aio.Server:
         """The server for the socket with this name."""
 
 
@@ -294,15 +293,12 @@ class GrpcServers(_Servers):
         self._scrubber = ScrubberServicer(service, reporter, counters)
         self._admin = AdminServicer(service, reporter)
 
-    async def _server(self, name: str) -> grpc.aio.Server:
+    def _server(self, name: str) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=(answering.Screening(),), options=SERVER_OPTIONS)
         if name == "scrubber":
             scrub_pb2_grpc.add_ScrubberServicer_to_server(self._scrubber, server)
         else:
             scrub_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
-        alive = health.aio.HealthServicer()
-        await alive.set("", health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(alive, server)
         return server
 
 
@@ -311,7 +307,7 @@ class RefusingServers(_Servers, grpc.GenericRpcHandler):
 
     message = ""
 
-    async def _server(self, name: str) -> grpc.aio.Server:
+    def _server(self, name: str) -> grpc.aio.Server:
         return grpc.aio.server(handlers=(self,), options=SERVER_OPTIONS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
