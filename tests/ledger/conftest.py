@@ -9,7 +9,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import opening, sqlite
+from scrubber.ledger import sqlite
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
 def open_ledger(path):
     opened: list[sqlite.SqliteStore] = []
 
-    def open_() -> tuple[sqlite.SqliteStore, opening.SetAside | None]:
-        it, aside = opening.open_or_set_aside(path, NOW)
+    def open_() -> tuple[sqlite.SqliteStore, sqlite.SetAside | None]:
+        it, aside = sqlite.open_or_set_aside(path, NOW)
         opened.append(it)
         return it, aside
 

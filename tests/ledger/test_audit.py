@@ -16,7 +16,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError, LedgerUnavailable
-from scrubber.ledger import audit, opening, store
+from scrubber.ledger import audit, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
@@ -29,7 +29,7 @@ WRITE = {it: f"UPDATE entries SET {it} = {CAST} WHERE seq = ?2" for it in COLUMN
 def sample(tmp_path_factory):
     """A compacted ledger of rows 16 to 36, closed."""
     path = tmp_path_factory.mktemp("sample") / "ledger.sqlite"
-    ledger, _ = opening.open_or_set_aside(path, NOW)
+    ledger, _ = sqlite.open_or_set_aside(path, NOW)
     for number in range(34):
         ledger.append([LedgerEntry(0, f"GPU-{number % 2}", NOW, "op-1", events.Released(f"reason {number}"))])
     ledger.compact(lambda records, _: records, 20, NOW)
@@ -103,7 +103,7 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
 
 def stored(sample):
     """What decisions depend on."""
-    ledger, _ = opening.open_or_set_aside(sample, NOW)
+    ledger, _ = sqlite.open_or_set_aside(sample, NOW)
     loaded = ledger.load()
     ledger.close()
     return loaded.snapshot, loaded.entries
@@ -135,7 +135,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         return  # the schema version itself was hit: refused as newer
     if verdict.broken is None:
         assert everything(scratch) == everything(sample)
-    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    ledger, aside = sqlite.open_or_set_aside(scratch, NOW)
     loaded = ledger.load()
     ledger.close()
     # No decision depends on the evidence. If its damage set the ledger aside, the quarantines would be lost.
@@ -166,7 +166,7 @@ def test_an_object_outside_the_schema_is_named(sample, scratch, change, found):
     broken = audit.verify(scratch).broken
     assert broken is not None
     assert found in broken.why
-    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    ledger, aside = sqlite.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is not None
 
@@ -176,7 +176,7 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample, scratch):
         connection.execute("ANALYZE")
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'sqlite_stat%'").fetchall()
     assert audit.verify(scratch).broken is None
-    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    ledger, aside = sqlite.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is None
 

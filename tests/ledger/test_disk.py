@@ -19,7 +19,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import audit, database, opening, store
+from scrubber.ledger import audit, database, sqlite, store
 
 HERE = Path(__file__).parent
 NOW = Moment(1_750_000_000.0, 1.0)
@@ -28,7 +28,7 @@ KILLS = 20
 
 def numbers(path):
     """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
-    ledger, aside = opening.open_or_set_aside(path, NOW)
+    ledger, aside = sqlite.open_or_set_aside(path, NOW)
     entries = ledger.load().entries
     ledger.close()
     assert aside is None
@@ -83,7 +83,7 @@ def limit_file_size():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_at_its_limit_refuses_rows_until_there_is_room(ledger, path, draft, limit_file_size):
+def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, limit_file_size):
     limit_file_size(200_000)
     written, refusals = [], []
     for number in range(100):

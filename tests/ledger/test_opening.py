@@ -16,7 +16,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError, LedgerUnavailable
-from scrubber.ledger import audit, chain, database, files, opening, store
+from scrubber.ledger import audit, chain, database, files, sqlite, store
 from tests.ledger.conftest import NOW
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -73,7 +73,7 @@ files.Lock(files.Places(Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "cannot open the ledger" in found.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
-        opening.open_or_set_aside(path, NOW)
+        sqlite.open_or_set_aside(path, NOW)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_compatible_row_of_another_version_is_read(open_ledger, draft, path):
 def test_a_clock_without_a_calendar_does_not_stop_the_start(open_ledger, draft, path, wall, stamp):
     fill(open_ledger, draft)
     path.write_bytes(b"damaged")
-    ledger, aside = opening.open_or_set_aside(path, Moment(wall, 1.0))
+    ledger, aside = sqlite.open_or_set_aside(path, Moment(wall, 1.0))
     ledger.close()
     assert aside is not None
     assert aside.path.name == f"{path.name}.corrupt-{stamp}"
@@ -236,7 +236,7 @@ def test_a_truncated_log_is_noticed_and_not_touched(open_ledger, draft, path, tm
     cut = log.read_bytes()[: int(log.stat().st_size * share)]
     log.write_bytes(cut)
     broken = audit.verify(crashed / path.name).broken
-    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
+    opened, aside = sqlite.open_or_set_aside(crashed / path.name, NOW)
     opened.close()
     assert broken is not None
     assert "the last rows are lost" in broken.why
@@ -250,7 +250,7 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     entries = ledger.append([draft("a")]) + ledger.append([draft("b")])
     crashed = tmp_path / "crashed"
     shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
-    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
+    opened, aside = sqlite.open_or_set_aside(crashed / path.name, NOW)
     assert aside is None
     assert opened.load().entries == entries
     opened.close()
@@ -302,7 +302,7 @@ def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft
             raise store.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
-    ledger, aside = opening.open_or_set_aside(path, NOW, refuse)
+    ledger, aside = sqlite.open_or_set_aside(path, NOW, refuse)
     ledger.close()
     assert aside is not None
     assert aside.why == "row 2 cannot follow"
@@ -312,4 +312,4 @@ def test_when_it_cannot_be_opened_the_lock_is_free_again(path):
     path.mkdir(parents=True)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="it is not a regular file"):
-            opening.open_or_set_aside(path, NOW)
+            sqlite.open_or_set_aside(path, NOW)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from scrubber.ledger import opening, sqlite
+from scrubber.ledger import sqlite
 from tests.ledger.conftest import NOW
 
 
@@ -21,7 +21,7 @@ class Node:
 
     def may_be_old(self, *, rows=0):
         """What a service finds that starts, writes some rows and ends."""
-        ledger, aside = opening.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
+        ledger, aside = sqlite.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
         self.opened.append(ledger)
         assert aside is None
         found = ledger.load().may_be_old
