@@ -73,9 +73,9 @@ def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> ChainRow
     return ChainRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
 
 
-def content(draft: LedgerEntry) -> ChainRow:
-    """A draft as an unsealed row; ValueError when it cannot be stored."""
-    return unsealed(draft.device, draft.at, draft.op, *codec.encode(draft.event))
+def contents(drafts: Iterable[LedgerEntry]) -> list[ChainRow]:
+    """Drafts as unsealed rows; ValueError when one cannot be stored."""
+    return [unsealed(draft.device, draft.at, draft.op, *codec.encode(draft.event)) for draft in drafts]
 
 
 def note(kind: str, at: Moment, body: object) -> ChainRow:

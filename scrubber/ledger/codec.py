@@ -48,9 +48,8 @@ KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-def canonical(value: object) -> str:
-    """One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+# One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN.
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def encode(event: Event) -> tuple[str, str]:

@@ -59,34 +59,43 @@ class Lock:
         os.close(self._file)
 
 
-class HeadFile:
+class HeadFiles:
     """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
 
     A second file of this kind is in the run directory. A copy of the state directory that is put back has another head
     than that file, or the file is missing: then no proof in the ledger counts (``may_be_old``).
 
-    The file is written in place after each commit and not forced to the disk: that costs microseconds, and the content
-    survives a crash of the service. After a power loss the file may be behind the ledger, which is no error: the boot
-    id has changed by then, so no proof in the ledger counts any more.
+    The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
+    content survives a crash of the service. After a power loss a file may be behind the ledger, which is no error: the
+    boot id has changed by then, so no proof in the ledger counts any more.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the file; create it if it does not exist."""
-        self._file = private_files.opened(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._open: dict[Path, int] = {}
 
-    def write(self, head: store.Head) -> None:
-        """Store this head, in one write of a fixed length."""
+    def write(self, head: store.Head, *, vouch: bool) -> None:
+        """Store this head, in one write of a fixed length. ``vouch``: also in the run directory."""
         line = f"{head.seq:020d} {head.hash}\n".encode()
-        if (written := os.pwrite(self._file, line, 0)) != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes were written")
+        # The file in the state directory last: a row that it names may not be deleted after an error.
+        for path in (self._places.run_head if vouch else None, self._places.head):
+            if path is None:
+                continue
+            if path not in self._open:
+                self._open[path] = private_files.opened(path, os.O_RDWR | os.O_CREAT)
+            if (written := os.pwrite(self._open[path], line, 0)) != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written")
 
     def sync(self) -> None:
-        """Force the file to the disk."""
-        os.fsync(self._file)
+        """Force the file in the state directory to the disk."""
+        if self._places.head in self._open:
+            os.fsync(self._open[self._places.head])
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the files; the next write opens them again."""
+        for file in self._open.values():
+            os.close(file)
+        self._open = {}
 
 
 def read_head(path: Path) -> store.Head | None:

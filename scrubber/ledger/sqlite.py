@@ -41,19 +41,15 @@ class SqliteStore:
         self._where = where
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
-        self._headfiles: dict[Path, files.HeadFile] = {}
+        self._headfiles = files.HeadFiles(where)
         self._kept = store.Kept()
-        self._head: store.Head | None = None  # the newest acknowledged row; None until the first load
-
-    @property
-    def head(self) -> store.Head:
-        """The newest row that was acknowledged."""
-        return self._head or chain.START
+        self._loaded = False
+        self.head = chain.START  # the newest row that was acknowledged
 
     def load(self) -> store.Loaded:
         """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
         with database.translated("read the ledger", self._where.database), self._disconnecting():
-            if self._head is not None:
+            if self._loaded:
                 self._connected()  # deletes the rows that a failed append may have left
             loaded = self._read()
             self._connected()  # fails now, not at the first write, when the disk is read-only
@@ -62,10 +58,12 @@ class SqliteStore:
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
-        contents = [chain.content(draft) for draft in drafts]
-        with self._writing() as (connection, head):
-            rows = chain.seal(head, contents)
-            database.insert(connection, rows)
+        contents = chain.contents(drafts)
+        with self._ready() as connection:
+            rows = chain.seal(self.head, contents)
+            with database.transaction(connection):
+                database.insert(connection, rows)
+            self._acknowledge(rows[-1].head if rows else self.head, vouch=True)
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(rows, drafts, strict=True))
 
     def history(
@@ -82,15 +80,18 @@ class SqliteStore:
 
     def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
-        with self._writing() as (connection, head):
-            before = database.cut(connection)
-            folded = tuple(database.rows(connection, last=head.seq - keep))
-            if len(folded) < chain.WORTH_FOLDING:
-                return 0
-            cut = chain.fold(before, folded, fold, at.wall, evidence)
-            database.fold(connection, cut, folded)
-            database.insert(connection, chain.seal(head, [chain.compaction(at, cut)]))
-            self._kept = database.kept(connection)
+        with self._ready() as connection:
+            with database.transaction(connection):
+                before = database.cut(connection)
+                folded = tuple(database.rows(connection, last=self.head.seq - keep))
+                if len(folded) < chain.WORTH_FOLDING:
+                    return 0
+                cut = chain.fold(before, folded, fold, at.wall, evidence)
+                database.fold(connection, cut, folded)
+                [note] = chain.seal(self.head, [chain.compaction(at, cut)])
+                database.insert(connection, [note])
+                self._kept = database.kept(connection)
+            self._acknowledge(note.head, vouch=True)
         with database.translated("shrink the ledger", self._where.database), self._disconnecting():
             database.shrink(self._connected())
         return len(folded)
@@ -98,9 +99,7 @@ class SqliteStore:
     def disconnect(self) -> None:
         """Close the files but keep the lock; the next call connects again."""
         connection, self._connection = self._connection, None
-        kept, self._headfiles = self._headfiles, {}
-        for each in kept.values():
-            each.close()
+        self._headfiles.close()
         if connection is not None:
             connection.close()
 
@@ -109,8 +108,7 @@ class SqliteStore:
         lock, self._lock = self._lock, None
         try:
             with database.translated("close the ledger", self._where.database):
-                if self._where.head in self._headfiles:
-                    self._headfiles[self._where.head].sync()
+                self._headfiles.sync()
         finally:
             self.disconnect()
             if lock is not None:
@@ -140,14 +138,13 @@ class SqliteStore:
         return seen is None or [seen.hash] != [row.hash for row in database.rows(connection, seen.seq, seen.seq)]
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, store.Head]]:
+    def _ready(self) -> Iterator[sqlite3.Connection]:
+        """The connection, to write with."""
         with database.translated("write to the ledger", self._where.database), self._disconnecting():
             connection = self._connected()
-            if self._head is None:
+            if not self._loaded:
                 raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
-            with database.transaction(connection):
-                yield connection, self._head
-            self._acknowledge(database.head(connection), vouch=True)
+            yield connection
 
     @contextmanager
     def _disconnecting(self) -> Iterator[None]:
@@ -165,21 +162,18 @@ class SqliteStore:
             self._where.demand(private_files.demand_own)
             self._connection = database.connect(self._where.database)
             database.make_durable(self._connection)
-            if self._head is not None:
-                self._head = _remove_unacknowledged(self._connection, self._head)
+            if self._loaded:
+                self.head = _remove_unacknowledged(self._connection, self.head)
         return self._connection
 
     def _acknowledge(self, head: store.Head, *, vouch: bool) -> None:
-        """Store the head, and also in the run directory. A ledger that may be old comes there with its next row only.
+        """Store the head. ``vouch``: also in the run directory.
 
-        The first row says which proofs do not count any more: if the service ends before, the next start asks again.
+        A ledger that may be old comes there with its next row only. The first row says which proofs do not count any
+        more: if the service ends before, the next start asks again.
         """
-        for path in (self._where.head, self._where.run_head if vouch else None):
-            if path is not None:
-                if path not in self._headfiles:
-                    self._headfiles[path] = files.HeadFile(path)
-                self._headfiles[path].write(head)
-        self._head = head
+        self._headfiles.write(head, vouch=vouch)
+        self.head, self._loaded = head, True
 
 
 def checked(connection: sqlite3.Connection, noted: store.Head | None) -> store.Loaded:
@@ -287,8 +281,8 @@ def _create(where: files.Places, first: chain.ChainRow) -> None:
     [row] = chain.seal(chain.START, [first])
     database.create(where.fresh, row)
     where.fresh.rename(where.database)
-    with closing(files.HeadFile(where.head)) as kept:
-        kept.write(row.head)
+    with closing(files.HeadFiles(where)) as kept:
+        kept.write(row.head, vouch=False)
         kept.sync()
     _sync_directory(where)
 

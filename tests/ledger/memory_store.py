@@ -38,7 +38,7 @@ class MemoryStore:
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = chain.seal(self.head, [chain.content(draft) for draft in drafts])
+        rows = chain.seal(self.head, chain.contents(drafts))
         self._rows += rows
         return chain.entries(rows)
 

@@ -155,8 +155,8 @@ def write(path, kind, body):
     with closing(database.connect(path)) as connection, database.transaction(connection):
         [row] = chain.seal(database.head(connection), [chain.unsealed("GPU-1", NOW, "op-1", kind, body)])
         database.insert(connection, [row])
-    with closing(files.HeadFile(files.Places(path).head)) as kept:
-        kept.write(store.Head(row.seq, row.hash))
+    with closing(files.HeadFiles(files.Places(path))) as kept:
+        kept.write(row.head, vouch=False)
 
 
 @pytest.mark.parametrize(

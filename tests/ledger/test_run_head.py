@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import sqlite
 from tests.ledger.conftest import NOW
 
@@ -83,3 +84,18 @@ def test_a_kill_between_row_and_head_is_no_rollback(node):
     node.may_be_old(rows=1)
     node.head.write_bytes(seen)
     assert not node.may_be_old()
+
+
+def test_a_row_whose_head_cannot_be_stored_never_counts(tmp_path, draft):
+    run = tmp_path / "run"
+    run.mkdir()
+    ledger, _ = sqlite.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
+    ledger.disconnect()  # as after a failed write
+    run.rename(tmp_path / "away")
+    with pytest.raises(LedgerUnavailable):
+        ledger.append([draft("a")])
+    (tmp_path / "away").rename(run)
+    assert ledger.load().entries == ()
+    [entry] = ledger.append([draft("b")])
+    assert ledger.load().entries == (entry,)
+    ledger.close()
