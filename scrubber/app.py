@@ -26,7 +26,7 @@ from scrubber.ground import log, paths
 from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.slots import ON_MEMORY
-from scrubber.ledger import files, opening, store
+from scrubber.ledger import files, sqlite, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
@@ -161,7 +161,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         accepted.append(loaded)
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
-    opened, aside = opening.open_or_set_aside(path, clock.now(), check, run_head)
+    opened, aside = sqlite.open_or_set_aside(path, clock.now(), check, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = store.Retention(config.evidence_rows, config.evidence_age)

@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
-from scrubber.ground import aio, http_server, log, paths, private_files, systemd, unix_sockets
+from scrubber.ground import aio, http_server, log, paths, private_files, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
@@ -28,6 +29,7 @@ from scrubber.policy import ActivePolicy
 
 logger = log.get("daemon")
 
+READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"  # lines of systemd's protocol sd_notify
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
 
@@ -103,7 +105,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
         loop.add_signal_handler(number, stop.set)
     policy_changed = asyncio.Event()
     aio.on_hangup(policy_changed.set)
-    life = asyncio.create_task(systemd.show_life(), name="signs of life")
+    life = asyncio.create_task(_show_life(), name="signs of life")
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         return 0
@@ -119,7 +121,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
-    systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
+    _tell_systemd(READY, _status(f"serving, devices: {len(ledger.records)}"))
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
@@ -144,7 +146,7 @@ async def _shut_down(
 ) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
-    systemd.tell(systemd.STOPPING)
+    _tell_systemd(STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,9 +168,11 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
                 return app.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                refusing = refusing or await server.RefusingServers.open(config.run_dir)
+                if refusing is None:
+                    refusing = server.RefusingServers(config.run_dir)
+                    await refusing.open()
                 refusing.message = metrics.start_obstacle = error.message
-                systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
+                _tell_systemd(READY, _status(f"grants nothing: {error.message}"))
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):
@@ -176,7 +180,7 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
         return None
     finally:
         if refusing is not None:
-            await refusing.close()
+            await refusing.close(0)
 
 
 async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
@@ -213,3 +217,30 @@ async def _reload_once(active_policy: ActivePolicy) -> None:
         )
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=active_policy.source)
+
+
+def _tell_systemd(*lines: str) -> None:
+    """Tell systemd these lines, where it started the service. What it does not take changes nothing for the GPUs."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        try:
+            sender.sendto("\n".join(lines).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        except OSError as error:
+            logger.warning("systemd cannot be told", lines=lines, error=str(error))
+
+
+def _status(text: str) -> str:
+    """A line that ``systemctl status`` shows."""
+    return "STATUS=" + " ".join(text.split())
+
+
+async def _show_life() -> None:
+    """Tell systemd twice in each time of its watchdog that the event loop runs. Without a watchdog, return."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    within = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6  # seconds
+    while within:
+        _tell_systemd(ALIVE)
+        await asyncio.sleep(within / 2)

@@ -55,7 +55,7 @@ def lock(kubelet_dir: Path) -> int | None:
         if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
             raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
-        return unix_sockets.try_lock(own)
+        return private_files.try_lock(own / unix_sockets.LOCK)
     except OSError as error:
         raise FatalError(f"cannot use directory {own}: {error.strerror}; remove it, or run as its owner") from error
 

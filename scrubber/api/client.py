@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
 import grpc
 import grpc.aio
@@ -16,7 +20,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import scrub_pb2, scrub_pb2_grpc
 from scrubber.core import views
 from scrubber.ground import operation_id, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
@@ -79,14 +83,14 @@ class _Client:
         with translated(self.socket):
             return await call
 
-    async def _stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], view: type[R]) -> AsyncGenerator[R, None]:
+    async def _stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], kind: type[R]) -> AsyncGenerator[R, None]:
         """What the messages say. As long as a message says the same as the one before, the same object again."""
         with translated(self.socket):
             last: tuple[Message, R] | None = None
             try:
                 async for message in call:
                     if last is None or message != last[0]:
-                        last = message, convert.from_message(view, message)
+                        last = message, view(kind, message)
                     yield last[1]
             finally:
                 call.cancel()  # a stream that is only forgotten stays open in the service
@@ -111,7 +115,7 @@ class ScrubberClient(_Client):
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, exclusive=exclusive, owner=owner)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
-        return tuple(convert.from_message(GrantedDevice, grant) for grant in answer.grants)
+        return tuple(view(GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""
@@ -149,7 +153,7 @@ class AdminClient(_Client):
         """All devices, or the named ones. ``wait``: seconds to wait until the ledger has a row after ``newer_than``."""
         request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
         answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
-        return convert.from_message(views.Status, answer)
+        return view(views.Status, answer)
 
     def scrub(
         self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
@@ -163,7 +167,7 @@ class AdminClient(_Client):
         """Quarantine a device."""
         request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
         answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
-        return convert.from_message(views.DeviceStatus, answer.device)
+        return view(views.DeviceStatus, answer.device)
 
     def reinstate(
         self, gpus: Sequence[str], reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
@@ -175,7 +179,7 @@ class AdminClient(_Client):
     async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:
         """Why a device is in its state."""
         answer = await self._ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
-        return convert.from_message(views.Explanation, answer)
+        return view(views.Explanation, answer)
 
     async def history(
         self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, **which: Unpack[Which]
@@ -188,7 +192,7 @@ class AdminClient(_Client):
                 **which,
             )  # fmt: skip
             page = (await self._ask(self._stub.History(request, timeout=SHORT))).entries
-            found = (*(convert.from_message(views.HistoryEntry, entry) for entry in page), *found)
+            found = (*(view(views.HistoryEntry, entry) for entry in page), *found)
             if len(page) < request.limit:
                 break
         return found
@@ -217,9 +221,7 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
-    if (
-        code is grpc.StatusCode.CANCELLED
-    ):  # cancelled by the service when it stops; a caller that cancels gets no gRPC error
+    if code is grpc.StatusCode.CANCELLED:  # by the service when it stops; a caller that cancels gets no gRPC error
         return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered; try again")
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
 
@@ -231,3 +233,31 @@ def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
         if detail.Unpack(info) and info.domain == "autoclave":
             return _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may have more reasons
     return None
+
+
+def view(kind: type[R], message: Message) -> R:
+    """The view in a message, by field name: both have the same fields. An optional field that is unset becomes None."""
+    return kind(**{name: read(message) for name, read in _readers(cast("Any", kind))})
+
+
+@cache
+def _readers(kind: Any) -> tuple[tuple[str, Callable[[Message], Any]], ...]:  # noqa: ANN401 - any of the views
+    """One reader for each field. Cached, because type hints take longer to look up than the rest of a conversion."""
+    hints = get_type_hints(kind)
+    return tuple((field.name, _reader(field.name, hints[field.name])) for field in fields(cast("Any", kind)))
+
+
+def _reader(name: str, hint: Any) -> Callable[[Message], Any]:  # noqa: ANN401 - the hint of any field
+    value = attrgetter(name)
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        if not is_dataclass(inner):
+            return lambda message: tuple(value(message))
+        return lambda message: tuple([view(inner, item) for item in value(message)])
+    if get_origin(hint) in (Union, types.UnionType):
+        inner = next(arg for arg in get_args(hint) if arg is not type(None))
+        read = _reader(name, inner)
+        return lambda message: read(message) if message.HasField(name) else None
+    if is_dataclass(hint):
+        return lambda message: view(cast("Any", hint), value(message))
+    return value

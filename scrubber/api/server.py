@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
@@ -57,10 +58,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 op=asked.op,
                 within=context.time_remaining(),
             )
-            answer = scrub_pb2.AcquireResponse()
-            for grant in grants.values():
-                convert.to_message(grant, answer.grants.add())
-            return answer
+            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**asdict(grant)) for grant in grants.values()])
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See ``scrub.proto``."""
@@ -111,7 +109,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 await self._service.context.ledger.newer_row(
                     request.newer_than, min(request.wait_seconds, LONGEST_WAIT)
                 )
-            return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
+            return scrub_pb2.StatusResponse(**asdict(await self._reporter.status(gpus)))
 
     async def Scrub(
         self, request: scrub_pb2.ScrubRequest, context: Context
@@ -122,12 +120,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             uuids = [self._reporter.history.find(name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
-        each = [(uuid, partial(self._service.operations.scrub, uuid, path, op=asked.op)) for uuid in uuids]
-        streams = [
-            self._job(Request("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each
-        ]
-        async for progress in _merged(streams):
-            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+        scrub = partial(self._service.operations.scrub, path=path, op=asked.op)
+        async for progress in self._jobs(asked, uuids, scrub, no_wait=request.no_wait):
+            yield progress
 
     async def Quarantine(
         self, request: scrub_pb2.QuarantineRequest, context: Context
@@ -140,7 +135,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             by = request_limits.one_line(request.by, "the name of the caller")
             await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
-            return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
+            return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**asdict(device)))
 
     async def Reinstate(
         self, request: scrub_pb2.ReinstateRequest, context: Context
@@ -153,39 +148,44 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             asked.quiet = True  # each device has its own line
         operations = self._service.operations
         use_case = operations.reinstate_without_proof if request.without_evidence else operations.reinstate
-        each = [(uuid, partial(use_case, uuid, reason, by, op=asked.op)) for uuid in uuids]
-        streams = [self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False) for uuid, begin in each]
-        async for progress in _merged(streams):
-            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+        async for progress in self._jobs(asked, uuids, partial(use_case, reason=reason, by=by, op=asked.op)):
+            yield progress
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
         """See ``scrub.proto``."""
         async with answered(context, "explain", quiet=True):
             explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
-            return convert.to_message(explanation, scrub_pb2.ExplainResponse())
+            return scrub_pb2.ExplainResponse(**asdict(explanation))
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
         """See ``scrub.proto``."""
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
-            answer = scrub_pb2.HistoryResponse()
             window = Window(
                 request.before or None, request.after, frozenset(request.kinds), request.until or None, request.warnings
             )
-            for entry in await self._reporter.history.entries(
+            entries = await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
-            ):
-                convert.to_message(entry, answer.entries.add())
-            return answer
+            )
+            return scrub_pb2.HistoryResponse(entries=[scrub_pb2.HistoryEntry(**asdict(entry)) for entry in entries])
+
+    async def _jobs(
+        self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob]], *,
+        no_wait: bool = False,
+    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+        """Start or join a job on each device and stream their progress."""
+        each = [Request(asked.request, asked.op, [uuid]) for uuid in uuids]
+        async for progress in _merged([self._job(request, begin, no_wait=no_wait) for request in each]):
+            yield scrub_pb2.ScrubProgress(**asdict(progress))
 
     async def _job(
-        self, asked: Request, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
+        self, asked: Request, begin: Callable[[str], Awaitable[ScrubJob]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Start or join a job and stream its progress. A refusal is reported as the result of this device."""
         (uuid,) = asked.devices
         try:
             async with logged(asked):
-                running = await begin()
+                running = await begin(uuid)
                 asked.job = running.id
         except AutoclaveError as error:
             state = self._service.context.ledger.records[uuid].state.value
@@ -247,7 +247,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 @lru_cache(MOST_ADVERTS)
 def _advert(advert: AdvertisedDevice) -> scrub_pb2.Advert:
     """Cached, because usually only one device of the list has changed."""
-    return convert.to_message(advert, scrub_pb2.Advert())
+    return scrub_pb2.Advert(**asdict(advert))
 
 
 def _path(word: str) -> ScrubPath | None:
@@ -259,79 +259,62 @@ def _path(word: str) -> ScrubPath | None:
         raise InvalidRequest("the path is not fast, slow or reset") from None
 
 
-class GrpcServers:
-    """The servers of both sockets. They open after the ledger is recovered and close before everything else."""
+class _Servers(ABC):
+    """One server for each socket."""
 
-    def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters, run_dir: Path) -> None:
-        self._service = service
-        self._reporter = reporter
-        self._counters = counters
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._servers: list[grpc.aio.Server] = []
 
     async def open(self) -> None:
         """Bind the sockets and serve. The caller holds the lock of the run directory."""
         for name in SOCKETS:
-            server = grpc.aio.server(interceptors=(answering.Screening(),), options=SERVER_OPTIONS)
-            if name == "scrubber":
-                scrub_pb2_grpc.add_ScrubberServicer_to_server(
-                    ScrubberServicer(self._service, self._reporter, self._counters), server
-                )
-            else:
-                scrub_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._service, self._reporter), server)
-            await _add_health(server)
-            await _bind(server, self._run_dir / f"{name}.sock")
+            server = self._server(name)
+            path = self._run_dir / f"{name}.sock"
+            server.add_insecure_port(unix_sockets.claim(path))
+            os.chmod(path, private_files.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
+            await server.start()
             self._servers.append(server)
 
     async def close(self, grace: float = 1.0) -> None:
         """Take no more calls. Calls under way may take ``grace`` seconds."""
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
+    @abstractmethod
+    def _server(self, name: str) -> grpc.aio.Server:
+        """The server for the socket with this name."""
 
-class RefusingServers:
+
+class GrpcServers(_Servers):
+    """The servers of both sockets. They open after the ledger is recovered and close before everything else."""
+
+    def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        self._scrubber = ScrubberServicer(service, reporter, counters)
+        self._admin = AdminServicer(service, reporter)
+
+    def _server(self, name: str) -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=(answering.Screening(),), options=SERVER_OPTIONS)
+        if name == "scrubber":
+            scrub_pb2_grpc.add_ScrubberServicer_to_server(self._scrubber, server)
+        else:
+            scrub_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
+        return server
+
+
+class RefusingServers(_Servers, grpc.GenericRpcHandler):
     """Servers without a ledger: they refuse every request with the reason."""
 
-    def __init__(self) -> None:
-        self.message = ""
-        self._servers: list[grpc.aio.Server] = []
+    message = ""
 
-    @classmethod
-    async def open(cls, run_dir: Path) -> Self:
-        """Bind both sockets."""
-        servers = cls()
-        for name in SOCKETS:
-            server = grpc.aio.server(handlers=(_Refusing(servers),), options=SERVER_OPTIONS)
-            await _bind(server, run_dir / f"{name}.sock")
-            servers._servers.append(server)
-        return servers
-
-    async def close(self) -> None:
-        """Free the sockets for the real servers."""
-        await asyncio.gather(*(server.stop(None) for server in self._servers))
-
-
-class _Refusing(grpc.GenericRpcHandler):
-    """Refuses every method."""
-
-    def __init__(self, servers: RefusingServers) -> None:
-        self._servers = servers
+    def _server(self, name: str) -> grpc.aio.Server:
+        return grpc.aio.server(handlers=(self,), options=SERVER_OPTIONS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A handler that refuses, for every method."""
 
         async def refuse(_request: bytes, context: Context) -> bytes:
-            message = f"cannot grant anything: {self._servers.message}"
+            message = f"cannot grant anything: {self.message}"
             await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
 
         return grpc.unary_unary_rpc_method_handler(refuse)
-
-
-async def _bind(server: grpc.aio.Server, path: Path) -> None:
-    server.add_insecure_port(unix_sockets.claim(path))
-    os.chmod(path, private_files.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
-    await server.start()
-
-
-async def _add_health(server: grpc.aio.Server) -> None:
-    servicer = health.aio.HealthServicer()
-    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.message import Message
-from enum import Enum
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
@@ -35,6 +34,7 @@ CACHE_SECONDS = 0.5  # seconds for which metrics are cached: the event loop is b
 MAX_REQUEST_BYTES = 8192  # bytes of a request
 HIGHEST_PORT = 65535
 TEXT = "text/plain; charset=utf-8"
+METRICS, OPENMETRICS = text.CONTENT_TYPE_PLAIN_0_0_4, openmetrics.CONTENT_TYPE_LATEST
 
 Obstacles = Callable[[], Sequence[str]]  # why the program is not ready; empty: it is
 Clock = Callable[[], float]
@@ -54,27 +54,13 @@ def parse(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-class Form(Enum):
-    """The two formats of metrics. Each is made and cached by itself."""
-
-    TEXT = text.CONTENT_TYPE_PLAIN_0_0_4
-    OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
-
-    def of(self, registry: CollectorRegistry) -> bytes:
-        """The metrics of a registry in this format."""
-        if self is Form.TEXT:
-            return text.generate_latest(registry)
-        made: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # prometheus_client does not annotate it
-        return made
-
-
-def form(accept: str) -> Form:
-    """The format that an Accept header asks for; text if the header is unreadable."""
+def kind_of(accept: str) -> str:
+    """The content type of the metrics that an Accept header asks for: one of two; text if the header is unreadable."""
     try:
         _, kind = text.choose_encoder(accept)
     except (TypeError, ValueError):  # an invalid version
-        return Form.TEXT
-    return Form.OPENMETRICS if kind.startswith("application/openmetrics-text") else Form.TEXT
+        return METRICS
+    return OPENMETRICS if kind.startswith("application/openmetrics-text") else METRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +89,7 @@ class HttpServer:
         self._obstacles = obstacles
         self._clock = clock
         self._exchanges: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
-        self._made: dict[Form, tuple[float, _Reply]] = {}  # the time, and the cached answer
+        self._made: dict[str, tuple[float, _Reply]] = {}  # by content type: the time, and the cached answer
 
     @asynccontextmanager
     async def serve(self, address: str) -> AsyncIterator[str]:
@@ -144,11 +130,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(EXCHANGE_WITHIN):
                 await self._answer_request(reader, writer)
-        except (
-            TimeoutError,
-            OSError,
-            asyncio.IncompleteReadError,
-        ):  # a slow or disconnected client
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):  # a slow or disconnected client
             pass
         finally:
             writer.transport.abort()  # does nothing after a complete answer
@@ -194,16 +176,19 @@ class HttpServer:
                 return _Reply(b"not found: use /metrics, /healthz or /readyz\n", HTTPStatus.NOT_FOUND)
 
     def _metrics(self, accept: str) -> _Reply:
-        asked, now = form(accept), self._clock()
+        asked, now = kind_of(accept), self._clock()
         made, reply = self._made.get(asked, (now - CACHE_SECONDS, None))
         if reply is None or now - made >= CACHE_SECONDS:
             reply = self._make(asked)
             self._made[asked] = now, reply
         return reply
 
-    def _make(self, asked: Form) -> _Reply:
+    def _make(self, kind: str) -> _Reply:
+        make: Callable[[CollectorRegistry], bytes] = (
+            openmetrics.generate_latest if kind == OPENMETRICS else text.generate_latest
+        )
         try:
-            return _Reply(asked.of(self._registry), kind=asked.value)
+            return _Reply(make(self._registry), kind=kind)
         except Exception:  # a fault in the metrics must not stop the program
             logger.exception("cannot make the metrics")
             return _Reply(b"cannot make the metrics: the log has the error\n", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -7,11 +7,12 @@ it overwrite another file, and a directory of another user could be replaced by 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scrubber.ground.errors import FatalError
@@ -75,6 +76,17 @@ def opened(path: Path, flags: int) -> int:
     raise ForeignFileError(path, fault)
 
 
+def try_lock(path: Path) -> int | None:
+    """The descriptor that holds the lock of a file until it is closed; None if another process holds the lock."""
+    lock = opened(path, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
 def content(path: Path) -> bytes:
     """All that a file of our own holds."""
     with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
@@ -102,22 +114,18 @@ def beside(path: Path, text: bytes) -> Iterator[Path]:
 
 def demand_own(path: Path) -> None:
     """ForeignFileError if the file exists and is not this user's own, for a file that a library opens."""
-    try:
-        fault = _fault(path.lstat(), writing=True)
-    except FileNotFoundError:
-        return
-    if fault is not None:
-        raise ForeignFileError(path, fault)
+    _demand(path, lambda found: _fault(found, writing=True))
 
 
 def demand_regular(path: Path) -> None:
     """ForeignFileError if the file exists and is a link or no regular file. Another user's copy may be read."""
-    try:
-        fault = _irregular(path.lstat())
-    except FileNotFoundError:
-        return
-    if fault is not None:
-        raise ForeignFileError(path, fault)
+    _demand(path, _irregular)
+
+
+def _demand(path: Path, fault_of: Callable[[os.stat_result], str | None]) -> None:
+    with suppress(FileNotFoundError):
+        if (fault := fault_of(path.lstat())) is not None:
+            raise ForeignFileError(path, fault)
 
 
 def _foreign(path: Path, error: OSError) -> OSError:

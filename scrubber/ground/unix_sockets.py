@@ -6,7 +6,6 @@ path on which another server still answers.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
 
+LOCK = "lock"  # in a directory with sockets: the file that its server holds locked
 MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un
 
 
@@ -22,24 +22,13 @@ def lock_run_dir(directory: Path) -> int:
     """Make the run directory and lock it; close the returned descriptor to release the lock."""
     private_files.make_directory(directory, "run directory", private_files.NOT_TO_ENTER)
     try:
-        lock = try_lock(directory)
+        lock = private_files.try_lock(directory / LOCK)
     except OSError as error:
         raise FatalError(
             f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"
         ) from error
     if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber runs in {directory}")
-    return lock
-
-
-def try_lock(directory: Path) -> int | None:
-    """The descriptor that holds the directory's lock until it is closed; None if another process holds the lock."""
-    lock = private_files.opened(directory / "lock", os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
     return lock
 
 

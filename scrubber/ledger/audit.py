@@ -11,10 +11,9 @@ from pathlib import Path
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
+from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
 from scrubber.ledger import chain, codec, database, files, ledger, sqlite, store
-
-EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,13 @@ def verify(path: Path) -> Audit:
     try:
         # Read the head first: a writer may add rows meanwhile, so the rows may be ahead of the head, never behind.
         with database.translated("read the ledger", path):
-            where.demand_regular()
+            where.demand(private_files.demand_regular)
             noted = files.read_head(where.head)
         with _reading(where) as connection:
             cut = database.cut(connection)
             for row in chain.check(cut, database.rows(connection), noted):
                 chain.entry(row)
-                count, head = count + 1, store.Head(row.seq, row.hash)
+                count, head = count + 1, row.head
             if cut is not None:
                 codec.decode_records(cut.records)
                 _check_evidence(connection, cut)
@@ -60,13 +59,13 @@ def verify(path: Path) -> Audit:
 
 def _check_evidence(connection: sqlite3.Connection, cut: chain.MissingTail) -> None:
     """Check each batch of evidence, and that there is no evidence outside the batches."""
-    after = EARLIEST
+    first = database.EARLIEST
     for batch in cut.batches:
-        last = LATEST if batch is cut.batches[-1] else batch.cut
-        kept = tuple(database.evidence(connection, after, last))
+        last = database.LATEST if batch is cut.batches[-1] else batch.cut
+        kept = tuple(database.evidence(connection, first, last))
         chain.check_evidence(batch, kept)
         chain.entries(kept)
-        after = batch.cut
+        first = batch.cut + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def read(path: Path) -> LedgerFile:
     """Read a ledger; LedgerUnavailable if it is damaged or cannot be read, FatalError if there is none."""
     where = files.Places(path)
     with database.translated("read the ledger", path):
-        where.demand_regular()
+        where.demand(private_files.demand_regular)
         noted = files.read_head(where.head)
     with _reading(where) as connection:
         loaded = sqlite.checked(connection, noted)
@@ -102,16 +101,13 @@ def export(path: Path) -> Iterator[dict[str, object]]:
     """The evidence, the snapshot, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
     with _reading(files.Places(path)) as connection:
         if (cut := database.cut(connection)) is not None:
-            yield from map(_exported, database.evidence(connection, EARLIEST, LATEST))
+            yield from map(_exported, database.evidence(connection))
             yield {"seq": cut.head.seq, "hash": cut.head.hash, "kind": "snapshot", "body": _parsed(cut.records)}
         yield from map(_exported, database.rows(connection))
 
 
 def _exported(row: chain.ChainRow) -> dict[str, object]:
-    return {
-        "seq": row.seq, "device": row.device, "wall": row.wall, "uptime": row.uptime, "op": row.op,
-        "kind": row.kind, "body": _parsed(row.body), "prev": row.prev, "hash": row.hash,
-    }  # fmt: skip
+    return {**row._asdict(), "body": _parsed(row.body)}
 
 
 def _parsed(text: str) -> object:
@@ -126,10 +122,10 @@ def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
     with database.translated("read the ledger", where.database):
-        where.demand_regular()
+        where.demand(private_files.demand_regular)
         connection = _connect(where)
         try:
-            database.schema_version(connection, where.database)
+            database.refuse_newer(connection, where.database)
             with database.transaction(connection, "BEGIN"):
                 yield connection
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
@@ -28,19 +29,7 @@ STEPS = frozenset(codec.KINDS[event] for event in events.STEPS)
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """The content of a row that has no number yet."""
-
-    device: str
-    at: Moment
-    op: str
-    kind: str
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRow:
+class ChainRow(NamedTuple):
     """A row as stored. ``prev`` is the hash of the row before, ``hash`` covers every other column."""
 
     seq: int
@@ -52,6 +41,11 @@ class ChainRow:
     body: str
     prev: str
     hash: str
+
+    @property
+    def head(self) -> store.Head:
+        """Its number and hash."""
+        return store.Head(self.seq, self.hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +67,34 @@ class MissingTail:
     batches: tuple[Batch, ...] = ()
 
 
-def content(draft: LedgerEntry) -> Content:
-    """A draft as text; ValueError when it cannot be stored."""
-    kind, body = codec.encode(draft.event)
-    return Content(draft.device, draft.at, draft.op, kind, body)
+def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> ChainRow:
+    """A row that has no number and no hash yet."""
+    # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
+    return ChainRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
 
 
-def note(kind: str, at: Moment, body: object) -> Content:
-    """A row that holds a note instead of an event."""
-    return Content("", at, "", kind, codec.canonical(body))
+def contents(drafts: Iterable[LedgerEntry]) -> list[ChainRow]:
+    """Drafts as unsealed rows; ValueError when one cannot be stored."""
+    return [unsealed(draft.device, draft.at, draft.op, *codec.encode(draft.event)) for draft in drafts]
 
 
-def compaction(at: Moment, cut: MissingTail) -> Content:
+def note(kind: str, at: Moment, body: object) -> ChainRow:
+    """An unsealed row that holds a note instead of an event."""
+    return unsealed("", at, "", kind, codec.canonical(body))
+
+
+def compaction(at: Moment, cut: MissingTail) -> ChainRow:
     """The note that holds the hash of a snapshot."""
     return note(COMPACTED, at, _vouched(cut))
 
 
-def seal(head: store.Head, contents: Iterable[Content]) -> tuple[ChainRow, ...]:
-    """The rows that follow ``head``."""
+def seal(head: store.Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
+    """The same rows with the numbers and hashes that follow ``head``."""
     rows = []
-    for it in contents:
-        # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
-        wall, uptime = it.at.wall + 0.0, it.at.uptime + 0.0
-        bare = ChainRow(head.seq + 1, it.device, wall, uptime, it.op, it.kind, it.body, head.hash, "")
-        head = store.Head(bare.seq, digest(bare))
-        rows.append(ChainRow(bare.seq, it.device, wall, uptime, it.op, it.kind, it.body, bare.prev, head.hash))
+    for row in unsealed_rows:
+        linked = row._replace(seq=head.seq + 1, prev=head.hash)
+        rows.append(linked._replace(hash=digest(linked)))
+        head = rows[-1].head
     return tuple(rows)
 
 
@@ -109,9 +106,7 @@ def fold(
     after = how(before, entries(check_links(cut.head if cut else START, rows)))
     kept = evidence(rows)
     batches = (*(cut.batches if cut else ()), *([batch(rows[-1].seq, kept)] if kept else []))
-    return MissingTail(
-        store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after), _retained(batches, now, keep)
-    )
+    return MissingTail(rows[-1].head, codec.encode_records(after), _retained(batches, now, keep))
 
 
 def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
@@ -131,8 +126,7 @@ def _digest_of(hashes: Iterable[str]) -> str:
 def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
     """CorruptLedgerError unless these are the rows of the batch, as they were written."""
     for row in kept:
-        if row.hash != digest(row):
-            raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
+        _check_hash(row)
     if not kept or batch(expected.cut, kept) != expected:
         raise store.CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
 
@@ -150,7 +144,7 @@ def _retained(batches: tuple[Batch, ...], now: float, keep: store.Retention) -> 
 
 def digest(row: ChainRow) -> str:
     """The hash that the row must have."""
-    text = codec.canonical([row.prev, row.seq, row.device, row.wall, row.uptime, row.op, row.kind, row.body])
+    text = codec.canonical([row.prev, *row[:-2]])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -163,7 +157,7 @@ def check(cut: MissingTail | None, rows: Iterable[ChainRow], noted: store.Head |
     _check_noted(head, noted)
     vouched = None
     for row in check_links(head, rows):
-        head = store.Head(row.seq, row.hash)
+        head = row.head
         _check_noted(head, noted)
         if row.kind == COMPACTED:
             vouched = row
@@ -176,7 +170,7 @@ def check_links(head: store.Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow
     """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
     for row in rows:
         _check_row(head, row)
-        head = store.Head(row.seq, row.hash)
+        head = row.head
         yield row
 
 
@@ -199,12 +193,16 @@ def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
 def _check_row(head: store.Head, row: ChainRow) -> None:
     if row.seq != head.seq + 1:
         raise store.CorruptLedgerError(f"expected row {head.seq + 1}, found row {row.seq}", head.seq + 1)
-    if row.hash != digest(row):
-        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
+    _check_hash(row)
     if row.prev != head.hash:
         raise store.CorruptLedgerError(
             f"row {row.seq} does not follow row {head.seq}: its link is not the hash of that row", row.seq
         )
+
+
+def _check_hash(row: ChainRow) -> None:
+    if row.hash != digest(row):
+        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
 
 
 def _check_noted(head: store.Head, noted: store.Head | None) -> None:

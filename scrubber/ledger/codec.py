@@ -1,7 +1,7 @@
 """Convert events to stored text and back. The kinds below are a stored format: a class may be renamed, a kind never.
 
-Add a migration, even an empty one, with each new kind and each new field (which needs a default): an older program
-must refuse the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`` fails when the format changes.
+Raise ``database.VERSION`` with each new kind and each new field (which needs a default): an older program must refuse
+the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`` fails when the format changes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-def canonical(value: object) -> str:
-    """One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+# One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN.
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def encode(event: Event) -> tuple[str, str]:

@@ -1,8 +1,8 @@
-"""The SQLite file: its schema and migrations, its rows, and its errors as messages that say what to do.
+"""The SQLite file: its schema, its rows, and its errors as messages that say what to do.
 
-A schema newer than this program is refused. Only append to ``SCRIPTS``. A script may not change a column that the chain
-covers: every hash would break. When only the stored events change, append an empty script: it makes an older program
-refuse the file.
+A schema newer than this program is refused. Raise ``VERSION`` when the schema or the stored events change after a
+release: it makes an older program refuse the file. The first such change also needs code that brings a file of the
+version before to the new one. It may not change a column that the chain covers: every hash would break.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 
 from scrubber.core import events
@@ -27,37 +26,29 @@ APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database
 BUSY_SECONDS = 2.0
 WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
-_values = attrgetter("seq", "device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
-_INSERT = """
-    INSERT INTO entries (seq, device, wall, uptime, op, kind, body, prev, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_SELECT = """
-    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM entries
-    WHERE seq BETWEEN ? AND ? ORDER BY seq
-"""
+EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
+
+_COLUMNS = ", ".join(chain.ChainRow._fields)
+_INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_RANGE = "SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq"
+_ENTRIES = _RANGE.format(columns=_COLUMNS, table="entries")
+_EVIDENCE = _RANGE.format(columns=_COLUMNS, table="evidence")
 _NEWEST = """
-    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM {table}
+    SELECT {columns} FROM {table}
     WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
     AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3
 """
-_NEWEST_ENTRIES = _NEWEST.format(table="entries")
-_NEWEST_EVIDENCE = _NEWEST.format(table="evidence")
+_NEWEST_ENTRIES = _NEWEST.format(columns=_COLUMNS, table="entries")
+_NEWEST_EVIDENCE = _NEWEST.format(columns=_COLUMNS, table="evidence")
 _NEWEST_WARNINGS = _NEWEST_EVIDENCE.replace("WHERE", "WHERE warning AND")
-_EVIDENCE = """
-    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM evidence
-    WHERE seq > ? AND seq <= ? ORDER BY seq
-"""
-_KEEP = """
-    INSERT INTO evidence (seq, device, wall, uptime, op, kind, body, prev, hash, warning)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
-SCRIPTS = (
-    """
+VERSION = 2  # of the schema and of the stored events
+SCHEMA = """
     CREATE TABLE entries (
         seq    INTEGER PRIMARY KEY,
         device TEXT NOT NULL,
@@ -75,8 +66,6 @@ SCRIPTS = (
         hash    TEXT NOT NULL,
         records TEXT NOT NULL
     ) STRICT;
-    """,
-    """
     CREATE TABLE evidence (
         seq     INTEGER PRIMARY KEY,
         device  TEXT NOT NULL,
@@ -96,8 +85,7 @@ SCRIPTS = (
         newest REAL NOT NULL,
         digest TEXT NOT NULL
     ) STRICT;
-    """,
-)
+"""
 
 # SQLite makes these tables when a person runs ANALYZE. They only help it to choose how to search.
 _MADE_BY_ANALYZE = frozenset(
@@ -106,53 +94,49 @@ _MADE_BY_ANALYZE = frozenset(
 )
 
 
-def migrate(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> None:
-    """Bring the schema to the newest version. Each script is one transaction, so a crash leaves a complete version."""
-    found = schema_version(connection, path, scripts)
-    for number, script in enumerate(scripts[found:], start=found + 1):
-        try:
-            connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
-        except sqlite3.Error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+def create(path: Path, first: chain.ChainRow) -> None:
+    """Make an empty file a ledger with its first row."""
+    with closing(connect(path)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
+        make_durable(connection)
+        with transaction(connection):
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            insert(connection, [first])
+        checkpoint(connection)  # closing does it too, but does not report an error
 
 
-def schema_version(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> int:
-    """The file's schema version; FatalError when it is newer than this program."""
+def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    """FatalError if the schema is newer than this program."""
     [(found,)] = connection.execute("PRAGMA user_version")
-    if found > len(scripts):
+    if found > VERSION:
         raise FatalError(
-            f"cannot open the ledger {path}: its schema is version {found}, this program knows up to {len(scripts)}; "
+            f"cannot open the ledger {path}: its schema is version {found}, this program knows up to {VERSION}; "
             "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
         )
-    return int(found)
 
 
-def foreign(connection: sqlite3.Connection, path: Path) -> str | None:
-    """A table, index, view or trigger that this schema version does not have so, or lacks; None if there is none.
+def _foreign(connection: sqlite3.Connection) -> str | None:
+    """A table, index, view or trigger that this program does not create so, or creates; None if there is none.
 
     A trigger could change or drop rows as they are written.
     """
-    different = (_schema(connection) - _MADE_BY_ANALYZE) ^ _expected(schema_version(connection, path))
+    different = (_schema(connection) - _MADE_BY_ANALYZE) ^ _expected()
     return min((b" ".join(each[:2]).decode(errors="replace") for each in different), default=None)
 
 
 @cache
-def _expected(version: int) -> frozenset[tuple[bytes, ...]]:
+def _expected() -> frozenset[tuple[bytes, ...]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(";".join(SCRIPTS[:version]))
+        connection.executescript(SCHEMA)
         return _schema(connection)
 
 
 def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
     columns = "CAST(type AS BLOB), CAST(name AS BLOB), CAST(ifnull(sql, '') AS BLOB)"  # damaged text is not UTF-8
     return frozenset(connection.execute(f"SELECT {columns} FROM sqlite_schema"))  # noqa: S608 - our own column names
-
-
-def outdated(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the schema needs a migration."""
-    return schema_version(connection, path) < len(SCRIPTS)
 
 
 def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
@@ -198,10 +182,14 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute("COMMIT")
 
 
-def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**63 - 1) -> Iterator[chain.ChainRow]:
+def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
     """Rows in order. The default range includes rows with a damaged number."""
-    for columns in connection.execute(_SELECT, (first, last)):
-        yield _row(columns)
+    return map(_row, connection.execute(_ENTRIES, (first, last)))
+
+
+def evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
+    """The evidence among the folded rows, in order."""
+    return map(_row, connection.execute(_EVIDENCE, (first, last)))
 
 
 def newest(
@@ -216,11 +204,6 @@ def newest(
     return tuple(_row(columns) for columns in reversed(found))
 
 
-def evidence(connection: sqlite3.Connection, after: int, last: int) -> Iterator[chain.ChainRow]:
-    """The evidence of the rows after one row, up to another one, in order."""
-    return map(_row, connection.execute(_EVIDENCE, (after, last)))
-
-
 def kept(connection: sqlite3.Connection) -> store.Kept:
     """From which wall times on there are rows."""
     oldest = "SELECT CASE seq WHEN 1 THEN 0.0 ELSE wall END FROM {} ORDER BY seq LIMIT 1"
@@ -231,7 +214,7 @@ def kept(connection: sqlite3.Connection) -> store.Kept:
 
 def insert(connection: sqlite3.Connection, new: Iterable[chain.ChainRow]) -> None:
     """Append rows."""
-    connection.executemany(_INSERT, map(_values, new))
+    connection.executemany(_INSERT, new)
 
 
 def head(connection: sqlite3.Connection) -> store.Head:
@@ -266,7 +249,7 @@ def fold(connection: sqlite3.Connection, new: chain.MissingTail, folded: Iterabl
     """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
     rated = ((row, chain.entry(row)) for row in chain.evidence(folded))
     connection.executemany(
-        _KEEP, ((*_values(row), entry is not None and events.is_warning(entry.event)) for row, entry in rated)
+        _KEEP, ((*row, entry is not None and events.is_warning(entry.event)) for row, entry in rated)
     )
     remaining = sum(it.rows for it in new.batches)
     gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
@@ -290,32 +273,26 @@ def shrink(connection: sqlite3.Connection) -> None:
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
     """CorruptLedgerError unless the file is a ledger with no other tables, and SQLite finds no damage in it."""
-    [(application,)] = connection.execute("PRAGMA application_id")
-    if application != APPLICATION_ID:
-        raise store.CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
+    refuse_newer(connection, path)
+    marks = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
+    if marks != [(APPLICATION_ID,), (VERSION,)]:
+        raise store.CorruptLedgerError(
+            "cannot read the ledger: the file is not a ledger (wrong application id or version)"
+        )
     # Not quick_check: compaction keeps the file small enough for the complete check at every start.
     [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
     if verdict != b"ok":
         raise store.CorruptLedgerError(f"cannot read the ledger: the SQLite file is damaged ({verdict.decode()})")
-    if (unknown := foreign(connection, path)) is not None:
+    if (unknown := _foreign(connection)) is not None:
         raise store.CorruptLedgerError(f"cannot read the ledger: {unknown} is not as this program creates it")
 
 
 def _row(columns: tuple[object, ...]) -> chain.ChainRow:
     match columns:
-        case (
-            int(seq),
-            bytes(device),
-            float(wall),
-            float(uptime),
-            bytes(op),
-            bytes(kind),
-            bytes(body),
-            bytes(prev),
-            bytes(digest),
-        ) if math.isfinite(wall) and math.isfinite(uptime):
-            texts = [_text(it, seq) for it in (op, kind, body, prev, digest)]
-            return chain.ChainRow(seq, _text(device, seq), wall, uptime, *texts)
+        case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes(), bytes()) if (
+            math.isfinite(wall) and math.isfinite(uptime)
+        ):
+            return chain.ChainRow._make(_text(it, seq) if isinstance(it, bytes) else it for it in columns)
         case (int(seq), *_):
             raise store.CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
         case _:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from scrubber.ground import private_files
@@ -28,19 +28,11 @@ class Places:
         self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 
-    def demand_own(self) -> None:
-        """ForeignFileError if a file is not this user's own. SQLite follows links, and opens every kind of file."""
-        for path in self._parts():
-            private_files.demand_own(path)
-
-    def demand_regular(self) -> None:
-        """ForeignFileError if a file is a link or no regular file."""
-        for path in self._parts():
-            private_files.demand_regular(path)
-
-    def _parts(self) -> tuple[Path, ...]:
-        run_head = () if self.run_head is None else (self.run_head,)
-        return self.database, self.wal, self.shm, self.head, *run_head
+    def demand(self, kept: Callable[[Path], None]) -> None:
+        """Check each file, for SQLite follows links and opens every kind of file. ``kept`` raises ForeignFileError."""
+        for path in (self.database, self.wal, self.shm, self.head, self.run_head):
+            if path is not None:
+                kept(path)
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""
@@ -53,53 +45,57 @@ class Lock:
 
     def __init__(self, places: Places) -> None:
         """Take the lock; FatalError names the process that holds it."""
-        self._file = private_files.opened(places.lock, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(self._file, f"{os.getpid():<10}\n".encode(), 0)
-        except BlockingIOError as error:
-            holder = os.pread(self._file, 10, 0).decode("ascii", errors="replace").strip()
-            os.close(self._file)
+        lock = private_files.try_lock(places.lock)
+        if lock is None:
+            holder = places.lock.read_bytes()[:10].decode("ascii", errors="replace").strip()
             raise FatalError(
                 f"cannot open the ledger {places.database}: process {holder} writes to it; stop that process first"
-            ) from error
-        except OSError:
-            os.close(self._file)
-            raise
+            )
+        self._file = lock
+        os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock."""
         os.close(self._file)
 
 
-class HeadFile:
+class HeadFiles:
     """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
 
     A second file of this kind is in the run directory. A copy of the state directory that is put back has another head
     than that file, or the file is missing: then no proof in the ledger counts (``may_be_old``).
 
-    The file is written in place after each commit and not forced to the disk: that costs microseconds, and the content
-    survives a crash of the service. After a power loss the file may be behind the ledger, which is no error: the boot
-    id has changed by then, so no proof in the ledger counts any more.
+    The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
+    content survives a crash of the service. After a power loss a file may be behind the ledger, which is no error: the
+    boot id has changed by then, so no proof in the ledger counts any more.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the file; create it if it does not exist."""
-        self._file = private_files.opened(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._open: dict[Path, int] = {}
 
-    def write(self, head: store.Head) -> None:
-        """Store this head, in one write of a fixed length."""
+    def write(self, head: store.Head, *, vouch: bool) -> None:
+        """Store this head, in one write of a fixed length. ``vouch``: also in the run directory."""
         line = f"{head.seq:020d} {head.hash}\n".encode()
-        if (written := os.pwrite(self._file, line, 0)) != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes were written")
+        # The file in the state directory last: a row that it names may not be deleted after an error.
+        for path in (self._places.run_head if vouch else None, self._places.head):
+            if path is None:
+                continue
+            if path not in self._open:
+                self._open[path] = private_files.opened(path, os.O_RDWR | os.O_CREAT)
+            if (written := os.pwrite(self._open[path], line, 0)) != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written")
 
     def sync(self) -> None:
-        """Force the file to the disk."""
-        os.fsync(self._file)
+        """Force the file in the state directory to the disk."""
+        if self._places.head in self._open:
+            os.fsync(self._open[self._places.head])
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the files; the next write opens them again."""
+        for file in self._open.values():
+            os.close(file)
+        self._open = {}
 
 
 def read_head(path: Path) -> store.Head | None:

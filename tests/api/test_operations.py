@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from plugin.device_plugin import DevicePlugin
 from plugin.devices import MigStrategy, own_devices
@@ -29,7 +25,7 @@ from plugin.stopping import InFlight
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.events import LedgerEntry
-from scrubber.ground import log, operation_id
+from scrubber.ground import operation_id
 from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from tests.api.conftest import House
 
@@ -219,27 +215,3 @@ def test_an_id_is_carried_as_it_was_given() -> None:
     assert [operation_id.from_metadata(operation_id.to_metadata(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
     assert operation_id.to_metadata("") == ()
     assert operation_id.from_metadata(None) != operation_id.from_metadata(())
-
-
-async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
-    now = [0.0]
-    written: list[dict[str, Any]] = []
-
-    def keep(_logger: object, _method: str, line: EventDict) -> str:
-        written.append(dict(line))
-        raise structlog.DropEvent
-
-    uuid = house.uuids[0]
-    structlog.configure(processors=[structlog.processors.add_log_level, log.RepeatFilter(lambda: now[0]), keep])
-    async with house.scrubber() as scrubber, house.admin() as admin:
-        await admin.quarantine(uuid, "it smells", "ann")
-        for _ in range(42):
-            with pytest.raises(Refused):
-                await scrubber.acquire([uuid], announced=True)
-        now[0] = log.WINDOW
-        with pytest.raises(Refused):
-            await scrubber.acquire([uuid], announced=True)
-    refused = [line for line in written if line["event"] == "request refused"]
-    assert [line.get("left_out") for line in refused] == [None] * log.MAX_REPEATS + [37]
-    assert len({line["op"] for line in refused}) == log.MAX_REPEATS + 1
-    assert {json.dumps(line["devices"]) for line in refused} == {json.dumps([uuid])}

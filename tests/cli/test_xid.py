@@ -194,7 +194,8 @@ import asyncio, pathlib, sys
 from scrubber.api import server
 
 async def hold():
-    doors = await server.RefusingServers.open(pathlib.Path(sys.argv[1]))
+    doors = server.RefusingServers(pathlib.Path(sys.argv[1]))
+    await doors.open()
     doors.message = "the disk is full"
     print(flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -12,22 +12,6 @@ from scrubber.ground.aio import Changed, RWLock
 from tests.patience import WITHIN
 
 
-async def test_the_result_is_the_steps():
-    async def step() -> int:
-        await asyncio.sleep(0)
-        return 7
-
-    assert await aio.finish(step()) == 7
-
-
-async def test_an_error_is_the_steps():
-    async def step() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await aio.finish(step())
-
-
 @pytest.mark.parametrize("failing", [False, True])
 async def test_a_caller_cancelled_twice_waits_for_the_step(failing):
     go, done = asyncio.Event(), []
@@ -130,12 +114,6 @@ async def stage():
     for event in stage.leave.values():
         event.set()
     await stage.settle()
-
-
-async def test_many_are_in_at_once(stage):
-    stage.enter("a")
-    stage.enter("b")
-    assert await stage.settle() == ["+a", "+b"]
 
 
 async def test_exclusive_use_waits_for_the_last_shared_use(stage):

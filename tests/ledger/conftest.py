@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,18 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import opening, sqlite
+from scrubber.ledger import sqlite
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
-Drafter = Callable[..., LedgerEntry]
-Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
+
+def drafted(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
+    return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
 
 
 @pytest.fixture
-def draft() -> Drafter:
-    def make(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
-        return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
-
-    return make
+def draft():
+    return drafted
 
 
 @pytest.fixture
@@ -32,11 +29,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_ledger(path: Path) -> Iterator[Opener]:
+def open_ledger(path):
     opened: list[sqlite.SqliteStore] = []
 
-    def open_() -> tuple[sqlite.SqliteStore, opening.SetAside | None]:
-        it, aside = opening.open_or_set_aside(path, NOW)
+    def open_() -> tuple[sqlite.SqliteStore, sqlite.SetAside | None]:
+        it, aside = sqlite.open_or_set_aside(path, NOW)
         opened.append(it)
         return it, aside
 
@@ -46,5 +43,5 @@ def open_ledger(path: Path) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def ledger(open_ledger: Opener) -> sqlite.SqliteStore:
+def ledger(open_ledger):
     return open_ledger()[0]

@@ -25,7 +25,7 @@ class MemoryStore:
     def head(self) -> store.Head:
         """The newest row."""
         if self._rows:
-            return store.Head(self._rows[-1].seq, self._rows[-1].hash)
+            return self._rows[-1].head
         return chain.START
 
     def load(self) -> store.Loaded:
@@ -38,7 +38,7 @@ class MemoryStore:
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = chain.seal(self.head, [chain.content(draft) for draft in drafts])
+        rows = chain.seal(self.head, chain.contents(drafts))
         self._rows += rows
         return chain.entries(rows)
 

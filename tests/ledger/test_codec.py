@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 EVENTS = typing.get_args(events.Event)
 
 
-def values(wanted: object) -> st.SearchStrategy[typing.Any]:
+def values(wanted):
     """Any value of a type, floats finite: a clock or a counter is never NaN."""
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         hints = typing.get_type_hints(wanted)
@@ -38,26 +38,26 @@ def values(wanted: object) -> st.SearchStrategy[typing.Any]:
     return st.from_type(typing.cast("type", wanted))
 
 
-def test_every_event_of_the_union_has_a_kind() -> None:
+def test_every_event_of_the_union_has_a_kind():
     assert set(codec.CLASSES.values()) == set(EVENTS)
     assert not chain.NOTES & set(codec.CLASSES)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda it: it.__name__)
-def test_every_event_comes_back_as_it_went(event: type[events.Event]) -> None:
+def test_every_event_comes_back_as_it_went(event):
     @given(values(event))
-    def comes_back(it: events.Event) -> None:
+    def comes_back(it) -> None:
         assert codec.decode(*codec.encode(it)) == it
 
     comes_back()
 
 
 @given(st.lists(values(model.Record), max_size=2).map(tuple))
-def test_a_decoded_record_equals_the_encoded_one(records: tuple[model.Record, ...]) -> None:
+def test_a_decoded_record_equals_the_encoded_one(records):
     assert codec.decode_records(codec.encode_records(records)) == records
 
 
-def test_a_body_is_canonical() -> None:
+def test_a_body_is_canonical():
     holder = model.Holder(7, 0.1, "é x", None)
     assert codec.encode(events.Soiled("why", (holder,))) == (
         "soiled",
@@ -79,13 +79,13 @@ def test_a_body_is_canonical() -> None:
         ("released", '{"why":"x"},{"why":"y"}', "2 events"),
     ],
 )
-def test_an_inexact_event_is_corrupt(kind: str, body: str, complaint: str) -> None:
+def test_an_inexact_event_is_corrupt(kind, body, complaint):
     with pytest.raises(store.CorruptLedgerError, match=complaint):
         codec.decode(kind, body)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
-def test_an_inexact_snapshot_is_corrupt(text: str) -> None:
+def test_an_inexact_snapshot_is_corrupt(text):
     with pytest.raises(store.CorruptLedgerError, match="cannot read a snapshot"):
         codec.decode_records(text)
 
@@ -98,7 +98,7 @@ def test_an_inexact_snapshot_is_corrupt(text: str) -> None:
         events.Soiled("x", (model.Holder(1, math.inf, "c", None),)),
     ],
 )
-def test_an_unreadable_value_is_not_written(event: events.Event) -> None:
+def test_an_unreadable_value_is_not_written(event):
     with pytest.raises(ValueError, match=r"."):
         codec.encode(event)
 
@@ -108,7 +108,7 @@ def golden() -> list[chain.ChainRow]:
     return [chain.ChainRow(**json.loads(line)) for line in lines]
 
 
-def test_rows_written_by_older_versions_are_still_read() -> None:
+def test_rows_written_by_older_versions_are_still_read():
     """One stored row of each kind, frozen: never regenerate this file, only add to its end."""
     rows = golden()
     held = list(chain.check_links(chain.START, rows))
@@ -117,13 +117,13 @@ def test_rows_written_by_older_versions_are_still_read() -> None:
     assert [row.kind for row in rows if row.kind in chain.NOTES] == [chain.BEGUN, chain.COMPACTED]
 
 
-def test_snapshots_written_by_older_versions_are_still_read() -> None:
+def test_snapshots_written_by_older_versions_are_still_read():
     [full, bare] = codec.decode_records((HERE / "golden_records.json").read_text().strip())
     assert full.quarantine is not None
     assert bare.quarantine is None
 
 
-def described(wanted: object) -> object:
+def described(wanted):
     """Everything that decides how a type is stored, and no class name: a class may be renamed."""
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return sorted(str(it.value) for it in wanted)
@@ -133,12 +133,11 @@ def described(wanted: object) -> object:
     return [type(wanted).__name__, *parts] if parts else str(wanted)
 
 
-def test_the_stored_format_changes_only_with_the_schema_version() -> None:
+def test_the_stored_format_changes_only_with_the_schema_version():
     stored = {kind: described(event) for kind, event in codec.CLASSES.items()} | {"snapshot": described(model.Record)}
     found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
-    version = str(len(database.SCRIPTS))
+    version = str(database.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
-        f"the stored events changed: released versions would stumble over them. Append a migration (an empty one will "
-        f"do) to database.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
-        f"{version} was never released, replacing its line is enough"
+        f"the stored events changed: a released version could not read them. Raise database.VERSION, and put it with "
+        f"{found!r} into golden_format.json; as long as version {version} was never released, replace its line"
     )

@@ -5,34 +5,30 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from scrubber.core import events
-from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import audit, database, opening, sqlite, store
+from scrubber.ledger import audit, database, sqlite, store
 
 HERE = Path(__file__).parent
 NOW = Moment(1_750_000_000.0, 1.0)
 KILLS = 20
 
-Drafter = Callable[..., LedgerEntry]
-Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
 
-
-def numbers(path: Path) -> list[int]:
+def numbers(path):
     """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
-    ledger, aside = opening.open_or_set_aside(path, NOW)
+    ledger, aside = sqlite.open_or_set_aside(path, NOW)
     entries = ledger.load().entries
     ledger.close()
     assert aside is None
@@ -40,12 +36,12 @@ def numbers(path: Path) -> list[int]:
     return [int(it.event.why.split()[0]) for it in entries if isinstance(it.event, events.Released)]
 
 
-def acknowledged(output: list[str]) -> list[int]:
+def acknowledged(output):
     return [int(line.split()[2]) for line in output if line.startswith("acknowledged")]
 
 
 @functools.cache
-def can(*command: str) -> bool:
+def can(*command):
     """Whether this machine lets us: a harmless try."""
     return (
         shutil.which(command[0]) is not None
@@ -53,7 +49,7 @@ def can(*command: str) -> bool:
     )
 
 
-def kill_mid_append(path: Path, lines: int, *words: str) -> list[str]:
+def kill_mid_append(path, lines, *words):
     """A writer that was killed while it wrote, and everything it had said by then."""
     command: list[str | Path] = [sys.executable, HERE / "writer.py", path, "1000000", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -63,7 +59,7 @@ def kill_mid_append(path: Path, lines: int, *words: str) -> list[str]:
         return [line for line in output + child.stdout.readlines() if line.endswith("\n")]
 
 
-def test_killed_twenty_times_no_acknowledged_row_is_lost(path: Path) -> None:
+def test_killed_twenty_times_no_acknowledged_row_is_lost(path):
     expected: list[int] = []
     for kill in range(KILLS):
         expected += acknowledged(kill_mid_append(path, 2 + kill * 7))
@@ -73,25 +69,52 @@ def test_killed_twenty_times_no_acknowledged_row_is_lost(path: Path) -> None:
         expected = found
 
 
-def test_killed_while_it_compacts_the_chain_is_whole(path: Path) -> None:
+def test_killed_while_it_compacts_the_chain_is_whole(path):
     for kill in range(6):
         last = acknowledged(kill_mid_append(path, 40 + kill, "compact"))[-1]
         assert numbers(path)[-1] in {last, last + 1}
 
 
-def test_a_ledger_at_its_size_limit_keeps_its_rows(path: Path) -> None:
-    command: list[str | Path] = [sys.executable, HERE / "writer.py", path, "100000", "limit-file-size", "200000"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert found[-1].startswith("refused")
-    assert "disk" in found[-1]
-    assert len(acknowledged(found)) > 10
-    assert numbers(path) == acknowledged(found)
+@pytest.fixture
+def limit_file_size():
+    """Writes beyond a size fail in this process, as on a full disk; None: no longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, limit_file_size):
+    limit_file_size(200_000)
+    written, refusals = [], []
+    for number in range(100):
+        try:
+            written += [it.event.why for it in ledger.append([draft(f"{number} " + "x" * 5000)])]
+        except LedgerUnavailable as error:
+            refusals.append(error.message)
+    limit_file_size(None)
+    ledger.append([draft("again")])
+    assert [it.event.why for it in ledger.load().entries] == [*written, "again"]
+    assert len(written) > 10
+    assert len(refusals) > 1
+    assert all("disk" in message for message in refusals)
+    assert audit.verify(path).broken is None
+
+
+def test_a_full_disk_names_the_remedy(open_ledger, path):
+    open_ledger()
+    with closing(database.connect(path)) as connection, database.transaction(connection):
+        connection.execute("PRAGMA max_page_count = 1")
+        with (
+            pytest.raises(LedgerUnavailable, match=f"disk is full or .* reached; free some space under {path.parent}"),
+            database.translated("write to the ledger", path),
+        ):
+            connection.execute("CREATE TABLE more (a)")
 
 
 needs_strace = pytest.mark.skipif(not can("strace", "-f"), reason="strace is missing or may not trace here")
 
 
-def with_failing_syncs(when: str, path: Path, *words: str) -> list[str]:
+def with_failing_syncs(when, path, *words):
     """What a writer said while the n-th sync, every n-th or all from the n-th on came back with EIO."""
     inject = f"inject=fsync,fdatasync:error=EIO:when={when}"
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=fsync,fdatasync", "-e", inject]
@@ -101,7 +124,7 @@ def with_failing_syncs(when: str, path: Path, *words: str) -> list[str]:
 
 @needs_strace
 @pytest.mark.parametrize("when", ["12", "9+5"])
-def test_rows_whose_sync_failed_do_not_reappear(open_ledger: Opener, path: Path, when: str) -> None:
+def test_rows_whose_sync_failed_do_not_reappear(open_ledger, path, when):
     """They have reached the file by then, and SQLite alone would find them again."""
     open_ledger()[0].close()
     found = with_failing_syncs(when, path, "40", "patient")
@@ -113,7 +136,7 @@ def test_rows_whose_sync_failed_do_not_reappear(open_ledger: Opener, path: Path,
 
 
 @needs_strace
-def test_no_row_is_acknowledged_without_a_sync(open_ledger: Opener, path: Path) -> None:
+def test_no_row_is_acknowledged_without_a_sync(open_ledger, path):
     open_ledger()[0].close()
     found = with_failing_syncs("10+", path, "30", "patient")
     answers = [line.split()[0] for line in found[1:30]]
@@ -124,40 +147,20 @@ def test_no_row_is_acknowledged_without_a_sync(open_ledger: Opener, path: Path) 
 
 @needs_strace
 @pytest.mark.parametrize("when", ["1", "6", "12", "15", "16", "17"])
-def test_a_birth_that_failed_is_begun_again(path: Path, when: str) -> None:
+def test_a_birth_that_failed_is_begun_again(path, when):
     """SQLite itself shrugs at a directory that could not be synced; whatever else fails must be said."""
     assert with_failing_syncs(when, path, "0") in ([], ["open"])
     assert numbers(path) == []
 
 
-needs_mount = pytest.mark.skipif(not can("unshare", "-rm"), reason="no mount namespace may be made here")
-
-
-def hostile(kind: str, disk: Path) -> dict[str, object]:
-    script = 'mount -t tmpfs -o size=1m tmpfs "$2" && exec "$0" "$3" "$1" "$2"'
-    command: list[str | Path] = ["unshare", "-rm", "sh", "-c", script, sys.executable, kind, disk, HERE / "hostile.py"]
+@pytest.mark.skipif(not can("unshare", "-rm"), reason="no mount namespace may be made here")
+def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
+    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$0" "$2" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", script, sys.executable, tmp_path, HERE / "read_only.py"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    return dict(json.loads(found.stdout))
-
-
-@needs_mount
-def test_a_full_disk_refuses_rows_until_there_is_room(tmp_path: Path) -> None:
-    result = hostile("full", tmp_path)
-    message = f"cannot write to the ledger {tmp_path}/ledger.sqlite: the disk is full or a size limit is reached; "
-    assert result == {
-        "refusals": [message + f"free some space under {tmp_path}"] * 3,
-        "again": None,
-        "truthful": True,
-        "sound": True,
-    }
-
-
-@needs_mount
-def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path: Path) -> None:
-    result = hostile("read-only", tmp_path)
     message = f"cannot open the ledger {tmp_path}/ledger.sqlite: it is read-only; mount {tmp_path} writable, "
-    assert result == {
+    assert json.loads(found.stdout) == {
         "refusals": [message + "or correct its permissions"] * 2,
         "rows": 2,
         "entries": ["a"],
@@ -168,23 +171,7 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path: Path) -> 
 NO_EVIDENCE = store.Retention(rows=0)
 
 
-def size(directory: Path) -> int:
-    return sum(it.stat().st_size for it in directory.iterdir())
-
-
-def test_months_of_events_stay_small(ledger: sqlite.SqliteStore, path: Path, draft: Drafter) -> None:
-    largest = 0
-    for number in range(400):
-        ledger.append([draft("x" * 100)] * 50)
-        if number % 10 == 9:
-            ledger.compact(lambda records, _: records, 500, NOW, NO_EVIDENCE)
-            largest = max(largest, path.stat().st_size)
-    assert largest < 400_000
-    assert size(path.parent) < 5_000_000
-    assert audit.verify(path).broken is None
-
-
-def test_compaction_gives_the_space_back(ledger: sqlite.SqliteStore, path: Path, draft: Drafter) -> None:
+def test_compaction_gives_the_space_back(ledger, path, draft):
     ledger.append([draft("x" * 1000)] * 1000)
     ledger.compact(lambda records, _: records, 500, NOW, NO_EVIDENCE)
     before = path.stat().st_size
@@ -193,9 +180,7 @@ def test_compaction_gives_the_space_back(ledger: sqlite.SqliteStore, path: Path,
     assert path.stat().st_size < 50_000
 
 
-def test_a_row_removed_by_another_program_stops_the_writer(
-    ledger: sqlite.SqliteStore, path: Path, draft: Drafter
-) -> None:
+def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE seq = 2")
@@ -205,9 +190,7 @@ def test_a_row_removed_by_another_program_stops_the_writer(
         ledger.append([draft("b")])
 
 
-def test_a_lock_of_another_program_only_delays_writes(
-    ledger: sqlite.SqliteStore, path: Path, draft: Drafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monkeypatch):
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     ledger.disconnect()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

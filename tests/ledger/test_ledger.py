@@ -75,19 +75,6 @@ async def test_an_appended_event_is_durable_before_it_is_true(ledger, store):
     assert ledgers.replay((), store.load().entries) == (ledger.records["GPU-1"],)
 
 
-async def test_an_illegal_event_is_never_stored(ledger, store):
-    with pytest.raises(IllegalEventError):
-        await ledger.append("op", described("GPU-1", 1))
-    assert (store.appended, dict(ledger.records)) == (0, {})
-
-
-async def test_an_event_that_is_not_durable_changes_no_state(ledger, store):
-    store.broken = True
-    with pytest.raises(LedgerUnavailable):
-        await ledger.append("op", found("GPU-1"))
-    assert dict(ledger.records) == {}
-
-
 async def test_several_devices_are_recorded_all_or_none(ledger, store):
     with pytest.raises(IllegalEventError):
         await ledger.append("op", found("GPU-1"), described("GPU-2", 1))
@@ -100,22 +87,13 @@ async def test_after_a_failed_write_the_disk_is_read_again(ledger, store):
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", found("GPU-1"))
-    assert "disk is full" in (ledger.fault or "")
+    assert dict(ledger.records) == {}
+    faults: list[str | None] = []
+    store.on_append = lambda: faults.append(ledger.fault)  # a disk that can be read again may not be writable
     store.broken, before = False, store.loaded
     await ledger.append("op", found("GPU-1"))
     assert (store.loaded, ledger.fault) == (before + 1, None)
-
-
-async def test_a_readable_disk_does_not_count_as_writable(ledger, store):
-    store.broken = True
-    with pytest.raises(LedgerUnavailable):
-        await ledger.append("op", found("GPU-1"))
-    store.on_append = lambda: faults.append(ledger.fault)
-    faults: list[str | None] = []
-    with pytest.raises(LedgerUnavailable):
-        await ledger.append("op", found("GPU-1"))
-    assert faults
-    assert None not in faults
+    assert faults == ["cannot write: the disk is full"]
 
 
 @pytest.mark.parametrize("unreadable", [True, False])

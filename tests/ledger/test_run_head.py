@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from scrubber.core.events import LedgerEntry
-from scrubber.ledger import opening, sqlite
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import sqlite
 from tests.ledger.conftest import NOW
-
-Drafter = Callable[..., LedgerEntry]
 
 
 class Node:
     """The state directory, the run directory, and a ledger that is opened anew each time."""
 
-    def __init__(self, root: Path, draft: Drafter) -> None:
+    def __init__(self, root, draft) -> None:
         self.state, self.copy, self.head = root / "state", root / "copy", root / "run" / "ledger.head"
         self.head.parent.mkdir()
         self.draft, self.written = draft, 0
         self.opened: list[sqlite.SqliteStore] = []
 
-    def may_be_old(self, *, rows: int = 0) -> bool:
+    def may_be_old(self, *, rows=0):
         """What a service finds that starts, writes some rows and ends."""
-        ledger, aside = opening.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
+        ledger, aside = sqlite.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
         self.opened.append(ledger)
         assert aside is None
         found = ledger.load().may_be_old
@@ -36,16 +32,16 @@ class Node:
         ledger.close()
         return found
 
-    def keep_copy(self) -> None:
+    def keep_copy(self):
         shutil.copytree(self.state, self.copy)
 
-    def put_copy_back(self) -> None:
+    def put_copy_back(self):
         shutil.rmtree(self.state)
         shutil.copytree(self.copy, self.state)
 
 
 @pytest.fixture
-def node(tmp_path: Path, draft: Drafter) -> Iterator[Node]:
+def node(tmp_path, draft):
     """A ledger of some rows."""
     it = Node(tmp_path, draft)
     it.may_be_old(rows=3)
@@ -54,18 +50,18 @@ def node(tmp_path: Path, draft: Drafter) -> Iterator[Node]:
         each.close()
 
 
-def test_a_restart_finds_the_newest_ledger(node: Node) -> None:
+def test_a_restart_finds_the_newest_ledger(node):
     assert [node.may_be_old(rows=2) for _ in range(3)] == [False] * 3
 
 
-def test_an_older_copy_may_be_old_until_its_next_row(node: Node) -> None:
+def test_an_older_copy_may_be_old_until_its_next_row(node):
     node.keep_copy()
     node.may_be_old(rows=1)
     node.put_copy_back()
     assert [node.may_be_old(rows=rows) for rows in (0, 0, 1, 0)] == [True, True, True, False]
 
 
-def test_an_older_copy_that_has_grown_since_may_be_old(node: Node) -> None:
+def test_an_older_copy_that_has_grown_since_may_be_old(node):
     node.keep_copy()
     node.may_be_old(rows=1)
     seen = node.head.read_bytes()
@@ -76,15 +72,30 @@ def test_an_older_copy_that_has_grown_since_may_be_old(node: Node) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense"], ids=["missing", "empty", "damaged"])
-def test_a_ledger_without_a_run_head_may_be_old(node: Node, content: bytes | None) -> None:
+def test_a_ledger_without_a_run_head_may_be_old(node, content):
     node.head.unlink()
     if content is not None:
         node.head.write_bytes(content)
     assert node.may_be_old()
 
 
-def test_a_kill_between_row_and_head_is_no_rollback(node: Node) -> None:
+def test_a_kill_between_row_and_head_is_no_rollback(node):
     seen = node.head.read_bytes()
     node.may_be_old(rows=1)
     node.head.write_bytes(seen)
     assert not node.may_be_old()
+
+
+def test_a_row_whose_head_cannot_be_stored_never_counts(tmp_path, draft):
+    run = tmp_path / "run"
+    run.mkdir()
+    ledger, _ = sqlite.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
+    ledger.disconnect()  # as after a failed write
+    run.rename(tmp_path / "away")
+    with pytest.raises(LedgerUnavailable):
+        ledger.append([draft("a")])
+    (tmp_path / "away").rename(run)
+    assert ledger.load().entries == ()
+    [entry] = ledger.append([draft("b")])
+    assert ledger.load().entries == (entry,)
+    ledger.close()

@@ -1,11 +1,10 @@
 """A real writer in a process of its own: says each acknowledged row on stdout, dies when it is told to or is killed.
 
-writer.py LEDGER COUNT [compact] [limit-file-size BYTES] [patient]
+writer.py LEDGER COUNT [compact] [patient]
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import opening
+from scrubber.ledger import sqlite
 
 NOW = Moment(1_750_000_000.0, 1.0)
 
@@ -24,10 +23,7 @@ def say(*words: object) -> None:
 
 
 def main(path: Path, count: int, *words: str) -> None:
-    ledger, _ = opening.open_or_set_aside(path, NOW)
-    if "limit-file-size" in words:
-        limit = int(words[words.index("limit-file-size") + 1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    ledger, _ = sqlite.open_or_set_aside(path, NOW)
     say("open")
     for number in range(count):
         draft = LedgerEntry(0, "GPU-1", NOW, "op", events.Released(f"{number} " + "x" * 200))

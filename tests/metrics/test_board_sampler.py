@@ -65,15 +65,9 @@ async def test_readings_are_shown_only_while_they_are_current(node: Node) -> Non
         await node.shows(lambda latest: latest == well)
         drills.heat(node.root, one, 97)
         await node.shows(lambda latest: latest == well | {one: Readings(0, 97.0, *MADE[1:])})
-    assert node.board_sampler.latest == {}
-
-
-async def test_a_reading_that_failed_is_no_longer_shown(node: Node) -> None:
-    one, other = node.uuids
-    async with node.running():
-        await node.shows(lambda latest: latest.keys() == {one, other})
         drills.lose(node.root, one)
         await node.shows(lambda latest: latest.keys() == {other})
+    assert node.board_sampler.latest == {}
 
 
 async def test_a_hanging_gpu_hides_readings_until_it_answers(node: Node) -> None:

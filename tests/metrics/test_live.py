@@ -6,10 +6,7 @@ import asyncio
 import json
 import resource
 import shutil
-import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -20,7 +17,6 @@ from scrubber.ground.errors import AutoclaveError
 from scrubber.metrics import table
 from tests.fetching import fetch, metrics
 from tests.live import Service
-from tests.patience import WITHIN
 
 ANYWHERE = ("--metrics-address", "127.0.0.1:0")
 
@@ -103,6 +99,17 @@ def test_the_metrics_of_a_whole_story(service):
     assert later.one("autoclave_device_healthy", gpu="1") == 0
     tenants.release(service.simulated_dir, clean.device)
 
+    rows = {name: row for row in table.TABLE for name in row.series}
+    ours = [sample for sample in later.samples if not sample.name.startswith("process_")]
+    assert len({sample.name for sample in ours}) > len(table.TABLE) / 2
+    for sample in ours:
+        wanted = {*rows[sample.name].all_labels} - ({"le"} if not sample.name.endswith("_bucket") else set())
+        assert set(sample.labels) == wanted, sample.name
+    if (promtool := shutil.which("promtool")) is not None:  # the linter of Prometheus (Debian: prometheus)
+        text = fetch(address_of(service), "/metrics")[1].encode()
+        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
 
 def test_the_metric_of_free_gpus_needs_no_process_search(service, running_pod):
     uid, _sandbox = running_pod
@@ -117,27 +124,6 @@ def test_the_metric_of_free_gpus_needs_no_process_search(service, running_pod):
     asyncio.run(hand_over())
     assert service.settled(0, "in_use").owner == uid
     assert scrape(service).one("autoclave_process_passes_total") == 0
-
-
-def test_every_shown_metric_is_in_the_table(service):
-    service.settled(0, "clean")
-    service.settled(1, "clean")
-    rows = {name: row for row in table.TABLE for name in row.series}
-    ours = [sample for sample in scrape(service).samples if not sample.name.startswith("process_")]
-    assert len({sample.name for sample in ours}) > len(table.TABLE) / 2
-    for sample in ours:
-        wanted = {*rows[sample.name].all_labels} - ({"le"} if not sample.name.endswith("_bucket") else set())
-        assert set(sample.labels) == wanted, sample.name
-
-
-def test_the_linter_of_prometheus_finds_no_fault(service):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: prometheus)")
-    service.settled(0, "clean")
-    text = fetch(address_of(service), "/metrics")[1].encode()
-    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
 def test_a_service_that_cannot_record_is_not_ready(service):
@@ -167,18 +153,3 @@ def test_a_service_without_a_ledger_is_alive(service):
     assert status == 503
     assert why.startswith("not ready: cannot ")
     assert "ledger" in why
-
-
-def test_a_metrics_address_in_use_ends_the_start(short_tmp):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = ":".join(map(str, taken.getsockname()))
-        command: list[str | Path] = [
-            sys.executable, "-m", "autoclave", "scrubber", "--backend", "simulated", "--run-dir", short_tmp / "run",
-            "--state-dir", short_tmp / "state", "--kubelet-dir", short_tmp, "--metrics-address", address,
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"autoclave: cannot serve metrics at {address}: address already in use; "
-        "choose another address with --metrics-address\n"
-    )

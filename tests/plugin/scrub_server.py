@@ -3,12 +3,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
 from scrubber.ground import unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError
@@ -113,7 +114,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
             moved = self._moved
             if not self.mute:
                 adverts = AdvertisedDevices(self.devices, self.silence)
-                yield convert.to_message(adverts, scrub_pb2.WatchResponse())
+                yield scrub_pb2.WatchResponse(**asdict(adverts))
                 if self.brief:
                     return
             await moved.wait()

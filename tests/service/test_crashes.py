@@ -16,7 +16,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, State
 from scrubber.ground.errors import AutoclaveError, Reason
-from scrubber.ledger import opening, store
+from scrubber.ledger import sqlite, store
 from tests.service.disk import Disk
 from tests.service.node import BOOTING, Node
 from tests.service.pretend_worker import TAKES
@@ -97,7 +97,7 @@ def arm(disk: Disk, dies_after: int | None = None, fails_at: int | None = None) 
 
 
 def reopen(path: Path) -> store.Store:
-    return opening.open_or_set_aside(path, Moment(0.0, 0.0))[0]
+    return sqlite.open_or_set_aside(path, Moment(0.0, 0.0))[0]
 
 
 def close(world: World) -> None:

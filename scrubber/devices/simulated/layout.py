@@ -198,13 +198,7 @@ def _place(root: Path, name: str) -> GpuFiles:
 
 def service_lock(root: Path) -> int | None:
     """Take the lock of the service of these GPUs; None if another service has it."""
-    lock = private_files.opened(root / "service.lock", os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    return private_files.try_lock(root / "service.lock")
 
 
 def find(root: Path, uuid: str) -> GpuFiles:

@@ -1,0 +1,47 @@
+"""Every view goes over the wire and comes back as it was."""
+
+import dataclasses
+from typing import Any, get_type_hints
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.api import client, scrub_pb2
+from scrubber.core import measurements, views
+from scrubber.ground.device_messages import AdvertisedDevice, GrantedDevice, Proof
+
+MESSAGES: dict[Any, type[Message]] = {
+    views.Status: scrub_pb2.StatusResponse,
+    GrantedDevice: scrub_pb2.Granted,
+    Proof: scrub_pb2.Proof,
+    AdvertisedDevice: scrub_pb2.Advert,
+    views.ScrubProgress: scrub_pb2.ScrubProgress,
+    views.HistoryEntry: scrub_pb2.HistoryEntry,
+    views.Explanation: scrub_pb2.ExplainResponse,
+    views.DeviceStatus: scrub_pb2.DeviceStatus,
+    views.ReceiptView: scrub_pb2.Receipt,
+    measurements.Uncovered: scrub_pb2.Uncovered,
+}
+st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+st.register_type_strategy(int, st.integers(-(2**31), 2**31 - 1))
+st.register_type_strategy(float, st.floats(allow_nan=False))
+for view in MESSAGES:  # also the fields with a default, which ``from_type`` leaves alone otherwise
+    hints = get_type_hints(view)
+    fields = {field.name: st.from_type(hints[field.name]) for field in dataclasses.fields(view)}
+    st.register_type_strategy(view, st.builds(view, **fields))
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_a_view_survives_the_wire(kind, data):
+    said = data.draw(st.from_type(kind))
+    message = MESSAGES[kind](**dataclasses.asdict(said))
+    assert client.view(kind, MESSAGES[kind].FromString(message.SerializeToString())) == said
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_a_view_and_its_message_have_the_same_fields(kind):
+    fields = {field.name for field in dataclasses.fields(kind)}
+    assert fields == set(MESSAGES[kind].DESCRIPTOR.fields_by_name)

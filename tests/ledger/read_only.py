@@ -1,0 +1,39 @@
+"""Run in a mount namespace of its own: a disk that turns read-only and writable again. ``read_only.py MOUNTPOINT``.
+
+Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from scrubber.core.model import Moment
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import audit, sqlite
+from tests.ledger.conftest import NOW, drafted
+
+
+def main(disk: Path) -> None:
+    path = disk / "ledger.sqlite"
+    ledger = sqlite.open_or_set_aside(path, NOW)[0]
+    ledger.append([drafted("a")])
+    ledger.close()
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    refusals = []
+    for _attempt in range(2):
+        try:
+            sqlite.open_or_set_aside(path, NOW)
+        except LedgerUnavailable as error:
+            refusals.append(error.message)
+    rows = audit.verify(path).rows
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    again, aside = sqlite.open_or_set_aside(path, Moment(NOW.wall, 1.0))
+    entries = [getattr(it.event, "why", "") for it in again.load().entries]
+    print(json.dumps({"refusals": refusals, "rows": rows, "entries": entries, "aside": aside is not None}))  # noqa: T201 - its output is what the test reads
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
