@@ -37,7 +37,7 @@ class Simulated:
         self._pods = Containers(containers.PROC, groups=groups)
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
-        self._alarm: Alarm | None = None
+        self._alarm: Inotify | None = None
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
         """Nothing is missing."""
@@ -132,16 +132,20 @@ class Simulated:
     def alarm(self) -> int | None:
         """A watch of the GPUs' documents and event logs; None if this user has too many inotify watches."""
         try:
-            self._alarm = self._alarm or Alarm(layout.places(self._root))
+            self._alarm = self._alarm or _watch(layout.places(self._root))
         except (OSError, DeviceError) as error:
             logger.warning("cannot watch the simulated GPUs: the monitor polls them", error=str(error))
             return None
-        return self._alarm.fileno()
+        return self._alarm.fd
 
     def clear_alarm(self) -> None:
         """Reset the alarm until the next change."""
-        if self._alarm is not None:
-            self._alarm.clear_alarm()
+        if self._alarm is None:
+            return
+        poll = select.poll()
+        poll.register(self._alarm.fd, select.POLLIN)
+        while poll.poll(0):
+            os.read(self._alarm.fd, _MOST)
 
     def close(self) -> None:
         """Close the alarm."""
@@ -180,30 +184,14 @@ def _files(place: GpuFiles) -> tuple[str, ...]:
     return str(place.memory), str(place.chip)
 
 
-class Alarm:
+def _watch(places: Iterable[GpuFiles]) -> Inotify:
     """A watch over all present GPUs: a rename replaces a document, or a line is appended to the event log.
 
     Changes of their memory do not count.
     """
-
-    def __init__(self, places: Iterable[GpuFiles]) -> None:
-        self._inotify = Inotify()
-        for place in places:
-            self._inotify.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
-            if place.events.exists():  # without it, ``vitals`` fails
-                self._inotify.add_watch(place.events, Mask.MODIFY)
-
-    def fileno(self) -> int:
-        """The file descriptor, readable after a change."""
-        return self._inotify.fd
-
-    def clear_alarm(self) -> None:
-        """Reset the alarm until the next change."""
-        poll = select.poll()
-        poll.register(self._inotify.fd, select.POLLIN)
-        while poll.poll(0):
-            os.read(self._inotify.fd, _MOST)
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._inotify.close()
+    watch = Inotify()
+    for place in places:
+        watch.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
+        if place.events.exists():  # without it, ``vitals`` fails
+            watch.add_watch(place.events, Mask.MODIFY)
+    return watch

@@ -14,6 +14,7 @@ from pathlib import Path
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.node.open_files import Search, Timer
 
 _PROGRAM = "scrubber.devices.simulated.tenant"
 _START_SECONDS = 10.0
@@ -41,8 +42,8 @@ def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
 
 def release(root: Path, uuid: str) -> tuple[int, ...]:
     """End the container processes that hold a GPU, as a container runtime does; returns their pids."""
-    memory = layout.find(root, uuid).memory.stat()
-    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, (memory.st_dev, memory.st_ino)))
+    search = Search({uuid: [str(layout.find(root, uuid).memory)]})
+    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, search))
     for pid in ended:
         _end(pid)
     return ended
@@ -90,20 +91,11 @@ def _start(
     return int(done.stdout)
 
 
-def _holds(pid: int, memory: tuple[int, int]) -> bool:
+def _holds(pid: int, search: Search) -> bool:
     try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(_is_file(entry, memory) for entry in entries)
-    except OSError:
-        return False  # the process has ended: there is nothing to release
-
-
-def _is_file(entry: os.DirEntry[str], identity: tuple[int, int]) -> bool:
-    try:
-        file = entry.stat()
-    except FileNotFoundError:
-        return False  # closed since it was listed
-    return (file.st_dev, file.st_ino) == identity
+        return bool(search.held_by(f"/proc/{pid}", Timer()))
+    except PermissionError:
+        return False  # another user's process: not ours to end
 
 
 def _end(pid: int) -> None:
