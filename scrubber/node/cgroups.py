@@ -130,7 +130,17 @@ class Containers:
 
     def living(self) -> dict[str, int]:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
-        return dict(self._walk())
+        if not sees_all(self._proc, self._namespace):
+            raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
+        found: dict[str, int] = {}
+        for pid in pids(self._proc):
+            try:
+                name = self.of(pid)
+            except _EndingError:
+                continue
+            if name is not None and name not in found and runs(f"{self._proc}/{pid}"):
+                found[name] = pid
+        return found
 
     def member(self, pod: str) -> int | None:
         """The oldest live process of the pod, found in the pod's control group: the sandbox, which also ends last.
@@ -160,20 +170,6 @@ class Containers:
             for place in _POD_GROUPS:
                 group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
-
-    def _walk(self) -> Iterator[tuple[str, int]]:
-        """Yield each name once."""
-        if not sees_all(self._proc, self._namespace):
-            raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
-        seen: set[str] = set()
-        for pid in pids(self._proc):
-            try:
-                name = self.of(pid)
-            except _EndingError:
-                continue
-            if name is not None and name not in seen and runs(f"{self._proc}/{pid}"):
-                seen.add(name)
-                yield name, pid
 
 
 class _EndingError(BlindError):

@@ -68,14 +68,14 @@ class Pods:
             about = self._logs.stat()  # before reading the names: the next call sees a change in between
             seen = (about.st_dev, about.st_ino, about.st_mtime_ns)
             if seen != self._seen or now >= self._until:
-                self._names, self._seen, self._until = _names(self._logs), seen, now + STANDS
+                self._names, self._seen, self._until = read_names(self._logs), seen, now + STANDS
         except OSError:
             return {}
         return self._names
 
 
-def _names(directory: Path) -> dict[str, str]:
-    """The names by UID. A UID with two names is left out: either name may be wrong."""
+def read_names(directory: Path) -> dict[str, str]:
+    """NAMESPACE/NAME of each pod by its UID. A UID with two names is left out: either name may be wrong."""
     found: dict[str, str] = {}
     unclear: set[str] = set()
     with os.scandir(directory) as entries:

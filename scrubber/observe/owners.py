@@ -8,8 +8,7 @@ from scrubber.core.model import Facts, Record
 from scrubber.node.proc import DEAD
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
-from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.shared import Shared
+from scrubber.observe.driver_calls import DriverCalls, Shared
 
 
 class Owners:

@@ -32,13 +32,6 @@ def observer(tmp_path, logs, clock):
     return Pods(tmp_path, logs, lambda: clock[0])
 
 
-def as_it_was(directory, deed):
-    """Whatever was done left the directory's time as it was."""
-    before = directory.stat()
-    deed()
-    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 @pytest.mark.parametrize(
     ("directory", "uid", "name"),
     [
@@ -67,44 +60,33 @@ def test_a_directory_of_another_form_names_no_pod(observer, logs, directory):
     assert observer.names() == {}
 
 
-def test_a_file_or_link_names_no_pod(observer, logs, tmp_path):
+def test_only_a_directory_names_a_pod_and_only_once(observer, logs, tmp_path):
     (logs / f"default_file_{UID}").touch()
-    (logs / f"default_link_{STATIC}").symlink_to(tmp_path)
-    assert observer.names() == {}
-
-
-def test_a_pod_uid_with_two_names_is_shown_without_name(observer, logs):
+    (logs / f"default_link_{UID}").symlink_to(tmp_path)
     for name in ("one", "two"):
         (logs / f"default_{name}_{UID}").mkdir()
     (logs / f"default_three_{STATIC}").mkdir()
     assert observer.names() == {STATIC: "default/three"}
 
 
-def test_names_are_read_again_when_the_directory_changes(observer, logs):
-    assert observer.names() == {}
-    (logs / f"default_train_{UID}").mkdir()
-    os.utime(logs, ns=(1, 1))
-    assert observer.names() == {UID: "default/train"}
-    (logs / f"default_train_{UID}").rmdir()
-    os.utime(logs, ns=(2, 2))
-    assert observer.names() == {}
-
-
-def test_names_are_cached_for_a_limited_time(observer, logs, clock):
+def test_names_are_read_again_after_a_change_or_a_while(observer, logs, clock, tmp_path):
     observer.names()
-    as_it_was(logs, (logs / f"default_train_{UID}").mkdir)
+    before = logs.stat()
+
+    def made_unnoticed(directory) -> None:
+        directory.mkdir(parents=True)
+        os.utime(logs, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    made_unnoticed(logs / f"default_train_{UID}")
     clock[0] += pods.STANDS - 0.1
     assert observer.names() == {}
     clock[0] += 0.1
     assert observer.names() == {UID: "default/train"}
-
-
-def test_a_replaced_directory_is_always_read_again(observer, logs, tmp_path):
-    observer.names()
-    before = logs.stat()
+    (logs / f"default_train_{UID}").rmdir()
+    os.utime(logs, ns=(2, 2))
+    assert observer.names() == {}
     logs.rename(tmp_path / "old")
-    (logs / f"default_train_{UID}").mkdir(parents=True)
-    os.utime(logs, ns=(before.st_atime_ns, before.st_mtime_ns))
+    made_unnoticed(logs / f"default_train_{UID}")
     assert observer.names() == {UID: "default/train"}
 
 
@@ -128,19 +110,23 @@ def test_the_number_of_directories_read_is_limited(observer, logs, clock, monkey
     assert len(observer.names()) == 7
 
 
-def test_an_observation_has_checkpoint_and_pod_names(observer, logs, tmp_path):
-    (logs / f"default_train_{UID}").mkdir()
-    entry = {"PodUID": UID, "ContainerName": "main", "DeviceIDs": {"-1": ["GPU-0::1"]}}
-    (tmp_path / checkpoint.NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
-    assert observer.look() == Tenants((CheckpointEntry("GPU-0", UID, "main"),), {UID: "default/train"})
-
-
-@pytest.mark.parametrize("text", [None, "{"], ids=["none", "half a one"])
-def test_pod_names_need_no_checkpoint(observer, logs, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (
+            json.dumps({"Data": {"PodDeviceEntries": [{"PodUID": UID, "DeviceIDs": {"-1": ["GPU-0::1"]}}]}}),
+            (CheckpointEntry("GPU-0", UID, ""),),
+        ),
+        ("{", ()),
+        (None, ()),
+    ],
+    ids=["a checkpoint", "half a checkpoint", "no checkpoint"],
+)
+def test_a_look_has_names_and_what_the_checkpoint_says(observer, logs, tmp_path, text, entries):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
         (tmp_path / checkpoint.NAME).write_text(text)
-    assert observer.look() == Tenants((), {UID: "default/train"})
+    assert observer.look() == Tenants(entries, {UID: "default/train"})
 
 
 def test_the_pods_of_a_device_have_their_containers():
