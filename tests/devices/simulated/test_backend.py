@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from scrubber.core.model import Xid
+from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
@@ -25,6 +25,7 @@ def test_a_removed_or_unreadable_gpu_stays_listed_without_answers(bank) -> None:
 
 def test_a_gpu_does_not_answer_for_the_one_it_replaced(bank) -> None:
     first, second = bank.first, bank.second
+    assert Simulated(bank.root).vitals(first) == Vitals(), "it need not be listed before"
     shutil.copy(bank.place(second).device, bank.place(first).device)
     with pytest.raises(DeviceError, match="another GPU"):
         bank.backend.vitals(first)
