@@ -167,8 +167,8 @@ def test_every_checked_word_of_shared_memory_is_counted(gpu, size, block, grid):
 )
 def test_each_unit_is_reached_and_each_checked_word_counted(gpu, kernel, shape, words_compared):
     units = gpu.on_chip(kernel, 42, shape)
-    visits = [2, 2, 1] if kernel == "scratch" else [2, 1]
-    assert ([unit.visits for unit in units], wrongs(units)) == (visits, [0] * len(visits))
+    runs = [2, 2, 1] if kernel == "scratch" else [2, 1]
+    assert ([unit.visits for unit in units], wrongs(units)) == (runs, [0] * len(runs))
     assert compared(units) == words_compared
 
 

@@ -29,7 +29,7 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.reset import locks, smi
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.simulated import chip, condition, containers, layout, memory
+from scrubber.devices.simulated import chip, containers, layout, memory
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
@@ -75,7 +75,7 @@ class Ground:
 # The function that makes an error of a device of an OSError: what fails in it, and a call of it.
 PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.layout.read": ((os, "open"), lambda it: layout.read(it.gpu.faults, Faults)),
-    "simulated.condition.xids": ((os, "open"), lambda it: condition.xids(it.gpu)),
+    "simulated.layout.xids": ((os, "open"), lambda it: layout.xids(it.gpu)),
     "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
     "simulated.memory.opened": ((os, "open"), Ground.opened_memory),
     "simulated.chip.scrub": ((os, "open"), lambda it: chip.scrub(it.gpu, b"key")),

@@ -444,7 +444,7 @@ def view(tmp_path: Path, *pids: int) -> Path:
     return seen
 
 
-def test_only_a_view_of_the_whole_node_proves_a_device_free(node_proc: NodeProc, tmp_path: Path, file: Path) -> None:
+def test_only_the_whole_node_proves_a_device_free(node_proc: NodeProc, tmp_path: Path, file: Path) -> None:
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
     (tmp_path / "empty").mkdir()

@@ -12,7 +12,7 @@ from asyncinotify import Inotify, Mask
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
-from scrubber.devices.simulated import condition, containers, layout
+from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.ground import log
 from scrubber.node import open_check
@@ -66,7 +66,7 @@ class Simulated:
     def has_holders(self, uuid: str) -> bool | None:
         """Exact while the device answers: the kernel knows whether its memory file is open."""
         place = self._present(uuid)
-        return _in_use(place, lost=condition.faults(place).lost)
+        return _in_use(place, lost=layout.faults(place).lost)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
         """None: every holder has the memory file open."""
@@ -77,24 +77,24 @@ class Simulated:
 
     def vitals(self, uuid: str) -> Vitals:
         """The health in the device's files now."""
-        return condition.vitals(self._present(uuid))
+        return layout.vitals(self._present(uuid))
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Vitals and holders; each file is read once."""
         place = self._present(uuid)
-        found = condition.vitals(place)
+        found = layout.vitals(place)
         return found, _in_use(place, lost=found.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
         """The XIDs in its event log, also while the device hangs."""
-        return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
+        return Vitals(xids=layout.xids(self._present(uuid)), partial=True)
 
     def readings(self) -> dict[str, Readings]:
         """The sensor values in the GPUs' documents."""
         found: dict[str, Readings] = {}
         for place in layout.places(self._root):
             with suppress(DeviceError):
-                found[place.info().uuid] = condition.readings(place)
+                found[place.info().uuid] = layout.readings(place)
         return found
 
     def files(self, uuid: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
-from scrubber.devices.simulated import chip, condition, layout, memory
+from scrubber.devices.simulated import chip, layout, memory
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
 from scrubber.devices.simulated.memory import Pattern
 
@@ -58,7 +58,7 @@ class SimulatedGpu:
             mismatch: Mismatch | None = None
             for pattern, *then in zip_longest(written if confirm else written[:-1], written[1:]):
                 self._answer()
-                condition.stall(self._place, lambda: step(0))
+                layout.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             if mismatch is not None and cells.holds(mismatch):
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
@@ -124,10 +124,10 @@ class SimulatedGpu:
     def vitals(self) -> Vitals:
         """The health in the device's files now."""
         self._answer()
-        return condition.vitals(self._place)
+        return layout.vitals(self._place)
 
     def _answer(self) -> Faults:
-        faults = condition.faults(self._place)
+        faults = layout.faults(self._place)
         if faults.lost:
             raise DeviceLostError("the device has fallen off the bus: reseat or replace it, then reboot the node")
         return faults
@@ -149,7 +149,7 @@ def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:
         progress(done, total)
         if done >= where and not there:
             there = True
-            condition.stall(place, lambda: progress(done, total))
+            layout.stall(place, lambda: progress(done, total))
 
     return stalled
 

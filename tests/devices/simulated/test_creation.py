@@ -12,7 +12,7 @@ from autoclave.doctor.facts import container_toolkit
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Vitals
-from scrubber.devices.simulated import condition, creation, drills, layout
+from scrubber.devices.simulated import creation, drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground.errors import FatalError
 
@@ -51,11 +51,11 @@ def test_a_reboot_changes_the_driver_instance_and_clears_volatile_state(tmp_path
 
     creation.create(tmp_path, 1, 4096, "boot-1")
     assert layout.read(layout.driver_file(tmp_path), layout.Driver) == before
-    assert condition.vitals(place).xids != ()
+    assert layout.vitals(place).xids != ()
 
     creation.create(tmp_path, 1, 4096, "boot-2")
     assert layout.read(layout.driver_file(tmp_path), layout.Driver).instance != before.instance
-    assert condition.vitals(place) == Vitals(remap_failed=True)
+    assert layout.vitals(place) == Vitals(remap_failed=True)
     assert place.info().uuid == uuid
 
 
