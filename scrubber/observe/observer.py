@@ -64,10 +64,9 @@ class Observer:
         ``before_use``: the last one before a container uses the device. While a device is scrubbed, its job observes
         it completely, and other observations follow up.
         """
-        driver, lists = self.driver, self.driver.backend.lists_holders
+        driver, uuid, follow_up = self.driver, record.device.uuid, record.state is State.SCRUBBING
         # Whether the last full observation may be used instead of a new one.
-        may_use_cache = lists and (record.state in ASSIGNED or not before_use)
-        uuid, follow_up = record.device.uuid, record.state is State.SCRUBBING
+        may_use_cache = record.state in ASSIGNED or not before_use
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
@@ -79,16 +78,15 @@ class Observer:
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if driver.says_nothing(error) else silence(error)
-            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
-        if held:
-            self._observed_since.seen_open(uuid)
-        enough = not lists or (not before_use and self._cache.shows_no_holder(record))
-        if held is False and record.state is not State.IN_USE and enough:
-            return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
-        if held is None:  # perhaps because of leaked memory, which has no holder that can be seen
-            vitals = await self.health.vitals(uuid, record.device.parent)
-            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
-        return await self.full(record, follow_up=follow_up)
+        else:
+            if held:
+                self._observed_since.seen_open(uuid)
+            enough = not driver.backend.lists_holders or (not before_use and self._cache.shows_no_holder(record))
+            if held is False and record.state is not State.IN_USE and enough:
+                return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
+            # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
+            vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
+        return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
@@ -139,9 +137,9 @@ class Observer:
     ) -> Callable[[], Facts | None] | None:  # fmt: skip
         """What a thread asks about one device; None where the driver alone cannot answer."""
         uuid, parent = record.device.uuid, record.device.parent
-        lists = self.driver.backend.lists_holders
-        cached = self._cached_question(record) if lists else None
-        no_is_enough = record.state is not State.IN_USE and (not lists or self._cache.shows_no_holder(record))
+        cached = self._cached_question(record)
+        enough = not self.driver.backend.lists_holders or self._cache.shows_no_holder(record)
+        no_is_enough = record.state is not State.IN_USE and enough
         removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
         if cached is None and not (no_is_enough or removed):
             return None

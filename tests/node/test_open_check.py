@@ -72,6 +72,7 @@ def test_a_file_is_open_until_its_holder_ends(memory: Path, launch, code: str) -
         True,
         False,
     ]
+    assert is_open([str(closed)], {process.pid: None}) is False
     process.kill()
     process.wait()
     assert [is_open([str(memory)]) for _ in range(3)] == [False] * 3
