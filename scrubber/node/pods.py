@@ -12,12 +12,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from scrubber.node import checkpoint
-
-MOST = 100_000  # directory entries: a node has some hundred pods
 
 _WORD = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL)  # namespace and name hold no _
@@ -56,7 +53,7 @@ def read_names(directory: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     unclear: set[str] = set()
     with os.scandir(directory) as entries:
-        for entry in islice(entries, MOST):
+        for entry in entries:
             parts = _DIRECTORY.fullmatch(entry.name)
             if parts is None or not entry.is_dir(follow_symlinks=False):
                 continue

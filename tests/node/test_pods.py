@@ -89,10 +89,3 @@ def test_without_the_directory_pods_have_no_names(logs, tmp_path, make):
     if make is not None:
         logs.touch()
     assert pods.look(tmp_path, logs) == Tenants()
-
-
-def test_the_number_of_directories_read_is_limited(logs, monkeypatch):
-    for number in range(20):
-        (logs / f"default_pod-{number}_uid-{number}").mkdir()
-    monkeypatch.setattr(pods, "MOST", 7)
-    assert len(pods.read_names(logs)) == 7
