@@ -8,13 +8,14 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.node.open_files import Search, Timer
+from scrubber.node.proc import ENDED
 
 _PROGRAM = "scrubber.devices.simulated.tenant"
 _START_SECONDS = 10.0
@@ -45,23 +46,13 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
     search = Search({uuid: [str(layout.find(root, uuid).memory)]})
     ended = tuple(pid for pid, _ in containers.members() if _holds(pid, search))
     for pid in ended:
-        _end(pid)
+        _end(pid, signal.SIGTERM, lambda it: containers.of(it) is not None)
     return ended
 
 
 def kill(pid: int) -> None:
     """Kill a process that ignores SIGTERM, but only if it is one of ours: another process may have its pid now."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if _PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    finally:
-        os.close(process)
+    _end(pid, signal.SIGKILL, lambda it: _PROGRAM.encode() in Path(f"/proc/{it}/cmdline").read_bytes())
 
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:
@@ -98,19 +89,21 @@ def _holds(pid: int, search: Search) -> bool:
         return False  # another user's process: not ours to end
 
 
-def _end(pid: int) -> None:
+def _end(pid: int, number: signal.Signals, ours: Callable[[int], bool]) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        # Check again now that the pidfd is open: the pid may belong to another process.
-        if containers.of(pid) is None:
+        # Check now that the pidfd is open: the pid may belong to another process.
+        if not ours(pid):
             return
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        signal.pidfd_send_signal(process, number)
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if not poll.poll(_END_SECONDS * 1000):
-            raise DeviceError(f"cannot release: process {pid} does not end on SIGTERM; end it with SIGKILL")
+            raise DeviceError(f"cannot end process {pid}: it does not end on {number.name}; end it with SIGKILL")
+    except ENDED:
+        return
     finally:
         os.close(process)
