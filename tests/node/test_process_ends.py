@@ -104,7 +104,7 @@ async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, mo
     with structlog.testing.capture_logs() as lines, monkeypatch.context() as patch:
         if asked == "pidfd_open":
             patch.setattr(os, asked, refused)
-        for _ in range(2):
+        for _ in range(3):
             ends.follow("one", one.pid, refused)
     assert [it["log_level"] for it in lines] == ["warning"]
     assert open_files() == before
