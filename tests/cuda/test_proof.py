@@ -1,6 +1,6 @@
 """A device that does not say of every byte that it has looked at it has proven nothing: that is never a clean answer.
 
-On the port in numpy, and on the one that has a GPU, over the stand-in for CuPy.
+On the card that has a GPU, over the stand-in for CuPy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scrubber.core.measurements import Scratched
@@ -18,7 +17,6 @@ from scrubber.cuda import clearing, device, memory, selftest
 from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
-from tests.fakes.cuda.card import HostCard
 from tests.fakes.cuda.device import Device
 from tests.fakes.cuda.fixtures import in_this_process
 from tests.fakes.cuda.gpu import PAGE, HostGpu, Units
@@ -28,7 +26,6 @@ UUID, PCI = "GPU-of-this-test", "0000:01:00.0"
 KEY = b"k" * 16
 SIZE = 6 * PAGE
 UNREACHED = 4 * 1024  # bytes of shared memory of four units that the system reserves
-BY_CUPY = "CuPy"
 
 COMPARISONS: dict[str, Callable[[memory.GpuMemory], object]] = {
     "check": lambda held: held.check(ZERO, unheard),
@@ -73,7 +70,7 @@ class Bench:
 
     card: Card
     gpu: HostGpu
-    cupy: Any = None
+    cupy: Any
 
 
 @pytest.fixture
@@ -94,21 +91,12 @@ def real(machine) -> Iterator[Bench]:
         yield Bench(card, cupy.cuda.runtime.device().gpu, cupy)
 
 
-@pytest.fixture(params=["numpy", BY_CUPY])
-def bench(request) -> Bench:
-    if request.param == BY_CUPY:
-        found: Bench = request.getfixturevalue("real")
-        return found
-    gpu = HostGpu(np.zeros(SIZE, np.uint8))
-    return Bench(HostCard(gpu), gpu)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", COMPARISONS)
-def test_memory_compared_twice_or_partly_is_no_answer(bench, kind, fault):
-    held = memory.take(bench.card)
+def test_memory_compared_twice_or_partly_is_no_answer(real, kind, fault):
+    held = memory.take(real.card)
     for name, does in FAULTS[fault].items():
-        setattr(bench.gpu.faults, name, does)
+        setattr(real.gpu.faults, name, does)
     with pytest.raises(CudaError, match=r"memory of GPU-.*: \d+ of the \d+ bytes from \d+ on were compared"):
         COMPARISONS[kind](held)
 
@@ -127,11 +115,11 @@ def test_a_kernel_or_copy_that_never_ran_is_no_answer(real, monkeypatch, kind, p
         COMPARISONS[kind](held)
 
 
-def test_a_span_that_was_not_overwritten_is_found(bench):
-    held = memory.take(bench.card)
+def test_a_span_that_was_not_overwritten_is_found(real):
+    held = memory.take(real.card)
     last = held.spans[-1]
     launches = iter(range(len(held.spans)))
-    bench.gpu.faults.reached = lambda vectors: 0 if next(launches) == len(held.spans) - 1 else vectors
+    real.gpu.faults.reached = lambda vectors: 0 if next(launches) == len(held.spans) - 1 else vectors
     assert len(held.spans) > 1
     with pytest.raises(CudaError, match=f"0 of the {last.size} bytes from {last.start} on"):
         held.check(ZERO, unheard)
@@ -139,9 +127,9 @@ def test_a_span_that_was_not_overwritten_is_found(bench):
 
 @pytest.mark.parametrize("reason", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
 @pytest.mark.parametrize("kind", ["check", "invert"])
-def test_a_contradictory_answer_does_not_count(bench, kind, reason):
-    held = memory.take(bench.card)
-    setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
+def test_a_contradictory_answer_does_not_count(real, kind, reason):
+    held = memory.take(real.card)
+    setattr(real.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
     with pytest.raises(CudaError, match="contradicts itself"):
         COMPARISONS[kind](held)
 
@@ -206,9 +194,9 @@ def test_a_unit_with_two_different_results_is_wrong(real):
     assert [unit.number for unit in real.card.everywhere(KernelProgram.EXACT, 7) if unit.wrong] == [0]
 
 
-def test_a_result_of_zero_does_not_prove_a_computation(bench, monkeypatch):
-    monkeypatch.setattr(bench.gpu, "_exact", lambda _unit, _number: (0, 0))
-    held = memory.take(bench.card)
+def test_a_result_of_zero_does_not_prove_a_computation(real, monkeypatch):
+    monkeypatch.setattr(real.gpu, "_exact", lambda _unit, _number: (0, 0))
+    held = memory.take(real.card)
     with pytest.raises(CudaError, match=r"cannot test GPU-.*: multiprocessors \[0, 1, 2, 3\] .* computed nothing"):
         selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None))
 
