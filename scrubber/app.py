@@ -30,9 +30,8 @@ from scrubber.ledger import files, sqlite, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.node import clock, proc
+from scrubber.node import clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.pods import Pods
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
@@ -241,7 +240,7 @@ def build(
         gate_specification=str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
-    tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
+    tenants = partial(Caller().ask, "pods", partial(pods.look, config.kubelet_dir, config.pod_logs), POD_NAMES_WITHIN)
     gate_name = gate.name if gate is not None else lambda _device: ""
     reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)

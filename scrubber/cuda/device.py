@@ -20,7 +20,7 @@ from uuid import UUID
 
 from scrubber.core import nvidia_advice
 from scrubber.core.model import MemoryManager
-from scrubber.cuda import faults, warmth
+from scrubber.cuda import warmth
 from scrubber.cuda.card import (
     NOWHERE,
     CardBusyError,
@@ -60,13 +60,37 @@ _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of 
 _INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _UUID_BYTES = 16
-_REFUSED = frozenset({faults.INVALID_VALUE, 215, 801})  # the value, the limit or the call
+_OUT_OF_MEMORY = 2
+_INVALID_VALUE = 1
+_TOO_MUCH = frozenset({_INVALID_VALUE, 701})  # a launch asked for more than there is; 701: for more resources
+_REFUSED = frozenset({_INVALID_VALUE, 215, 801})  # the value, the limit or the call
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 _KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
 _IN_REGISTERS = {
     it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
 }
+
+# Which errors of CUDA are certainly not the device's fault, and what to do about each, by the meanings that the header
+# of the CUDA driver gives. An error that is not in the table counts against the device. A broken device causes these,
+# too: 3 (CUDA could not start), 100 (no device: the visible one may have fallen off the bus), 719 (a kernel failed) and
+# 999 (unknown).
+_REMEDIES = {
+    "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
+    f"{nvidia_advice.INSTALL}; and libcuda.so.1 of the loaded driver": {34, 35, 36, 803, 804},
+    "no fault of the device: the driver refuses what this release of Autoclave asks for; update Autoclave, or the"
+    " driver if it is old, and report this message with the GPU's model and the driver's version": {
+        *(_INVALID_VALUE, 9, 400, 701, 720, 800, 801),  # parameters, handles, resources, rights or calls
+        *(98, 200, 209, 218, 222, 300, 500),  # our kernels: broken, unknown, or none that this driver or device takes
+    },
+    "put the driver's libnvidia-ptxjitcompiler where the service finds it, and unset CUDA_DISABLE_PTX_JIT": {221, 223},
+    "look at the files and the limits of the service: memory, open files, the driver's libraries": {301, 302, 303, 304},
+    "start nvidia-fabricmanager on the node, if the GPUs have switches; with confidential computing, set them ready:"
+    " nvidia-smi conf-compute -srs 1": {802},
+    "end the node's server of MPS": set(range(805, 810)),
+}
+_REMEDY = {status: remedy for remedy, statuses in _REMEDIES.items() for status in statuses}
+_CROWDED = "end the process that uses its memory"  # out of memory before a scrub has taken any
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +204,7 @@ class CupyCard:
         try:
             return int(self._runtime.malloc(size))
         except self._runtime.CUDARuntimeError as error:
-            if error.status == faults.OUT_OF_MEMORY:
+            if error.status == _OUT_OF_MEMORY:
                 return None
             raise self._error("take memory of", error, error.status) from error
 
@@ -305,7 +329,7 @@ class CupyCard:
             kernel.max_dynamic_shared_size_bytes = size
             kernel((self.units,), (THREADS,), words, shared_mem=size)
         except self._cupy.cuda.driver.CUDADriverError as error:
-            if not smaller or error.status not in faults.TOO_MUCH:
+            if not smaller or error.status not in _TOO_MUCH:
                 raise
             self._launch(program, words, smaller)
         else:
@@ -352,8 +376,8 @@ class CupyCard:
             raise self._error(action, error, error.status) from error
 
     def _error(self, action: str, error: Exception, status: int) -> CudaError:
-        crowded = action == "open" and status == faults.OUT_OF_MEMORY  # by others: the device may be sound
-        remedy = faults.CROWDED if crowded else faults.REMEDY.get(status)
+        crowded = action == "open" and status == _OUT_OF_MEMORY  # by others: the device may be sound
+        remedy = _CROWDED if crowded else _REMEDY.get(status)
         text = f"cannot {action} {self.name}: CUDA says {error}"
         return CudaError(text) if remedy is None else CardBusyError(f"{text}; {remedy}")
 

@@ -8,17 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 from scrubber.devices.base import Address, DeviceError, DeviceNode, Gpu
-from scrubber.devices.nvidia.host import NAME
+from scrubber.devices.nvidia import host
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.gpu import SimulatedGpu
-
-OPENERS: dict[str, Callable[[str, DeviceNode], Gpu]] = {
-    layout.NAME: lambda place, _node: SimulatedGpu(Path(place)),
-    NAME: lambda place, node: load_nvidia().NvidiaGpu(place, node.users, daemon_runs=node.runs, memory=node.memory),
-}
-CONTAINERS: dict[str, Callable[[int], str | None]] = {
-    layout.NAME: containers.of,
-}
 
 
 def load_nvidia() -> ModuleType:
@@ -28,11 +20,15 @@ def load_nvidia() -> ModuleType:
 
 def open_gpu(address: Address, node: DeviceNode) -> Gpu:
     """Open the device of a worker child."""
-    if address.backend not in OPENERS:
-        raise DeviceError(f"cannot open {address.place}: unknown backend {address.backend!r}")
-    return OPENERS[address.backend](address.place, node)
+    match address.backend:
+        case layout.NAME:
+            return SimulatedGpu(Path(address.place))
+        case host.NAME:
+            gpu: Gpu = load_nvidia().NvidiaGpu(address.place, node.users, daemon_runs=node.runs, memory=node.memory)
+            return gpu
+    raise DeviceError(f"cannot open {address.place}: unknown backend {address.backend!r}")
 
 
 def container_of(address: Address) -> Callable[[int], str | None] | None:
     """How a backend finds the container of a process; None for the node's own control groups."""
-    return CONTAINERS.get(address.backend)
+    return containers.of if address.backend == layout.NAME else None

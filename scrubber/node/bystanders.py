@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Self
 
 from scrubber.core.model import Holder
-from scrubber.node import cgroups
+from scrubber.node import cgroups, pods
 from scrubber.node.proc import BlindError, pids, status
 
-_PARTS = 3  # the kubelet makes a directory for each pod: NAMESPACE_NAME_UID; none of them holds a _
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _ROOT = "0"
 _WAY_UP = re.compile(r"^(?:/[.][.])+(?=/)")  # prefix of paths when our own control group is not the root
@@ -95,14 +94,8 @@ class Bystanders:
         """What a policy would call this process; None for one that no policy can admit."""
         if holder.container is None:
             return Bystander(exe) if self._of_the_host(process) else None
-        namespaces = self._namespaces(holder.container)
-        return Bystander(exe, *namespaces) if len(namespaces) == 1 else None
-
-    def _namespaces(self, pod: str) -> set[str]:
-        """The namespace of a pod; empty if the kubelet does not know the pod."""
-        with os.scandir(self._logs) as entries:
-            names = [entry.name.split("_") for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return {name[0] for name in names if len(name) == _PARTS and name[2] == pod}
+        name = pods.read_names(self._logs).get(holder.container)
+        return None if name is None else Bystander(exe, name.partition("/")[0])
 
     def _of_the_host(self, process: str) -> bool:
         """Whether root started it, from a file that only root can write, in the mount namespace of the host."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -52,21 +51,6 @@ _POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writ
 _SHOWN = 12  # characters of an id, as container runtimes show it
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupPlace:
-    """The pod and the container of a process."""
-
-    pod: str | None = None
-    container: str | None = None
-
-    @property
-    def name(self) -> str | None:
-        """The name that holders and owners have in the service."""
-        if self.pod is not None:
-            return self.pod
-        return None if self.container is None else f"{names.CONTAINER}{self.container[:_SHOWN]}"
-
-
 def paths(text: str) -> Iterator[str]:
     """The groups in /proc/PID/cgroup. No ``splitlines``: names may hold other characters that it splits at."""
     for line in text.split("\n"):
@@ -77,22 +61,18 @@ def paths(text: str) -> Iterator[str]:
 
 
 @lru_cache(4096)
-def place(text: str) -> CgroupPlace:
-    """The place that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
-    found = [_place(path) for path in paths(text)]
-    in_pods = [it for it in found if it.pod is not None]
-    in_containers = [it for it in in_pods or found if it.container is not None]
-    return next(iter((*in_containers, *in_pods)), CgroupPlace())
+def place(text: str) -> str | None:
+    """The pod or container that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
+    found = [name for name in map(_place, paths(text)) if name is not None]
+    return next(filter(names.is_pod, found), None) or next(iter(found), None)
 
 
-def _place(path: str) -> CgroupPlace:
-    outermost = _containers(path)[:1]
+def _place(path: str) -> str | None:
     pod = _POD.search(path)
-    if pod is None or not _kubelets(path[: pod.start()]):
-        return CgroupPlace(container=next(iter(outermost), None))
-    uid = next(uid for uid in pod.groups() if uid is not None)
-    innermost = _containers(path[pod.end() :])[-1:]  # a container engine in a container has its own containers
-    return CgroupPlace(uid.replace("_", "-"), next(iter(innermost), None))
+    if pod is not None and _kubelets(path[: pod.start()]):
+        return next(uid for uid in pod.groups() if uid is not None).replace("_", "-")
+    outermost = next(iter(_containers(path)), None)
+    return None if outermost is None else f"{names.CONTAINER}{outermost[:_SHOWN]}"
 
 
 def _kubelets(above: str) -> bool:
@@ -130,7 +110,17 @@ class Containers:
 
     def living(self) -> dict[str, int]:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
-        return dict(self._walk())
+        if not sees_all(self._proc, self._namespace):
+            raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
+        found: dict[str, int] = {}
+        for pid in pids(self._proc):
+            try:
+                name = self.of(pid)
+            except _EndingError:
+                continue
+            if name is not None and name not in found and runs(f"{self._proc}/{pid}"):
+                found[name] = pid
+        return found
 
     def member(self, pod: str) -> int | None:
         """The oldest live process of the pod, found in the pod's control group: the sandbox, which also ends last.
@@ -161,20 +151,6 @@ class Containers:
                 group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
 
-    def _walk(self) -> Iterator[tuple[str, int]]:
-        """Yield each name once."""
-        if not sees_all(self._proc, self._namespace):
-            raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
-        seen: set[str] = set()
-        for pid in pids(self._proc):
-            try:
-                name = self.of(pid)
-            except _EndingError:
-                continue
-            if name is not None and name not in seen and runs(f"{self._proc}/{pid}"):
-                seen.add(name)
-                yield name, pid
-
 
 class _EndingError(BlindError):
     """The process is ending and no longer shows its control group."""
@@ -182,13 +158,13 @@ class _EndingError(BlindError):
 
 def _name(process: str) -> str | None:
     text = _read(process)
-    name = place(text).name
+    name = place(text)
     # Cgroup v1 shows an ending task at the root, also a first thread that ended before the other threads.
     if name is not None or text.startswith(_UNIFIED) or not status(process).ending:
         return name
     for thread in _threads(process):
         try:
-            name = place(_read(thread)).name
+            name = place(_read(thread))
             if name is not None or not status(thread).ending:
                 return name
         except ENDED:

@@ -1,8 +1,8 @@
 """Read which pods own a device, from the checkpoint of the kubelet's device manager.
 
-The file is internal to the kubelet. Its format is the same from 1.20 to 1.36 (before, ``DeviceIDs`` was a plain list,
-which is read too); any other format is an error. It names init containers and pod UIDs, which no API of the kubelet
-does. An entry does not prove that its pod runs: entries of ended pods stay until the next write.
+The file is internal to the kubelet. Its format is the same from 1.20 to 1.36; any other format is an error. It names
+init containers and pod UIDs, which no API of the kubelet does. An entry does not prove that its pod runs: entries of
+ended pods stay until the next write.
 
 The checksum is not verified: it depends on how Go prints the kubelet's types. The kubelet replaces the file by renaming
 it, so a reader never sees half a file; a file that cannot be parsed is an error.
@@ -94,14 +94,9 @@ def _entries(document: Mapping[str, Any]) -> Iterator[CheckpointEntry]:
 
 
 def _devices(ids: object) -> Iterator[object]:
-    if isinstance(ids, list):
-        yield from ids
-        return
-    if ids is None:
-        return
-    if not isinstance(ids, dict):
-        raise TypeError("device ids that are neither a list nor a map")
-    for some in ids.values():  # by NUMA node
+    if not isinstance(ids, dict | None):
+        raise TypeError("device ids that are not a map")
+    for some in (ids or {}).values():  # by NUMA node
         if some is not None and not isinstance(some, list):
             raise TypeError("device ids of a NUMA node that are not a list")
         yield from some or ()

@@ -95,6 +95,7 @@ def _others_have(handle: int) -> bool:
 
 def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
     """Whether there is another description than the one that these processes have. None if they have several."""
+    us = os.getpid()
     with ExitStack() as closing:
         own: list[int] = []
         for handle in _borrowed(file, beside):
@@ -102,7 +103,7 @@ def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
             own.append(handle)
         if not own:
             return True
-        return _others_have(own[0]) if all(_same(own[0], other) for other in own[1:]) else None
+        return _others_have(own[0]) if all(same(us, us, _KCMP_FILE, own[0], other) for other in own[1:]) else None
 
 
 def _borrowed(file: os.stat_result, processes: Beside) -> Iterator[int]:
@@ -146,10 +147,9 @@ def _leads_to(link: str, file: os.stat_result) -> bool:
         return False  # closed meanwhile
 
 
-def _same(one: int, other: int) -> bool:
-    """Whether two descriptors of ours refer to the same description."""
-    pid = os.getpid()
-    return _KCMP is not None and _libc.syscall(_KCMP, pid, pid, _KCMP_FILE, one, other) == 0
+def same(pid: int, other: int, kind: int, descriptor: int = 0, others: int = 0) -> bool:
+    """Whether two tasks share what ``kind`` says (kcmp(2)). False where the kernel refuses to compare them."""
+    return _KCMP is not None and _libc.syscall(_KCMP, pid, other, kind, descriptor, others) == 0
 
 
 def _refused(error: OSError) -> bool:

@@ -10,7 +10,6 @@ use, so the device shows memory without a holder, and a clear cannot cover that 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
@@ -20,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from scrubber.node import open_check
 from scrubber.node.proc import ENDED
 
 # The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
@@ -33,9 +33,7 @@ _UNTIMED = 256  # entries that are read between two looks at the clock; so a pro
 
 _NONE: frozenset[str] = frozenset()
 
-_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES = 2
-_libc = ctypes.CDLL(None)
 
 Identity = tuple[str, int, int]
 
@@ -90,7 +88,6 @@ class Search:
         PermissionError if we may not read it, TooSlowError if that takes too long. Its open files are read first: it
         may map a file and close it meanwhile. ``mapped``: whether to read its mappings at all.
         """
-        _check_access(task)
         found = self._open_in(task, timer)
         return found | self._mapped_in(task, timer) if mapped else found
 
@@ -185,14 +182,6 @@ def _identity(found: os.stat_result) -> Identity:
     return ("file", found.st_dev, found.st_ino)
 
 
-def _check_access(task: str) -> None:
-    """PermissionError if we may not read the process: fail before listing its files, which may be hundreds."""
-    try:
-        os.close(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
-    except ENDED:
-        return  # listing the files handles this
-
-
 def _maps(task: str, timer: Timer) -> bytes:
     try:
         handle = os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC)  # half the cost of a Path, in the hot loop
@@ -228,4 +217,4 @@ def separate_tables(process: str) -> list[str]:
 
 def _share_files(pid: int, task: int) -> bool:
     # When the kernel refuses kcmp, each thread is read: slow but correct.
-    return _KCMP is not None and _libc.syscall(_KCMP, pid, task, _KCMP_FILES, 0, 0) == 0
+    return open_check.same(pid, task, _KCMP_FILES)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from scrubber.core import presence
 from scrubber.core.model import Vitals
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Readings
-from scrubber.devices.calls import in_turn
 from scrubber.observe.driver_calls import DriverCalls
 
 
@@ -73,9 +72,10 @@ class Health:
 
     async def readings(self) -> Mapping[str, Readings]:
         """What whole GPUs measure; empty while the driver is released, or does not answer in time."""
-        driver = self._driver
-        questions = {"all": driver.backend.readings}
-        return (await in_turn(driver.caller, "readings", questions, driver.patience)).get("all", {})
+        try:
+            return await self._driver.caller.ask("readings", self._driver.backend.readings, self._driver.patience)
+        except DeviceError:
+            return {}
 
     def _vitals(self, uuid: str, parent: str | None) -> Vitals | None:
         reported = self._driver.answer(self._driver.backend.vitals, uuid)

@@ -14,8 +14,7 @@ from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground import log
 from scrubber.node.processes import Processes
-from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.shared import Shared
+from scrubber.observe.driver_calls import DriverCalls, Shared
 
 COMPLETE = ""  # asked for beside devices: at least one caller wants all processes to be read
 

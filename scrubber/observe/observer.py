@@ -7,7 +7,7 @@ device open. A step that changes a device rests on a full observation only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,14 +17,13 @@ from scrubber.core.model import Facts, Incarnation, KubeletAssignment, Record, S
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import checkpoint, clock
-from scrubber.node.proc import BlindError
+from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
-from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.driver_calls import DriverCalls, Shared
 from scrubber.observe.health import Health, silence
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
-from scrubber.observe.owners import Owners
 
 BUSY_STATES = ASSIGNED | {State.SCRUBBING}
 
@@ -65,10 +64,9 @@ class Observer:
         ``before_use``: the last one before a container uses the device. While a device is scrubbed, its job observes
         it completely, and other observations follow up.
         """
-        driver, lists = self.driver, self.driver.backend.lists_holders
+        driver, uuid, follow_up = self.driver, record.device.uuid, record.state is State.SCRUBBING
         # Whether the last full observation may be used instead of a new one.
-        may_use_cache = lists and (record.state in ASSIGNED or not before_use)
-        uuid, follow_up = record.device.uuid, record.state is State.SCRUBBING
+        may_use_cache = record.state in ASSIGNED or not before_use
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
@@ -80,16 +78,15 @@ class Observer:
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if driver.says_nothing(error) else silence(error)
-            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
-        if held:
-            self._observed_since.seen_open(uuid)
-        enough = not lists or (not before_use and self._cache.shows_no_holder(record))
-        if held is False and record.state is not State.IN_USE and enough:
-            return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
-        if held is None:  # perhaps because of leaked memory, which has no holder that can be seen
-            vitals = await self.health.vitals(uuid, record.device.parent)
-            return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
-        return await self.full(record, follow_up=follow_up)
+        else:
+            if held:
+                self._observed_since.seen_open(uuid)
+            enough = not driver.backend.lists_holders or (not before_use and self._cache.shows_no_holder(record))
+            if held is False and record.state is not State.IN_USE and enough:
+                return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
+            # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
+            vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
+        return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
@@ -140,9 +137,9 @@ class Observer:
     ) -> Callable[[], Facts | None] | None:  # fmt: skip
         """What a thread asks about one device; None where the driver alone cannot answer."""
         uuid, parent = record.device.uuid, record.device.parent
-        lists = self.driver.backend.lists_holders
-        cached = self._cached_question(record) if lists else None
-        no_is_enough = record.state is not State.IN_USE and (not lists or self._cache.shows_no_holder(record))
+        cached = self._cached_question(record)
+        enough = not self.driver.backend.lists_holders or self._cache.shows_no_holder(record)
+        no_is_enough = record.state is not State.IN_USE and enough
         removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
         if cached is None and not (no_is_enough or removed):
             return None
@@ -233,6 +230,70 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         found = await ask("checkpoint", lambda: checkpoint.assignments(self._kubelet_dir), patience)
         return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
+
+
+class Owners:
+    """The containers that own devices."""
+
+    def __init__(
+        self, driver: DriverCalls, processes: Processes, ends: ProcessEnds | None, on_pass: Callable[[], None]
+    ) -> None:
+        """``on_pass``: called whenever all processes are searched for live containers.
+
+        ``ends``: learns at every full observation which process to follow, so that its end calls for the next one.
+        """
+        self._driver = driver
+        self._processes = processes
+        self._ends = ends
+        self._on_pass = on_pass
+        self._members: Mapping[str, int] = {}  # one process of each container that was found alive
+        self._live_containers = Shared(self._find_containers)
+
+    def member(self, container: str | None) -> int | None:
+        """A process of a container that was found alive."""
+        return self._members.get(container or "")
+
+    async def is_alive(self, container: str) -> bool:
+        """Whether a process of the container lives."""
+        known = self._members.get(container)
+        ask, patience = self._driver.caller.ask, self._driver.patience
+        member = await ask(f"pod {container}", lambda: self._find_member(container, known), patience)
+        if member is not None:
+            self._members = {**self._members, container: member}
+            return True
+        return container in await self._live_containers.ask(container)
+
+    def _find_member(self, container: str, known: int | None) -> int | None:
+        """A live process of the container, the known one if it still runs; None if only a search can tell."""
+        if known is not None and self._is_in(known, container):
+            return known
+        return self._driver.backend.member(container)
+
+    async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
+        self._on_pass()
+        self._members = await self._driver.caller.ask("containers", self._driver.backend.living, self._driver.patience)
+        return self._members
+
+    def follow(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
+        """Follow a process of the owner's container while the container lives, else a holder of the device."""
+        ends = self._ends
+        if ends is None:
+            return
+        device, owner = record.device.uuid, record.owner.container if record.owner else None
+        lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
+        container = owner or starting_pod
+        member = self.member(container) if lives else None
+        if member is not None:
+            ends.follow(device, member, lambda: self._is_in(member, container))
+        elif facts.holders:
+            holder = facts.holders[0]
+            ends.follow(device, holder.pid, lambda: self._processes.lives(holder))
+        else:
+            ends.forget(device)
+
+    def _is_in(self, pid: int, container: str | None) -> bool:
+        """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
+        return any(it.container == container and it.state not in DEAD for it in self._processes.process(pid))
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

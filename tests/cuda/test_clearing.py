@@ -48,14 +48,12 @@ def test_streams_differ_by_key_and_purpose():
     assert len({patterns.keyed(key, label) for key in (KEY, KEY[::-1]) for label in ("clear", "retention")}) == 4
 
 
-def test_without_a_key_no_byte_is_written():
-    with pytest.raises(ValueError, match="its key is missing"):
-        patterns.by_name("random", b"")
-
-
-def test_a_pattern_of_unknown_name_is_not_written():
-    with pytest.raises(ValueError, match="'noise'"):
-        patterns.by_name("noise", KEY)
+@pytest.mark.parametrize(("name", "key", "why"), [("random", b"", "its key is missing"), ("noise", KEY, "'noise'")])
+def test_an_invalid_pattern_is_not_written(gpu, name, key, why):
+    gpu.cells[:] = 7
+    with pytest.raises(ValueError, match=why):
+        clearing.clear(taken(gpu), key, ("zero", name), nothing)
+    assert (gpu.cells == 7).all()
 
 
 def test_all_memory_is_taken_in_ever_smaller_pieces(gpu):
@@ -66,19 +64,20 @@ def test_all_memory_is_taken_in_ever_smaller_pieces(gpu):
     assert gpu.used == SIZE
 
 
-def test_a_driver_failure_is_not_the_end_of_memory(gpu):
-    gpu.faults.fails_after = 1
-    with pytest.raises(CudaError, match="cannot take memory"):
-        taken(gpu)
-
-
-def test_residue_is_counted_located_and_cleared(gpu):
+@pytest.mark.parametrize(("passes", "left"), [(PASSES, 0), (("random", "ones"), 0xFF)])
+def test_residue_is_counted_located_and_overwritten(gpu, passes, left):
+    said: list[tuple[int, int]] = []
     held = taken(gpu)
     gpu.cells[5000:5006] = list(b"secret")
-    gpu.cells[5 * PAGE + 3] = 7
-    cleared = clearing.clear(held, KEY, PASSES, nothing)
-    assert cleared == Findings(SIZE, residue_bytes=7, residue_at=(5000, 5 * PAGE + 3), searched_bytes=SIZE)
-    assert not gpu.cells.any()
+    gpu.cells[SIZE - 1] = 7
+    for census in (1, 16):  # a small allocation is searched completely
+        cleared = clearing.clear(held, KEY, passes, lambda *progress: said.append(progress), census)
+        assert (cleared.covered_bytes, cleared.searched_bytes, cleared.mismatch) == (SIZE, SIZE, None)
+        assert (gpu.cells == left).all()
+        if census == 1:
+            assert (cleared.residue_bytes, cleared.residue_at) == (7, (5000, SIZE - 1))
+            assert said == sorted(said)
+            assert said[-1] == (4 * SIZE, 4 * SIZE)
 
 
 def test_only_the_first_places_of_residue_are_reported(monkeypatch):
@@ -86,11 +85,6 @@ def test_only_the_first_places_of_residue_are_reported(monkeypatch):
     cleared = clearing.clear(taken(HostGpu(np.ones(12 * PAGE, np.uint8))), KEY, ("zero",), nothing)
     assert cleared.residue_bytes == 12 * PAGE
     assert cleared.residue_at == tuple(number * PAGE for number in range(clearing.PLACES))
-
-
-def test_ones_set_every_bit(gpu):
-    clearing.clear(taken(gpu), KEY, ("random", "ones"), nothing)
-    assert (gpu.cells == 0xFF).all()
 
 
 @pytest.mark.parametrize("passes", [("zero",), PASSES])
@@ -112,17 +106,11 @@ def test_the_verify_finds_a_bit_that_flips_between_passes(gpu):
 
 def test_the_random_pattern_finds_a_device_that_writes_nothing(gpu):
     gpu.faults.lazy = True
-    assert clearing.clear(taken(gpu), KEY, ("zero",), nothing).mismatch is None
-    assert clearing.clear(taken(HostGpu(gpu.cells)), KEY, ("zero",), nothing).mismatch is None
-    wrong = clearing.clear(_lazy(), KEY, PASSES, nothing).mismatch
+    held = taken(gpu)
+    assert clearing.clear(held, KEY, ("zero",), nothing).mismatch is None
+    wrong = clearing.clear(held, KEY, PASSES, nothing).mismatch
     assert wrong is not None
     assert wrong.count > SIZE * 0.9
-
-
-def _lazy() -> memory.GpuMemory:
-    gpu = HostGpu(np.zeros(SIZE, np.uint8))
-    gpu.faults.lazy = True
-    return taken(gpu)
 
 
 def test_two_patterns_take_four_passes_and_zeros_take_two(gpu):
@@ -156,9 +144,15 @@ def test_the_next_memory_is_allocated_while_the_last_is_written(gpu, monkeypatch
     assert seen == [4, "write", 4, "write", 1]
 
 
-@pytest.mark.parametrize("pages", [1, 3, 7])
-def test_no_block_larger_than_the_free_memory_is_asked_for(pages, monkeypatch):
-    monkeypatch.setattr(memory, "RUNGS", (4 * PAGE, 2 * PAGE, PAGE))
+def test_a_driver_failure_is_not_the_end_of_memory(gpu):
+    gpu.faults.fails_after = 1
+    with pytest.raises(CudaError, match="cannot take memory"):
+        taken(gpu)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("pages", [3, 7])
+def test_only_a_refusal_of_the_smallest_block_ends_the_memory(pages, monkeypatch):
     card = HostCard(HostGpu(np.zeros(pages * PAGE, np.uint8)))
     refused: list[int] = []
     allocate = card.allocate
@@ -198,13 +192,6 @@ def test_a_sample_reads_places_chosen_by_the_key(first, begin, size):
     assert all(it.address - it.start == span.address - span.start for it in card.read)
 
 
-def test_a_small_allocation_is_searched_completely(gpu):
-    gpu.cells[SIZE - 1] = 7
-    held = taken(gpu)
-    cleared = clearing.clear(held, KEY, PASSES, nothing, 16)
-    assert (cleared.residue_bytes, cleared.searched_bytes) == (1, SIZE)
-
-
 def _stretches(span: Span) -> list[tuple[int, int]]:
     cuts = sorted({span.start, span.start + span.size, *range(0, span.start + span.size, memory.STRETCH)})
     return [(low, high - low) for low, high in pairwise(cuts) if low >= span.start]
@@ -224,10 +211,3 @@ def test_a_downward_inversion_begins_at_the_top(gpu, monkeypatch):
     assert held.invert(patterns.ZERO, lambda _size: None, down=True) == Mismatch(PAGE + 3, 0, 7, 2)
     assert order == [(Sweep.INVERT_DOWN, place) for place in (4, 0)]
     assert (gpu.cells == 0xFF).all()
-
-
-def test_progress_goes_up_to_the_end_and_no_further(gpu):
-    reported: list[tuple[int, int]] = []
-    clearing.clear(taken(gpu), KEY, PASSES, lambda done, total: reported.append((done, total)))
-    assert reported == sorted(reported)
-    assert reported[-1] == (4 * SIZE, 4 * SIZE)

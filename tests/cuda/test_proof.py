@@ -1,6 +1,6 @@
 """A device that does not say of every byte that it has looked at it has proven nothing: that is never a clean answer.
 
-On the port in numpy, and on the one that has a GPU, over the stand-in for CuPy.
+On the card that has a GPU, over the stand-in for CuPy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scrubber.core.measurements import Scratched
@@ -18,17 +17,15 @@ from scrubber.cuda import clearing, device, memory, selftest
 from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
-from tests.fakes.cuda.card import HostCard
 from tests.fakes.cuda.device import Device
 from tests.fakes.cuda.fixtures import in_this_process
-from tests.fakes.cuda.gpu import PAGE, HostGpu, always
+from tests.fakes.cuda.gpu import PAGE, HostGpu, Units
 from tests.fakes.cuda.machine import CudaGpu, CudaMachine
 
 UUID, PCI = "GPU-of-this-test", "0000:01:00.0"
 KEY = b"k" * 16
 SIZE = 6 * PAGE
 UNREACHED = 4 * 1024  # bytes of shared memory of four units that the system reserves
-BY_CUPY = "CuPy"
 
 COMPARISONS: dict[str, Callable[[memory.GpuMemory], object]] = {
     "check": lambda held: held.check(ZERO, unheard),
@@ -73,7 +70,7 @@ class Bench:
 
     card: Card
     gpu: HostGpu
-    cupy: Any = None
+    cupy: Any
 
 
 @pytest.fixture
@@ -94,38 +91,35 @@ def real(machine) -> Iterator[Bench]:
         yield Bench(card, cupy.cuda.runtime.device().gpu, cupy)
 
 
-@pytest.fixture(params=["numpy", BY_CUPY])
-def bench(request) -> Bench:
-    if request.param == BY_CUPY:
-        found: Bench = request.getfixturevalue("real")
-        return found
-    gpu = HostGpu(np.zeros(SIZE, np.uint8))
-    return Bench(HostCard(gpu), gpu)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", COMPARISONS)
-def test_memory_compared_twice_or_partly_is_no_answer(bench, kind, fault):
-    held = memory.take(bench.card)
+def test_memory_compared_twice_or_partly_is_no_answer(real, kind, fault):
+    held = memory.take(real.card)
     for name, does in FAULTS[fault].items():
-        setattr(bench.gpu.faults, name, does)
+        setattr(real.gpu.faults, name, does)
     with pytest.raises(CudaError, match=r"memory of GPU-.*: \d+ of the \d+ bytes from \d+ on were compared"):
         COMPARISONS[kind](held)
 
 
 @pytest.mark.parametrize("kind", COMPARISONS)
-def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, kind):
+@pytest.mark.parametrize(
+    ("part", "why"), [("kernel", "0 of the .* bytes from .* on were compared"), ("copy", "contradicts itself")]
+)
+def test_a_kernel_or_copy_that_never_ran_is_no_answer(real, monkeypatch, kind, part, why):
     held = memory.take(real.card)
-    monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
-    with pytest.raises(CudaError, match=f"memory of {UUID}: 0 of the .* bytes from .* on were compared"):
+    if part == "kernel":
+        monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
+    else:
+        monkeypatch.setattr(real.cupy.cuda.runtime, "memcpy", lambda *_words: None)
+    with pytest.raises(CudaError, match=f"memory of {UUID}: .*{why}"):
         COMPARISONS[kind](held)
 
 
-def test_a_span_that_was_not_overwritten_is_found(bench):
-    held = memory.take(bench.card)
+def test_a_span_that_was_not_overwritten_is_found(real):
+    held = memory.take(real.card)
     last = held.spans[-1]
     launches = iter(range(len(held.spans)))
-    bench.gpu.faults.reached = lambda vectors: 0 if next(launches) == len(held.spans) - 1 else vectors
+    real.gpu.faults.reached = lambda vectors: 0 if next(launches) == len(held.spans) - 1 else vectors
     assert len(held.spans) > 1
     with pytest.raises(CudaError, match=f"0 of the {last.size} bytes from {last.start} on"):
         held.check(ZERO, unheard)
@@ -133,18 +127,11 @@ def test_a_span_that_was_not_overwritten_is_found(bench):
 
 @pytest.mark.parametrize("reason", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
 @pytest.mark.parametrize("kind", ["check", "invert"])
-def test_a_contradictory_answer_does_not_count(bench, kind, reason):
-    held = memory.take(bench.card)
-    setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
+def test_a_contradictory_answer_does_not_count(real, kind, reason):
+    held = memory.take(real.card)
+    setattr(real.gpu, kind, lambda _at, vectors, *_more: (*reason, vectors))
     with pytest.raises(CudaError, match="contradicts itself"):
         COMPARISONS[kind](held)
-
-
-def test_missing_results_are_not_a_pass(real, monkeypatch):
-    held = memory.take(real.card)
-    monkeypatch.setattr(real.cupy.cuda.runtime, "memcpy", lambda *_words: None)
-    with pytest.raises(CudaError, match=f"cannot check memory of {UUID}: its answer contradicts itself"):
-        held.check(ZERO, unheard)
 
 
 # --- multiprocessors ---
@@ -177,57 +164,39 @@ def test_a_unit_needs_all_shared_memory_of_a_block(real, monkeypatch, size):
         clearing.scratch(real.card, KEY)
 
 
-def test_a_unit_without_a_block_is_not_reached(real):
-    """Its blocks have run elsewhere."""
-    real.gpu.faults.unreached = always(2)
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0, UNREACHED)
+def during(name: str, units: set[int], first: int, last: int) -> Units:
+    """These units, in some runs of this program."""
+    return lambda program, run: frozenset(units if program == name and first <= run <= last else ())
 
 
-ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
-
-
-@ON_CHIP
-def test_a_unit_missed_by_one_program_is_not_reached(real, program):
-    """Its registers, or its shared memory, are as they were."""
-    real.gpu.faults.unreached = lambda name, _run: frozenset({2} if name == program.value else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 3, 0, UNREACHED)
-
-
-@ON_CHIP
-def test_a_unit_with_bad_registers_or_memory_is_faulty(real, program):
-    real.gpu.faults.leaky = lambda name, _run: frozenset({1} if name == program.value else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1, UNREACHED)
-
-
-@ON_CHIP
-@pytest.mark.parametrize(("missed", "reached"), [(19, 4), (20, 3)])
-def test_a_unit_has_twenty_launches_to_be_reached_in(real, program, missed, reached):
-    before = real.gpu.runs[program.value]
-    real.gpu.faults.unreached = lambda name, run: frozenset(
-        {3} if name == program.value and run <= before + missed else ()
-    )
-    assert clearing.scratch(real.card, KEY) == Scratched(4, reached, 0, UNREACHED)
-
-
-@ON_CHIP
-def test_one_failed_launch_makes_a_unit_faulty(real, program):
-    """There were later ones because another unit was missed."""
-    first = real.gpu.runs[program.value] + 1
-    real.gpu.faults.unreached = lambda name, run: frozenset({3} if (name, run) == (program.value, first) else ())
-    real.gpu.faults.leaky = lambda name, run: frozenset({0} if (name, run) == (program.value, first) else ())
-    assert clearing.scratch(real.card, KEY) == Scratched(4, 4, 1, UNREACHED)
+@pytest.mark.parametrize("program", ["scratch", "registers"])
+@pytest.mark.parametrize(
+    ("missed", "leaky", "reached", "faulty"),
+    [
+        (0, set(), 4, 0),
+        (19, set(), 4, 0),  # twenty launches to reach a unit in
+        (20, set(), 3, 0),
+        (0, {1}, 4, 1),
+        (1, {0}, 4, 1),  # there are later launches, which it passes, because another unit was missed
+    ],
+)
+def test_a_unit_counts_if_both_programs_reached_and_passed_it(real, program, missed, leaky, reached, faulty):
+    first = real.gpu.runs[program] + 1
+    real.gpu.faults.unreached = during(program, {3}, first, first + missed - 1)
+    real.gpu.faults.leaky = during(program, leaky, first, first)
+    assert clearing.scratch(real.card, KEY) == Scratched(4, reached, faulty, UNREACHED)
 
 
 def test_a_unit_with_two_different_results_is_wrong(real):
     first = real.gpu.runs["exact"] + 1
-    real.gpu.faults.unreached = lambda _name, run: frozenset({3} if run == first else ())
-    real.gpu.faults.deviating = lambda _name, run: frozenset({0} if run == first else ())
+    real.gpu.faults.unreached = during("exact", {3}, first, first)
+    real.gpu.faults.deviating = during("exact", {0}, first, first)
     assert [unit.number for unit in real.card.everywhere(KernelProgram.EXACT, 7) if unit.wrong] == [0]
 
 
-def test_a_result_of_zero_does_not_prove_a_computation(bench, monkeypatch):
-    monkeypatch.setattr(bench.gpu, "_exact", lambda _unit, _number: (0, 0))
-    held = memory.take(bench.card)
+def test_a_result_of_zero_does_not_prove_a_computation(real, monkeypatch):
+    monkeypatch.setattr(real.gpu, "_exact", lambda _unit, _number: (0, 0))
+    held = memory.take(real.card)
     with pytest.raises(CudaError, match=r"cannot test GPU-.*: multiprocessors \[0, 1, 2, 3\] .* computed nothing"):
         selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None))
 
@@ -271,26 +240,18 @@ def test_many_spans_are_reported_in_order(real, monkeypatch, rungs):
     assert [it.compared for it in found] == steps == [span.size for span in held.spans]
 
 
-def spilling(monkeypatch, program: KernelProgram) -> None:
-    kernel = __import__("cupy").RawKernel
-    monkeypatch.setattr(kernel, "local_size_bytes", property(lambda it: 8 * (it.name == program.value)))
-
-
-def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, monkeypatch):
+@pytest.mark.parametrize(
+    "program", [KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS]
+)
+def test_registers_that_the_driver_keeps_in_memory_are_refused(machine, monkeypatch, program):
+    """But only by who runs that kernel: no scrub is prevented by another one."""
     with in_this_process(machine):
-        spilling(monkeypatch, KernelProgram.REGISTERS)
-        with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, registers would keep in memory"):
-            ready()
-
-
-@pytest.mark.parametrize("program", [KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS])
-def test_an_unused_kernel_does_not_prevent_a_scrub(machine, monkeypatch, program):
-    with in_this_process(machine):
-        spilling(monkeypatch, program)
-        card = ready()
-        assert clearing.scratch(card, KEY) == Scratched(4, 4, 0, UNREACHED)
+        kernel = __import__("cupy").RawKernel
+        monkeypatch.setattr(kernel, "local_size_bytes", property(lambda it: 8 * (it.name == program.value)))
+        if program is not KernelProgram.REGISTERS:
+            assert clearing.scratch(ready(), KEY) == Scratched(4, 4, 0, UNREACHED)
         with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
-            card.everywhere(program, 1)
+            device.opened(UUID, PCI).everywhere(program, 1)
 
 
 def test_no_kernel_is_loaded_that_no_scrub_runs(machine, monkeypatch):
@@ -336,14 +297,6 @@ def test_a_block_overwrites_what_the_driver_grants(machine, monkeypatch, named, 
 # --- whose fault it is ---
 
 
-@pytest.mark.parametrize("shown", [0, 2])
-def test_several_visible_devices_are_refused(machine, shown):
-    """It is unknown which of them is meant."""
-    machine.change(UUID, shown=shown)
-    with in_this_process(machine), pytest.raises(CudaError, match=f"CUDA shows {shown} devices where one was asked"):
-        ready()
-
-
 @pytest.mark.parametrize(
     ("status", "remedy"),
     {
@@ -375,9 +328,15 @@ def test_a_launch_refused_at_each_size_accuses_no_device(machine, monkeypatch, s
             ready()
 
 
-@pytest.mark.parametrize("status", [3, 100, 101, 214, 220, 700, 719, 810, 999])
-def test_an_ambiguous_fault_is_the_devices(machine, status):
-    machine.change(UUID, refuses=status)
-    with in_this_process(machine), pytest.raises(CudaError) as reason:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        *(({"refuses": status}, "CUDA says") for status in (3, 100, 101, 214, 220, 700, 719, 810, 999)),
+        *(({"shown": shown}, f"CUDA shows {shown} devices where one was asked") for shown in (0, 2)),
+    ],
+)
+def test_an_ambiguous_fault_is_the_devices(machine, change, why):
+    machine.change(UUID, **change)
+    with in_this_process(machine), pytest.raises(CudaError, match=why) as reason:
         ready()
     assert type(reason.value) is CudaError

@@ -12,7 +12,7 @@ from typing import Protocol
 import pynvml
 import pytest
 
-from scrubber.core.model import AilmentKind, Vitals
+from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices import roster
 from scrubber.devices.base import Backend, DeviceError, DeviceHandling, DeviceLostError, DeviceNode, DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
@@ -139,33 +139,55 @@ def second(subject: Subject) -> str:
     return subject.backend.inventory()[1].uuid
 
 
-def test_a_device_that_is_well_and_free(subject: Subject) -> None:
-    assert subject.backend.vitals(first(subject)) == Vitals()
-    assert subject.backend.has_holders(first(subject)) is False
+def test_devices_are_listed_alike_healthy_free_and_apart(subject: Subject) -> None:
+    backend, infos = subject.backend, subject.backend.inventory()
+    uuids, handling = [info.uuid for info in infos], DeviceHandling()
+    assert ([info.index for info in infos], backend.inventory()) == ([*range(len(infos))], infos)
+    for uuid in uuids:
+        assert (backend.vitals(uuid), backend.has_holders(uuid)) == (Vitals(), False)
+        assert set(backend.files(uuid)) <= set(backend.reach(uuid, handling)), "a holder counts for its reset domain"
+        total, reserved, used = backend.memory(uuid) or (0, 0, 0)
+        assert 0 <= used <= total - reserved
+    assert len({backend.address(uuid, handling) for uuid in uuids}) == len(uuids)
+    files = [backend.files(uuid) for uuid in uuids]
+    assert all(files)
+    assert len({name for names in files for name in names}) == sum(map(len, files))
 
 
-def test_devices_are_listed_by_index_and_always_alike(subject: Subject) -> None:
-    infos = subject.backend.inventory()
-    assert [info.index for info in infos] == [*range(len(infos))]
-    assert subject.backend.inventory() == infos
-
-
-def test_a_user_is_seen_on_the_device_it_uses_only(subject: Subject) -> None:
-    subject.occupy(first(subject))
-    assert subject.backend.has_holders(first(subject)) is True
-    assert subject.backend.has_holders(second(subject)) is False
-
-
-def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> None:
-    names = subject.backend.inventory()
+def test_a_lost_device_is_named_and_never_unused(subject: Subject) -> None:
+    backend, names, readings = subject.backend, subject.backend.inventory(), dict(subject.backend.readings())
     subject.lose(names[0].uuid)
-    assert subject.backend.inventory() == names
-    assert subject.backend.vitals(names[0].uuid).lost
+    assert backend.inventory() == names
+    assert backend.vitals(names[0].uuid).lost
     try:
-        used = subject.backend.has_holders(names[0].uuid)
+        used = backend.has_holders(names[0].uuid)
     except DeviceLostError:
         used = None
     assert used is None
+    del readings[names[0].uuid]
+    assert backend.readings() == readings
+
+
+@pytest.mark.parametrize(
+    ("name", "sick"),
+    [
+        ("damage", Vitals(ecc_uncorrectable=2)),
+        ("leak", Vitals(leaked_bytes=LEAK)),
+        ("sign", Vitals(signs=(Sign(AilmentKind.SRAM, ""),))),
+    ],
+)
+def test_a_fault_is_of_its_device_for_service_and_worker(subject: Subject, name: str, sick: Vitals) -> None:
+    one, other, backend = first(subject), second(subject), subject.backend
+    getattr(subject, name)(one)
+    node = DeviceNode(lambda: (), lambda _name: False)
+    hands = {uuid: roster.open_gpu(backend.address(uuid, DeviceHandling()), node) for uuid in (one, other)}
+    reads: list[Callable[[str], Vitals]] = [backend.vitals, lambda uuid: backend.quick_observation(uuid)[0]]
+    if name != "leak":  # a worker does not know how much is in use while the device has no holder
+        reads.append(lambda uuid: hands[uuid].vitals())
+    for read in reads:
+        found = read(one)
+        assert replace(found, signs=tuple(replace(sign, detail="") for sign in found.signs)) == sick
+        assert read(other) == Vitals()
 
 
 def test_one_observation_equals_both_questions(subject: Subject) -> None:
@@ -173,45 +195,12 @@ def test_one_observation_equals_both_questions(subject: Subject) -> None:
     subject.occupy(one)
     subject.damage(other)
     assert subject.backend.quick_observation(one) == (Vitals(), True)
+    assert subject.backend.has_holders(one) is True
     assert subject.backend.quick_observation(other) == (Vitals(ecc_uncorrectable=2), False)
+    subject.leak(other)
+    assert subject.backend.quick_observation(other)[1] == subject.backend.has_holders(other)
     subject.lose(one)
     assert subject.backend.quick_observation(one) == (Vitals(lost=True), None)
-
-
-def test_memory_without_a_holder_makes_an_observation_unsure(subject: Subject) -> None:
-    subject.leak(first(subject))
-    assert subject.backend.quick_observation(first(subject)) == (
-        Vitals(leaked_bytes=LEAK),
-        subject.backend.has_holders(first(subject)),
-    )
-
-
-def test_memory_counts_fit_the_device(subject: Subject) -> None:
-    counts = subject.backend.memory(first(subject))
-    if counts is not None:
-        total, reserved, used = counts
-        assert 0 <= used <= total - reserved
-
-
-def test_damage_is_reported_of_its_device_only(subject: Subject) -> None:
-    subject.damage(first(subject))
-    assert subject.backend.vitals(first(subject)) == Vitals(ecc_uncorrectable=2)
-    assert subject.backend.vitals(second(subject)) == Vitals()
-
-
-def test_a_leak_is_reported_in_bytes(subject: Subject) -> None:
-    subject.leak(first(subject))
-    assert subject.backend.vitals(first(subject)) == Vitals(leaked_bytes=LEAK)
-
-
-def test_service_and_worker_see_a_sign_of_its_device_only(subject: Subject) -> None:
-    one, other = first(subject), second(subject)
-    subject.sign(one)
-    node = DeviceNode(lambda: (), lambda _name: False)
-    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, DeviceHandling()), node) for uuid in (one, other)}
-    for read in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
-        assert [sign.kind for sign in read(one).signs] == [AilmentKind.SRAM]
-        assert read(other) == Vitals()
 
 
 def test_only_a_hot_gpu_reports_heat(subject: Subject) -> None:
@@ -223,13 +212,6 @@ def test_only_a_hot_gpu_reports_heat(subject: Subject) -> None:
         assert None not in (each.celsius, each.slowdown_celsius, each.watts)
     subject.heat(first(subject), 97)
     assert subject.backend.readings() == {**before, first(subject): replace(before[first(subject)], celsius=97)}
-
-
-def test_a_lost_gpu_has_no_readings_and_disturbs_no_other(subject: Subject) -> None:
-    before, one = dict(subject.backend.readings()), first(subject)
-    subject.lose(one)
-    del before[one]
-    assert subject.backend.readings() == before
 
 
 async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subject) -> None:
@@ -290,6 +272,9 @@ def test_a_driver_error_raises_an_alarm_for_its_device_only(subject: Subject) ->
     assert backend.vitals(other) == Vitals()
     backend.clear_alarm()
     assert not rings(backend, 0)
+    assert backend.alarm() == backend.alarm()
+    backend.close()
+    backend.clear_alarm()
 
 
 def test_errors_stay_with_their_device_while_the_driver_is_away(subject: Subject) -> None:
@@ -307,37 +292,6 @@ def test_errors_stay_with_their_device_while_the_driver_is_away(subject: Subject
     subject.hang(one)
     assert (backend.reported(one), backend.reported(other)) == (Vitals(xids=xids, partial=True), nothing)
     subject.heal(one)
-
-
-def test_an_alarm_is_set_and_removed_once(subject: Subject) -> None:
-    backend = subject.backend
-    backend.clear_alarm()
-    backend.close()
-    assert backend.alarm() == backend.alarm()
-    backend.close()
-    backend.close()
-
-
-def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> None:
-    uuids = [info.uuid for info in subject.backend.inventory()]
-    assert len({subject.backend.address(uuid, DeviceHandling()) for uuid in uuids}) == len(uuids)
-    files = [subject.backend.files(uuid) for uuid in uuids]
-    assert all(files)
-    assert len({name for names in files for name in names}) == sum(map(len, files))
-
-
-def test_a_holder_of_a_device_counts_for_its_reset_domain(subject: Subject) -> None:
-    for info in subject.backend.inventory():
-        assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, DeviceHandling())}
-
-
-def test_an_address_opens_its_own_device(subject: Subject) -> None:
-    one, other = first(subject), second(subject)
-    subject.damage(one)
-    node = DeviceNode(lambda: (), lambda _name: False)
-    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, DeviceHandling()), node) for uuid in (one, other)}
-    assert hands[one].vitals() == Vitals(ecc_uncorrectable=2)
-    assert hands[other].vitals() == Vitals()
 
 
 def test_an_unknown_name_is_an_error(subject: Subject) -> None:

@@ -10,7 +10,7 @@ import resource
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.reset import locks, smi
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.simulated import chip, condition, containers, layout, memory
+from scrubber.devices.simulated import chip, containers, layout, memory
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
@@ -75,7 +75,7 @@ class Ground:
 # The function that makes an error of a device of an OSError: what fails in it, and a call of it.
 PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.layout.read": ((os, "open"), lambda it: layout.read(it.gpu.faults, Faults)),
-    "simulated.condition.xids": ((os, "open"), lambda it: condition.xids(it.gpu)),
+    "simulated.layout.xids": ((os, "open"), lambda it: layout.xids(it.gpu)),
     "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
     "simulated.memory.opened": ((os, "open"), Ground.opened_memory),
     "simulated.chip.scrub": ((os, "open"), lambda it: chip.scrub(it.gpu, b"key")),
@@ -207,42 +207,30 @@ def test_a_shortage_is_found_behind_other_errors() -> None:
     fault.__cause__ = ExceptionGroup("both", [DeviceError("one"), DeviceError("the other")])
     fault.__cause__.exceptions[1].__context__ = OSError(errno.ENFILE, "")
     assert "fs.file-max" in (shortage.of(fault) or "")
-
-
-def test_an_ordinary_error_is_no_shortage() -> None:
     assert shortage.of(DeviceError("it is broken")) is None
 
 
 async def test_a_thread_that_cannot_start_is_a_shortage() -> None:
     caller = Caller()
-    full = failing((threading.Thread, "start"), RuntimeError("can't start new thread"))
-    with full, pytest.raises(ShortageError, match="TasksMax"):
+    full = (threading.Thread, "start"), RuntimeError("can't start new thread")
+    with failing(*full), pytest.raises(ShortageError, match="TasksMax"):
         await caller.ask("gpu", lambda: 42, LONG)
+    with failing(*full):
+        assert await in_turn(caller, "all", {"gpu": lambda: 42}, LONG) == {}
     assert await caller.ask("gpu", lambda: 42, LONG) == 42
 
 
-async def test_no_question_is_answered_during_a_shortage() -> None:
-    with failing((threading.Thread, "start"), RuntimeError("can't start new thread")):
-        assert await in_turn(Caller(), "all", {"gpu": lambda: 42}, LONG) == {}
-
-
 @pytest.mark.parametrize("error", [OSError(number, "") for number in SHORT] + [MemoryError()], ids=repr)
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.EVICT])
+@pytest.mark.parametrize("step", Step)
 def test_no_step_blames_the_device_for_a_shortage(bank: Bank, step: Step, error: BaseException) -> None:
-    bench = StepContext(bank.gpu(bank.first), lambda: (), lambda _done, _total: None)
-    with failing((os, "open"), error):
-        report = roster.perform(step, Order(key="00ff" * 8), bench)
-    assert report.outcome is Outcome.FAILED
-    assert report.blame is Blame.SERVICE
-    assert (shortage.of(error) or "?") in report.detail
-
-
-def test_evict_does_not_blame_the_device_for_a_shortage(bank: Bank) -> None:
     def holders() -> tuple[()]:
-        raise OSError(errno.ENFILE, "")
+        raise error
 
-    report = roster.perform(Step.EVICT, Order(), StepContext(bank.gpu(bank.first), holders, lambda _done, _total: None))
+    context = StepContext(bank.gpu(bank.first), holders, lambda _done, _total: None)
+    with nullcontext() if step is Step.EVICT else failing((os, "open"), error):
+        report = roster.perform(step, Order(key="00ff" * 8), context)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
+    assert (shortage.of(error) or "?") in report.detail
 
 
 def test_nvml_without_free_files_loses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

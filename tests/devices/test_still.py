@@ -56,22 +56,37 @@ def in_use(backend: Simulated, uuid: str, pod: str) -> Record:
     return record
 
 
-@pytest.fixture
-def parts(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)  # a walk may stand for a long time
-    backend = Listing(bank.root)
+Parts = tuple[Observer, Listing, Counted]
+
+
+def observing(backend: Listing, directory: Path) -> Parts:
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0)), backend, processes
+    return Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0)), backend, processes
 
 
-async def test_a_running_owner_saves_the_search_of_processes(bank, parts):
+@pytest.fixture(autouse=True)
+def costly(monkeypatch) -> None:
+    """A walk may stand for a long time."""
+    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)
+
+
+@pytest.fixture
+def parts(bank, tmp_path) -> Parts:
+    return observing(Listing(bank.root), tmp_path)
+
+
+@pytest.mark.parametrize("place", ["first", "second"], ids=["on the device", "idle, as a notebook for days"])
+async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place):
     observer, backend, processes = parts
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    pid = tenants.occupy(bank.root, getattr(bank, place), b"x", POD)
     record = in_use(backend, bank.first, POD)
-    seen = await observer.quick(record)
-    assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
-    assert await observer.quick(record) == seen
+    seen = [await observer.quick(record) for _ in range(3)]
+    holders = 1 if place == "first" else 0
+    assert [(it.owner_alive, len(it.holders or ())) for it in seen] == [(True, holders)] * 3
     assert processes.walks == 1
+    end(pid)
+    left = await observer.quick(record)
+    assert (processes.walks, left.owner_alive, left.holders) == (2, False, ())
 
 
 async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, parts, monkeypatch):
@@ -87,39 +102,6 @@ async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, pa
         assert (await observer.full(record)).owner_alive is True
     assert (await observer.quick(record)).owner_alive is True
     assert processes.walks == 2
-
-
-async def test_the_next_observation_sees_that_the_owner_left(bank, parts):
-    observer, backend, processes = parts
-    pid = tenants.occupy(bank.root, bank.first, b"x", POD)
-    record = in_use(backend, bank.first, POD)
-    await observer.quick(record)
-    end(pid)
-    seen = await observer.quick(record)
-    assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
-
-
-async def test_an_idle_running_owner_is_not_searched_every_round(bank, parts):
-    """A notebook without a kernel may hold its GPU for days."""
-    observer, backend, processes = parts
-    pid = tenants.occupy(bank.root, bank.second, b"x", POD)
-    record = in_use(backend, bank.first, POD)
-    seen = [await observer.quick(record) for _ in range(3)]
-    assert [(it.owner_alive, it.holders) for it in seen] == [(True, ())] * 3
-    assert processes.walks == 1
-    end(pid)
-    assert (await observer.quick(record)).owner_alive is False
-    assert processes.walks == 2
-
-
-async def test_a_former_holder_is_searched_each_time(bank, parts):
-    """That he let go may be why it is taken from him: that is never said by an earlier look."""
-    observer, backend, processes = parts
-    tenants.occupy(bank.root, bank.second, b"x", POD)
-    record = in_use(backend, bank.first, POD)
-    record = replace(record, owner=Owner(POD, NOW, unannounced=True))
-    assert [(await observer.quick(record)).holders for _ in range(3)] == [()] * 3
-    assert processes.walks == 3
 
 
 async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
@@ -143,11 +125,8 @@ class Forgetful(Listing):
 
 
 @pytest.fixture
-def forgetful(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)
-    backend = Forgetful(bank.root)
-    processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0)), backend, processes
+def forgetful(bank, tmp_path) -> Parts:
+    return observing(Forgetful(bank.root), tmp_path)
 
 
 async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):
@@ -161,27 +140,6 @@ async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetf
     assert len((await observer.quick(record)).holders or ()) == 1
 
 
-async def test_after_an_unsure_search_empty_driver_lists_prove_nothing(bank, forgetful, monkeypatch):
-    observer, backend, processes = forgetful
-    record = clean(backend, bank.first)
-    await observer.quick(record)
-    monkeypatch.setattr(backend, "files", lambda _uuid: ())
-    assert (await observer.full(record)).holders is None
-    assert (await observer.quick(record)).holders is None
-    assert processes.walks == 3
-
-
-async def test_when_one_of_two_holders_left_the_other_is_searched(bank, forgetful):
-    observer, backend, _ = forgetful
-    record = clean(backend, bank.first)
-    first, second = (tenants.occupy(bank.root, bank.first, b"x", f"{POD}-{name}") for name in "ab")
-    met = (await observer.quick(record)).holders
-    assert met is not None
-    gone = next(holder.pid for holder in met)
-    end(gone)
-    assert [holder.pid for holder in (await observer.quick(record)).holders or ()] == [({first, second} - {gone}).pop()]
-
-
 async def test_the_last_observation_before_use_searches_processes(bank, forgetful):
     observer, backend, _ = forgetful
     record = clean(backend, bank.first)
@@ -190,36 +148,18 @@ async def test_the_last_observation_before_use_searches_processes(bank, forgetfu
     assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
 
 
-async def test_an_awaited_holder_is_not_searched_every_round(bank, parts):
-    observer, backend, processes = parts
-    tenants.zombie(bank.root, bank.first)
+async def test_an_awaited_holder_is_searched_again_for_a_request(bank, forgetful):
+    """A former holder may live on for days."""
+    observer, backend, processes = forgetful
+    pid = tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
     seen = await observer.quick(record)
     assert len(seen.holders or ()) == 1
     assert await observer.quick(record) == seen
     assert processes.walks == 1
-
-
-async def test_a_request_does_not_see_a_holder_that_left(bank, forgetful):
-    """A former holder may live on for days."""
-    observer, backend, processes = forgetful
-    pid = tenants.zombie(bank.root, bank.first)
-    record = replace(clean(backend, bank.first), state=State.DIRTY)
-    assert len((await observer.quick(record)).holders or ()) == 1
     processes.passes_over = {pid}
     assert (await observer.quick(record, before_use=True)).holders == ()
     assert processes.walks == 2
-
-
-async def test_a_holder_that_left_is_soon_forgotten(bank, forgetful, monkeypatch):
-    observer, backend, processes = forgetful
-    pid = tenants.zombie(bank.root, bank.first)
-    record = replace(clean(backend, bank.first), state=State.DIRTY)
-    await observer.quick(record)
-    processes.passes_over = {pid}
-    assert len((await observer.quick(record)).holders or ()) == 1
-    monkeypatch.setattr("scrubber.observe.observation_cache.VALID_FOR", 0.0)
-    assert (await observer.quick(record)).holders == ()
 
 
 async def test_open_files_of_a_newly_listed_process_are_read(bank, parts):

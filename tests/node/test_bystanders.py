@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,6 @@ from policies.model import Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.processes import Processes
 from tests.node.conftest import NodeProc
 
 U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
@@ -73,41 +74,33 @@ def test_a_daemon_of_root_on_the_host_is_a_bystander(node: Node) -> None:
     assert node.knows()
 
 
-def test_a_bystander_is_known_by_its_program_not_its_name(node: Node) -> None:
+IMPOSTORS: dict[str, Callable[[Node], object]] = {
+    "another program": lambda node: node.relink("exe", node.root / "host"),
+    "a program that its group may write": lambda node: node.exe.chmod(0o775),
+    "a program that all may write": lambda node: node.exe.chmod(0o757),
+    "a program of a user": lambda node: os.chown(node.exe, 1000, 0),
+    "among other mounts": lambda node: node.relink("ns/mnt", node.root / "other"),
+    "mounts that cannot be compared": lambda node: (node.proc.path / "1/ns/mnt").unlink(),
+    "run by a user": lambda node: node.be(1000),
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "in a pod": {"container": U},
+    "in a container": {"container": "container:0123456789ab"},
+    "a reused pid": {"started": 0.0},
+    "an ended process": {"pid": 8},
+}
+
+
+@pytest.mark.parametrize("change", IMPOSTORS.values(), ids=IMPOSTORS)
+def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object]) -> None:
     (node.process / "comm").write_text("daemon\n")
-    node.relink("exe", node.root / "host")
+    change(node)
     assert not node.knows(holder=replace(node.holder, command="daemon"))
 
 
-def test_the_hosts_daemon_is_no_bystander_in_a_container(node: Node) -> None:
-    assert not node.knows(holder=replace(node.holder, container=U))
-    assert not node.knows(holder=replace(node.holder, container="container:0123456789ab"))
-
-
-@pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_a_program_writable_by_others_is_no_bystander(node: Node, mode: int) -> None:
-    node.exe.chmod(mode)
-    assert not node.knows()
-
-
-def test_a_program_not_owned_by_root_is_no_bystander(node: Node) -> None:
-    os.chown(node.exe, 1000, 0)
-    assert not node.knows()
-
-
-def test_a_program_among_other_mounts_is_another_program(node: Node) -> None:
-    node.relink("ns/mnt", node.root / "other")
-    assert not node.knows()
-
-
-def test_unreadable_mounts_leave_no_bystander(node: Node) -> None:
-    (node.proc.path / "1/ns/mnt").unlink()
-    assert not node.knows()
-
-
-def test_a_daemon_run_by_a_user_is_no_bystander(node: Node) -> None:
-    node.be(1000)
-    assert not node.knows()
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_bystander_is_that_process_on_the_host(node: Node, other: dict[str, Any]) -> None:
+    assert not node.knows(holder=replace(node.holder, **other))
 
 
 @pytest.mark.parametrize("way_up", ["", "/..", "/../../.."])
@@ -139,14 +132,6 @@ def test_a_child_of_another_program_or_user_is_no_bystander(node: Node, user: in
     assert not node.knows()
 
 
-def test_a_reused_pid_is_no_bystander(node: Node) -> None:
-    assert not node.knows(holder=replace(node.holder, started=node.holder.started - 1))
-
-
-def test_an_ended_process_is_no_bystander(node: Node) -> None:
-    assert not node.knows(holder=replace(node.holder, pid=8))
-
-
 def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
     node.log(f"gpu-tools_dcgm-exporter-x_{U}")
     node.relink("ns/mnt", node.root / "other")
@@ -159,37 +144,22 @@ def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [f"tenant_gpu-tools_{U}", f"tenant_x_{U}_{U}", f"tenant_gpu-tools_x_{U}", f"gpu-tools_{U}"]
+    "names",
+    [
+        [f"tenant_gpu-tools_{U}"],
+        [f"tenant_x_{U}_{U}"],
+        [f"gpu-tools_{U}"],
+        [f"gpu-tools_a_{U}", f"tenant_a_{U}"],
+        [],
+    ],
+    ids=["its name", "its uid", "no name", "two namespaces", "no logs"],
 )
-def test_a_tenants_pod_keeps_its_namespace_whatever_its_name(node: Node, name: str) -> None:
-    node.log(name)
+def test_a_tenants_pod_is_not_in_the_named_namespace(node: Node, names: list[str]) -> None:
+    for name in names:
+        node.log(name)
+    if not names:
+        node.logs.rmdir()
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
-
-
-def test_a_pod_in_two_namespaces_is_given_no_namespace(node: Node) -> None:
-    node.log(f"gpu-tools_a_{U}")
-    node.log(f"tenant_a_{U}")
-    assert not node.knows("gpu-tools", replace(node.holder, container=U))
-
-
-def test_a_link_in_the_pod_logs_is_no_pod(node: Node) -> None:
-    (node.logs / f"gpu-tools_a_{U}").symlink_to(node.root)
-    assert not node.knows("gpu-tools", replace(node.holder, container=U))
-
-
-def test_without_the_kubelet_s_logs_no_pod_is_known(node: Node) -> None:
-    node.logs.rmdir()
-    assert not node.knows("gpu-tools", replace(node.holder, container=U))
-
-
-def test_holders_exclude_bystanders_unless_all_are_requested(node: Node, tmp_path: Path) -> None:
-    device = tmp_path / "device"
-    device.touch()
-    (node.process / "fd/3").symlink_to(device)
-    observer = Processes(node.proc.path, lambda _pid: None, whole_node=True, is_open=lambda _files, _beside: None)
-    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
-    assert observer.holders({"gpu": [str(device)]}, is_bystander=known.knows) == {"gpu": ()}
-    assert [holder.pid for holder in observer.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
 
 
 @pytest.mark.parametrize(

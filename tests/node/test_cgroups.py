@@ -2,80 +2,79 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.node import cgroups, proc
-from scrubber.node.cgroups import CgroupPlace, Containers, place
-from tests.node.conftest import DEAD_LEADER, NodeProc
+from scrubber.node import proc
+from scrubber.node.cgroups import Containers, place
+from tests.node.conftest import NodeProc
 
 U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
 V = "ffffffff-11aa-4b3c-9d3e-5f6a7b8c9d0e"
 U_, V_ = U.replace("-", "_"), V.replace("-", "_")
 DIGEST = "0123456789abcdef" * 2  # the UID of a static pod
 H, INNER = "a1" * 32, "b2" * 32
+OUTSIDE = f"container:{H[:12]}"
 SLICES = "/kubepods.slice/kubepods-burstable.slice"
 OURS = f"{SLICES}/kubepods-burstable-pod{U_}.slice"
 
 LAYOUTS = {
-    f"11:memory:/kubepods/burstable/pod{U}/{H}": (U, H),
-    f"12:devices:/kubepods/pod{U}/{H}": (U, H),
-    f"0::{OURS}/cri-containerd-{H}.scope": (U, H),
-    f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{H}.scope/container": (U, H),
-    f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{U_}.slice/docker-{H}.scope": (U, H),
-    f"0::/../../../kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": (U, H),
-    f"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod{U_}.slice:cri-containerd:{H}": (U, H),
+    f"11:memory:/kubepods/burstable/pod{U}/{H}": U,
+    f"12:devices:/kubepods/pod{U}/{H}": U,
+    f"0::{OURS}/cri-containerd-{H}.scope": U,
+    f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{H}.scope/container": U,
+    f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{U_}.slice/docker-{H}.scope": U,
+    f"0::/../../../kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": U,
+    f"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod{U_}.slice:cri-containerd:{H}": U,
     f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
-    f"kubelet-kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": (U, H),
-    f"0::/kubepods/burstable/pod{DIGEST}/{H}": (DIGEST, H),
-    f"0::{OURS}/crio-conmon-{H}.scope": (U, None),  # watches a container, and is in none
-    f"0::{OURS}/cri-containerd-{H}.scope/docker/{INNER}": (U, INNER),
-    f"0::{OURS}/cri-containerd-{H}.scope/init/nested": (U, H),
-    f"0::{OURS}": (U, None),
-    f"0::{OURS}/cri-containerd-{H}.scope (deleted)": (U, H),
-    f"0::/../../pod{U}/{H}": (U, H),
-    f"0::/../../../besteffort/pod{U}/{H}": (U, H),
-    f"0::/../cri-containerd-{H}.scope": (None, H),  # of our own pod, seen from within our container
-    f"0::/machine.slice/libpod-{H}.scope/container": (None, H),
-    f"0::/machine.slice/libpod-conmon-{H}.scope": (None, None),
-    f"0::/system.slice/docker-{H}.scope": (None, H),
-    f"4:cpu:/docker/{H}": (None, H),
-    f"0::/system.slice/some-new-runtime-{H}.scope": (None, H),
-    "0::/system.slice/kubelet.service": (None, None),
-    "0::/init.scope": (None, None),
-    "0::/": (None, None),
+    f"kubelet-kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": U,
+    f"0::/kubepods/burstable/pod{DIGEST}/{H}": DIGEST,
+    f"0::{OURS}/crio-conmon-{H}.scope": U,  # watches a container, and is in none
+    f"0::{OURS}/cri-containerd-{H}.scope/docker/{INNER}": U,
+    f"0::{OURS}/cri-containerd-{H}.scope/init/nested": U,
+    f"0::{OURS}": U,
+    f"0::{OURS}/cri-containerd-{H}.scope (deleted)": U,
+    f"0::/../../pod{U}/{H}": U,
+    f"0::/../../../besteffort/pod{U}/{H}": U,
+    f"0::/../cri-containerd-{H}.scope": OUTSIDE,  # of our own pod, seen from within our container
+    f"0::/machine.slice/libpod-{H}.scope/container": OUTSIDE,
+    f"0::/machine.slice/libpod-conmon-{H}.scope": None,
+    f"0::/system.slice/docker-{H}.scope": OUTSIDE,
+    f"4:cpu:/docker/{H}": OUTSIDE,
+    f"0::/system.slice/some-new-runtime-{H}.scope": OUTSIDE,
+    "0::/system.slice/kubelet.service": None,
+    "0::/init.scope": None,
+    "0::/": None,
 }
 FORGED = {
     "a pod below one's own container": (f"0::{OURS}/cri-containerd-{H}.scope/kubepods-pod{V_}.slice/{INNER}", U),
     "a pod as the kubelet would make it": (f"4:cpu:/kubepods/pod{U}/{H}/kubepods/burstable/pod{V}/{INNER}", U),
-    "a pod below a container of no pod": (f"0::/docker/{H}/kubepods/pod{V}/{INNER}", f"container:{H[:12]}"),
-    "a container of no pod as another": (f"0::/docker/{H}/docker/{INNER}", f"container:{H[:12]}"),
-    "a pod from a second container of our own pod": (f"0::/../{H}/../../pod{V}", f"container:{H[:12]}"),
+    "a pod below a container of no pod": (f"0::/docker/{H}/kubepods/pod{V}/{INNER}", OUTSIDE),
+    "a container of no pod as another": (f"0::/docker/{H}/docker/{INNER}", OUTSIDE),
+    "a pod from a second container of our own pod": (f"0::/../{H}/../../pod{V}", OUTSIDE),
     "a pod below a user's session": (f"0::/user.slice/user-1.slice/user@1.service/kubepods/pod{V}", None),
     "a pod outside the kubelet's groups": (f"0::/app/pod{V}", None),
     "a longer name": (f"0::/kubepods/pod{V}0/x", None),
-    "a name that ends a line for some": (f"0::/x\u20280::/kubepods/pod{V}\x0b0::/docker/{H}/", f"container:{H[:12]}"),
+    "a name that ends a line for some": (f"0::/x\u20280::/kubepods/pod{V}\x0b0::/docker/{H}/", OUTSIDE),
 }
 
 
 @pytest.mark.parametrize("line", LAYOUTS)
 def test_every_layout_is_read(line: str) -> None:
-    assert place(f"{line}\n") == CgroupPlace(*LAYOUTS[line])
+    assert place(f"{line}\n") == LAYOUTS[line]
 
 
 @pytest.mark.parametrize("case", FORGED)
 def test_a_tenant_cannot_change_the_owner_by_naming_cgroups(case: str) -> None:
     line, name = FORGED[case]
-    assert place(line).name == name
+    assert place(line) == name
 
 
 def test_on_the_first_version_any_hierarchy_tells() -> None:
-    assert place(f"12:devices:/\n4:cpu:/kubepods/pod{U}\n2:memory:/kubepods/pod{U}/{H}\n0::/\n") == CgroupPlace(U, H)
+    assert place(f"12:devices:/\n4:cpu:/kubepods/pod{U}\n2:memory:/kubepods/pod{U}/{H}\n0::/\n") == U
 
 
 WORDS = st.sampled_from(
@@ -86,81 +85,47 @@ PIECES = st.lists(WORDS | st.text(max_size=4), max_size=12).map("".join)
 
 @given(PIECES)
 def test_no_line_makes_the_parser_fail(text: str) -> None:
-    name = place(text).name
+    name = place(text)
     assert name is None or name.startswith("container:") or name in text.replace("_", "-")
 
 
-@given(PIECES.map(lambda text: text.replace("\n", "")))
-def test_groups_below_a_pod_belong_to_the_pod(text: str) -> None:
-    assert place(f"0::{OURS}/cri-containerd-{H}.scope/{text}").name == U
+@given(
+    st.sampled_from([(f"{OURS}/cri-containerd-{H}.scope", U), (f"/docker/{H}", OUTSIDE)]),
+    PIECES.map(lambda text: text.replace("\n", "")),
+)
+def test_groups_below_a_container_belong_to_it(outer, text: str) -> None:
+    group, name = outer
+    assert place(f"0::{group}/{text}") == name
 
 
-@given(PIECES.map(lambda text: text.replace("\n", "")))
-def test_groups_below_a_container_belong_to_the_container(text: str) -> None:
-    assert place(f"0::/docker/{H}/{text}").name == f"container:{H[:12]}"
-
-
-def test_a_process_is_identified_by_its_groups(node_proc: NodeProc) -> None:
+def test_groups_name_processes_and_living_owners(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
-    node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
-    node_proc.add(8, f"0::/docker/{H}\n")
+    node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n", state="Z")
+    node_proc.add(8, f"0::/docker/{H}\n", state="D")
     observer = Containers(node_proc.path)
-    assert [observer.of(pid) for pid in (1, 7, 8, 9)] == [None, U, f"container:{H[:12]}", None]
+    assert [observer.of(pid) for pid in (1, 7, 8, 9)] == [None, U, OUTSIDE, None]
+    assert observer.living() == {OUTSIDE: 8}
+    node_proc.add_thread(7, 9, f"0::{OURS}\n")
+    assert observer.living() == {U: 7, OUTSIDE: 8}
 
 
 def test_a_newline_in_a_group_name_adds_no_group(node_proc: NodeProc) -> None:
     (node_proc.add(7, "") / "cgroup").write_bytes(f"0::/docker/{H}/x\r0::/kubepods/pod{V}/\n".encode())
-    assert Containers(node_proc.path).of(7) == f"container:{H[:12]}"
+    assert Containers(node_proc.path).of(7) == OUTSIDE
 
 
-def test_all_living_owners_are_found_in_one_pass(node_proc: NodeProc) -> None:
-    node_proc.add(1, "0::/init.scope\n")
-    node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
-    node_proc.add(8, f"0::/docker/{H}\n")
-    observer = Containers(node_proc.path)
-    assert observer.living().keys() == {U, f"container:{H[:12]}"}
-    assert [name in observer.living() for name in (U, f"container:{H[:12]}", V)] == [True, True, False]
-
-
-@pytest.mark.parametrize("state", ["Z", "X"])
-def test_an_ended_process_keeps_no_owner_alive(node_proc: NodeProc, state: str) -> None:
-    node_proc.add(7, f"0::{OURS}\n", state=state)
-    assert U not in Containers(node_proc.path).living()
-
-
-def test_one_living_process_keeps_a_pod_alive(node_proc: NodeProc) -> None:
-    node_proc.add(7, f"0::{OURS}\n", state="Z")
-    node_proc.add(8, f"0::{OURS}\n", state="D")
-    assert U in Containers(node_proc.path).living()
-
-
-def test_a_process_lives_while_one_of_its_threads_does(node_proc: NodeProc) -> None:
-    node_proc.add(7, f"0::{OURS}\n", state="Z")
-    node_proc.add_thread(7, 9, f"0::{OURS}\n")
-    assert U in Containers(node_proc.path).living()
-
-
-def test_cgroup_v1_finds_a_dead_main_thread_by_its_threads(node_proc: NodeProc) -> None:
+def test_cgroup_v1_tells_an_ending_process_by_its_threads(node_proc: NodeProc) -> None:
     """The kernel shows an ending process at the root, where no process may be ended."""
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
+    observer = Containers(node_proc.path)
+    assert observer.of(7) is None
     node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 9, f"4:cpu:/kubepods/pod{U}/{H}\n0::/\n")
-    observer = Containers(node_proc.path)
-    assert observer.of(7) == U
-    assert U in observer.living()
-
-
-def test_version_1_reports_no_owner_for_an_exiting_process(node_proc: NodeProc) -> None:
-    node_proc.add(7, "4:cpu:/\n0::/\n", state="D", ending=True)
-    observer = Containers(node_proc.path)
-    with pytest.raises(proc.BlindError, match="cannot find the container of process 7: it is ending"):
-        observer.of(7)
-    assert observer.living() == {}
-
-
-def test_an_ended_process_is_in_no_container(node_proc: NodeProc) -> None:
-    node_proc.add(7, "4:cpu:/\n", state="Z", ending=True)
-    assert Containers(node_proc.path).of(7) is None
+    assert (observer.of(7), observer.living()) == (U, {U: 7})
+    node_proc.add(5, "4:cpu:/\n0::/\n", state="D", ending=True)
+    with pytest.raises(proc.BlindError, match="cannot find the container of process 5: it is ending"):
+        observer.of(5)
+    assert observer.living() == {U: 7}
 
 
 @pytest.mark.parametrize("fault", ["missing", "empty", "unreadable"])
@@ -183,46 +148,3 @@ def test_another_pid_namespace_cannot_list_the_pods(tmp_path: Path) -> None:
     (tmp_path / "self/ns/pid").touch()
     with pytest.raises(proc.BlindError, match="cannot list the running pods: run the service in the host's pid"):
         Containers(tmp_path).living()
-
-
-def roots() -> list[Path]:
-    """A hierarchy of each version of control groups, as far as this machine has them."""
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    first = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup" and "pids" in mount[3].split(",")]
-    return [*first[:1], *(Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")][:2]
-
-
-@pytest.fixture
-def groups() -> Iterator[list[Path]]:
-    """A container of a pod in each: real ones, which end with the test."""
-    uid = f"{os.getpid():08x}{U[8:]}"
-    names = ("", "kubepods", f"kubepods/pod{uid}", f"kubepods/pod{uid}/{H}")
-    made: list[Path] = []
-    try:
-        for directory in (root / f"autoclave-{os.getpid()}" / name for root in roots() for name in names):
-            directory.mkdir()
-            made.append(directory)
-    except OSError:
-        pass  # making them takes root, and a machine that lets root
-    yield [directory for directory in made if directory.name == H]
-    for directory in reversed(made):
-        directory.rmdir()
-
-
-def test_real_groups_tell_real_processes_dead_or_alive(groups: list[Path], tmp_path: Path, launch) -> None:
-    if not groups:
-        pytest.skip("no control groups can be made here")
-    (tmp_path / "file").touch()
-    observer = Containers(Path("/proc"))
-    for group in groups:
-        pod = group.parent.name.removeprefix("pod")
-        enter = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
-        for code in ("import time; print(1, flush=True); time.sleep(60)", DEAD_LEADER):
-            process = launch(enter + code, tmp_path / "file")
-            assert observer.of(process.pid) == pod
-            assert cgroups.runs(f"/proc/{process.pid}")
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            assert not cgroups.runs(f"/proc/{process.pid}")
-            process.wait()
-            assert observer.of(process.pid) is None

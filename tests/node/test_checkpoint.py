@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from scrubber.core.model import KubeletAssignment
 from scrubber.node import checkpoint
 from scrubber.node.checkpoint import CheckpointEntry
 
@@ -31,6 +32,16 @@ def written(*entries, registered='{"nvidia.com/gpu":["GPU-0"]}'):
 
 TEXTS = {
     "a node without NUMA": (written(held(UID_A, "main", {"-1": [GPU]})), {CheckpointEntry(GPU, UID_A, "main")}),
+    "no entries": (written(), set()),
+    "null entries": ('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":0}', set()),
+    "entries with nothing in them": (
+        written(held(UID_A, "a", {"0": None, "1": [GPU]}, answer="null"), held(UID_B, "b", None)),
+        {CheckpointEntry(GPU, UID_A, "a")},
+    ),
+    "a container without a name": (
+        written(f'{{"PodUID":"{UID_A}","DeviceIDs":{{"-1":["{GPU}"]}}}}'),
+        {CheckpointEntry(GPU, UID_A, "")},
+    ),
     "a device of two NUMA nodes": (
         written(held(UID_A, "main", {"0": [GPU], "1": [GPU]}, answer='""')),
         {CheckpointEntry(GPU, UID_A, "main")},
@@ -55,74 +66,16 @@ TEXTS = {
     ),
 }
 
-# By kubelet version: the layout of ``Data``, with one device each of two pods and a pod that has two containers.
-LAYOUTS = {
-    "1.28 to 1.36": {
-        "PodDeviceEntries": [
-            {"PodUID": "uid-a", "ContainerName": "init", "ResourceName": "nvidia.com/gpu",
-             "DeviceIDs": {"-1": ["GPU-0"]}, "AllocResp": "CgA="},
-            {"PodUID": "uid-a", "ContainerName": "app", "ResourceName": "nvidia.com/gpu",
-             "DeviceIDs": {"0": ["GPU-0"], "1": ["GPU-1"]}, "AllocResp": ""},
-            {"PodUID": "uid-b", "ContainerName": "app", "ResourceName": "nvidia.com/mig-1g.10gb",
-             "DeviceIDs": {"-1": ["MIG-2"]}, "AllocResp": ""},
-        ],
-        "RegisteredDevices": {"nvidia.com/gpu": ["GPU-0", "GPU-1"]},
-    },
-    "1.19 and before": {
-        "PodDeviceEntries": [
-            {"PodUID": "uid-a", "ContainerName": "app", "ResourceName": "nvidia.com/gpu",
-             "DeviceIDs": ["GPU-0", "GPU-1"], "AllocResp": ""},
-            {"PodUID": "uid-b", "ContainerName": "app", "ResourceName": "nvidia.com/mig-1g.10gb",
-             "DeviceIDs": ["MIG-2"], "AllocResp": ""},
-        ],
-        "RegisteredDevices": {},
-    },
-    "entries with nothing in them": {
-        "PodDeviceEntries": [
-            {"PodUID": "uid-a", "ContainerName": "app", "ResourceName": "nvidia.com/gpu",
-             "DeviceIDs": {"0": None, "1": ["GPU-0", "GPU-1"]}, "AllocResp": None},
-            {"PodUID": "uid-b", "ContainerName": "app", "ResourceName": "a.b/c", "DeviceIDs": {"-1": ["MIG-2"]}},
-            {"PodUID": "uid-c", "ContainerName": "app", "ResourceName": "a.b/c", "DeviceIDs": None},
-        ],
-        "RegisteredDevices": None,
-    },
-}  # fmt: skip
-
 
 def write(directory, data):
     (directory / checkpoint.NAME).write_text(json.dumps({"Data": data, "Checksum": 1}))
 
 
-def counted(directory):
-    """The pods of each device, and how many containers they have on it."""
-    return {device: (it.pods, it.containers) for device, it in checkpoint.assignments(directory).items()}
-
-
-def test_an_assignment_has_its_time(tmp_path):
-    write(tmp_path, LAYOUTS["1.28 to 1.36"])
+def test_r8_pods_and_containers_of_a_device_are_counted_once(tmp_path):
+    entries = [held(UID_A, name, {"-1": [f"{GPU}::{number}"]}) for number, name in enumerate(("init", "app", "app"))]
+    (tmp_path / checkpoint.NAME).write_text(written(*entries, held(UID_B, "app", {"-1": [GPU]}, "p.q/r")))
     os.utime(tmp_path / checkpoint.NAME, (1.0, 1_750_000_000.25))
-    assert {it.written for it in checkpoint.assignments(tmp_path).values()} == {1_750_000_000.25}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_every_layout_names_the_pods(tmp_path, layout):
-    write(tmp_path, layout)
-    pods = {"GPU-0": frozenset({"uid-a"}), "GPU-1": frozenset({"uid-a"}), "MIG-2": frozenset({"uid-b"})}
-    assert {device: found for device, (found, _) in counted(tmp_path).items()} == pods
-
-
-def test_r8_both_pods_of_a_device_are_named(tmp_path):
-    entry = {"ContainerName": "app", "DeviceIDs": {"-1": ["GPU-0"]}}
-    both = [{**entry, "PodUID": "a", "ResourceName": "x.y/z"}, {**entry, "PodUID": "b", "ResourceName": "p.q/r"}]
-    write(tmp_path, {"PodDeviceEntries": both})
-    assert counted(tmp_path) == {"GPU-0": (frozenset({"a", "b"}), 2)}
-
-
-def test_each_container_of_a_pod_is_counted_once(tmp_path):
-    entry = {"PodUID": "a", "ResourceName": "x.y/z", "DeviceIDs": {"-1": ["GPU-0"]}}
-    named = [{**entry, "ContainerName": name} for name in ("init", "app", "app")]
-    write(tmp_path, {"PodDeviceEntries": named})
-    assert counted(tmp_path) == {"GPU-0": (frozenset({"a"}), 2)}
+    assert checkpoint.assignments(tmp_path) == {GPU: KubeletAssignment(frozenset({UID_A, UID_B}), 3, 1_750_000_000.25)}
 
 
 @pytest.mark.parametrize(("text", "entries"), TEXTS.values(), ids=TEXTS)
@@ -133,22 +86,10 @@ def test_every_node_names_devices_pods_and_containers_each_once(tmp_path, text, 
     assert (set(found), len(found)) == (entries, len(entries))
 
 
-def test_a_part_of_a_shared_device_counts_for_the_whole(tmp_path):
-    (tmp_path / checkpoint.NAME).write_text(TEXTS["a shared GPU"][0])
-    assert counted(tmp_path) == {GPU: (frozenset({UID_A, UID_B}), 2)}
-
-
 @pytest.mark.parametrize("device", ["GPU-0::", "GPU-0::x", "::3", "GPU-0::3\n", "GPU-0:3", "GPU-0::3/1", "GPU-0::٣"])
 def test_only_a_number_at_the_end_makes_a_part(tmp_path, device):
     write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": "c", "DeviceIDs": {"-1": [device]}}]})
     assert checkpoint.entries(tmp_path) == (CheckpointEntry(device, "a", "c"),)
-
-
-@pytest.mark.parametrize("checksum", [0, 2**64 - 1, None, "none"])
-def test_the_checksum_is_left_alone(tmp_path, checksum):
-    data = json.loads(TEXTS["a node without NUMA"][0])
-    (tmp_path / checkpoint.NAME).write_text(json.dumps({**data, "Checksum": checksum}))
-    assert counted(tmp_path) == {GPU: (frozenset({UID_A}), 1)}
 
 
 @pytest.mark.parametrize("text", [text for text, _ in TEXTS.values()], ids=TEXTS)
@@ -156,17 +97,6 @@ def test_w3_a_truncated_checkpoint_is_no_answer(text):
     for end in range(len(text)):
         with pytest.raises(checkpoint.CheckpointError):
             checkpoint.parse(text[:end].encode())
-
-
-def test_a_container_may_have_no_name(tmp_path):
-    write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": ["GPU-0"]}}]})
-    assert checkpoint.entries(tmp_path) == (CheckpointEntry("GPU-0", "a", ""),)
-
-
-@pytest.mark.parametrize("entries", [None, []])
-def test_an_empty_checkpoint_names_no_pods(tmp_path, entries):
-    write(tmp_path, {"PodDeviceEntries": entries})
-    assert checkpoint.assignments(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +109,7 @@ def test_an_empty_checkpoint_names_no_pods(tmp_path, entries):
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": 7, "DeviceIDs": {"-1": ["GPU-0"]}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": null, "DeviceIDs": {"-1": ["GPU-0"]}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": "GPU-0"}]}}',
+        '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": ["GPU-0"]}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": "GPU-0"}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": [7]}}]}}',
         '{"Data": ' + "[" * 100_000, "\xff",
@@ -190,25 +121,13 @@ def test_w3_what_is_not_a_checkpoint_is_no_answer(tmp_path, text):
         checkpoint.assignments(tmp_path)
 
 
-def test_without_a_checkpoint_the_assignments_are_unknown(tmp_path):
-    with pytest.raises(checkpoint.CheckpointError, match="No such file"):
+@pytest.mark.parametrize(("size", "why"), [(None, "No such file"), (checkpoint.LARGEST + 1, "larger than")])
+def test_a_missing_or_huge_checkpoint_is_no_answer(tmp_path, size, why):
+    if size is not None:
+        (tmp_path / checkpoint.NAME).touch()
+        os.truncate(tmp_path / checkpoint.NAME, size)
+    with pytest.raises(checkpoint.CheckpointError, match=why):
         checkpoint.assignments(tmp_path)
-
-
-def test_a_checkpoint_that_is_cut_off_is_not_used(tmp_path):
-    (tmp_path / checkpoint.NAME).touch()
-    os.truncate(tmp_path / checkpoint.NAME, checkpoint.LARGEST + 1)
-    with pytest.raises(checkpoint.CheckpointError, match="larger than"):
-        checkpoint.assignments(tmp_path)
-
-
-def test_a_replaced_checkpoint_is_read_again(tmp_path):
-    write(tmp_path, LAYOUTS["1.28 to 1.36"])
-    checkpoint.assignments(tmp_path)
-    fresh = tmp_path / "fresh"
-    fresh.write_text(json.dumps({"Data": {"PodDeviceEntries": []}}))
-    fresh.replace(tmp_path / checkpoint.NAME)
-    assert checkpoint.assignments(tmp_path) == {}
 
 
 def test_a_checkpoint_that_says_the_same_is_parsed_once(tmp_path):

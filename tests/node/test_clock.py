@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from pathlib import Path
@@ -18,11 +17,6 @@ def test_both_clocks_are_read() -> None:
     after = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before[0] <= moment.wall <= after[0]
     assert before[1] <= moment.uptime <= after[1]
-
-
-def test_uptime_is_later_than_the_start_of_this_process() -> None:
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    assert 0 < clock.now().uptime - started < 24 * 3600
 
 
 def test_the_boot_id_is_a_uuid_and_stays_the_same() -> None:
@@ -45,6 +39,11 @@ def test_a_new_kubelet_socket_starts_a_new_epoch(tmp_path: Path) -> None:
     assert clock.kubelet_epoch(tmp_path) == "none"
     socket.touch()
     assert clock.kubelet_epoch(tmp_path) not in {first, "none"}
+
+
+def test_an_unreadable_kubelet_directory_has_no_epoch(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert clock.kubelet_epoch(tmp_path / "file") != clock.kubelet_epoch(tmp_path / "file")
 
 
 def test_a_new_socket_with_the_same_inode_is_another(tmp_path: Path) -> None:

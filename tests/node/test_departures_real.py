@@ -23,7 +23,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
-from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
+from tests.node.test_cgroups_real import ID, UID, Group, Process, enter, group, pod
 from tests.patience import WITHIN
 
 __all__ = ["enter", "group"]
@@ -88,51 +88,26 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "runtime"),
+    ("driver", "sandbox_id", "name"),
     [
-        ("systemd, burstable", "containerd, systemd"),
-        ("systemd, in kind", "CRI-O, systemd"),
-        ("cgroupfs, guaranteed", "containerd, cgroupfs"),
+        ("systemd, burstable", "c3" * 32, f"cri-containerd-{ID}.scope"),
+        ("systemd, in kind", ID, f"crio-{'c3' * 32}.scope/container"),
+        ("cgroupfs, guaranteed", "c3" * 32, ID),
     ],
 )
 async def test_only_the_end_of_the_sandbox_releases_a_pod(
-    driver, runtime, group: Group, enter: Callable[[Path], Process], watched: Watched, hold
+    driver, sandbox_id, name, group: Group, enter: Callable[[Path], Process], watched: Watched, hold
 ) -> None:
-    sandbox = enter(group(f"{pod(driver)}/{CONTAINER[runtime].replace(ID, 'c3' * 32)}"))
-    for _ in range(3):  # each in the group of a container that dies
-        container = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
+    """The runtime may take its time to collect the sandbox; it is the end of the pod all the same."""
+    sandbox = enter(group(f"{pod(driver)}/{sandbox_id}"))
+    for _ in range(3):  # each in the group of a container that ends
+        container = hold(group(f"{pod(driver)}/{name}"))
         assert await watched.look() == Proceed()
         end(container)
         assert await watched.look() == Proceed(), "it has no holder, and the pod is there"
-    last = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
-    assert await watched.look() == Proceed()
-    sandbox.collect()
-    end(last)
-    while await watched.look() != GONE:
-        await watched.left()  # the pidfd of one of them, then of the other
-
-
-@pytest.mark.parametrize("names", [(ID, "c3" * 32), ("c3" * 32, ID)], ids=["one order", "other order"])
-async def test_the_end_of_the_sandbox_is_reported_after_its_containers(
-    names: tuple[str, str], group: Group, enter: Callable[[Path], Process], watched: Watched, hold
-) -> None:
-    """The runtime may take its time to collect the sandbox; it is the end of the pod all the same."""
-    place = pod("cgroupfs, guaranteed")
-    sandbox = enter(group(f"{place}/{names[0]}"))
-    container = hold(group(f"{place}/{names[1]}"))
-    assert await watched.look() == Proceed()
-    end(container)
     waiting = asyncio.create_task(watched.left())
     assert await watched.look() == Proceed()
     assert not waiting.done(), "the pod is there: nothing is to be done"
     sandbox.end()
     assert await waiting == {watched.record.device.uuid}
-    assert await watched.look() == GONE
-
-
-async def test_without_a_sandbox_the_last_container_ends_the_pod(group: Group, watched: Watched, hold) -> None:
-    container = hold(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))
-    assert await watched.look() == Proceed()
-    end(container)
-    assert await watched.left() == {watched.record.device.uuid}
     assert await watched.look() == GONE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,6 @@ from scrubber.node.kernellog import LARGEST, KernelLog, check_readable, of_the_k
 from tests.fakes.kmsg import USER, Kmsg
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python"
-REAL = Path("/dev/kmsg")
 
 
 @pytest.fixture
@@ -34,13 +32,13 @@ def reader(kmsg) -> Iterator[KernelLog]:
     made.close()
 
 
-def test_old_and_new_records_are_read_once(kmsg, reader):
+def test_records_are_read_once_when_they_are_complete(kmsg, reader):
     kmsg.say("first", at=1.5)
-    kmsg.say("second", at=2)
-    assert [*reader.messages()] == [(1_500_000, "first"), (2_000_000, "second")]
+    kmsg.write(b"3,7,42,-,caller=T12;text; more\n SUBSYSTEM=pci\n 3,8,43,-;no\n3,9,44,c;he")
+    assert [*reader.messages()] == [(1_500_000, "first"), (42, "text; more")]
+    kmsg.write(b"llo\n3,8,45,-;")
+    assert [*reader.messages()] == [(44, "hello")]
     assert [*reader.messages()] == []
-    kmsg.say("third", at=3)
-    assert [*reader.messages()] == [(3_000_000, "third")]
 
 
 def test_a_program_does_not_speak_for_the_kernel(kmsg, reader):
@@ -49,18 +47,6 @@ def test_a_program_does_not_speak_for_the_kernel(kmsg, reader):
     kmsg.write(f"4294967295,1,1,-;{XID}\n".encode())
     kmsg.say("mine\n3,9,9,-;" + XID)
     assert [text for _, text in reader.messages()] == [f"mine\\x0a3,9,9,-;{XID}"]
-
-
-def test_a_record_has_more_to_it_than_its_text(kmsg, reader):
-    kmsg.write(b"3,7,42,-,caller=T12;text; more\n SUBSYSTEM=pci\n 3,8,43,-;no\n3,9,44,c;next\n")
-    assert [*reader.messages()] == [(42, "text; more"), (44, "next")]
-
-
-def test_a_record_in_pieces_is_read_when_complete(kmsg, reader):
-    kmsg.write(b"3,7,42,-;he")
-    assert [*reader.messages()] == []
-    kmsg.write(b"llo\n3,8,43,-;")
-    assert [*reader.messages()] == [(42, "hello")]
 
 
 def test_all_records_are_read_however_the_reads_split(kmsg, reader):
@@ -122,26 +108,3 @@ def test_an_unreadable_kernel_log_is_reported(tmp_path, kind):
 def test_a_line_of_any_content_is_read(line):
     found = of_the_kernel(line)
     assert found is None or isinstance(found[1], str)
-
-
-def readable(path):
-    try:
-        check_readable(path)
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(
-    not readable(REAL) or not os.access(REAL, os.W_OK),
-    reason="this kernel's log is not ours to use",
-)
-def test_messages_of_programs_are_not_the_kernels():
-    with REAL.open("wb", buffering=0) as log:
-        log.write(b"<3>autoclave test: a program says this, and claims to be the kernel\n")
-    reader = KernelLog(REAL)
-    assert reader.open() == ""
-    found = [*reader.messages()]
-    reader.close()
-    assert found
-    assert not [text for _, text in found if text.startswith("autoclave test: ")]

@@ -12,7 +12,6 @@ from scrubber.node import open_check
 from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status
 
-READ = "import os,sys,time; os.open(sys.argv[1], os.O_RDONLY); print(1, flush=True); time.sleep(60)"
 WRITE = "import os,sys,time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
 MAP = """
 import ctypes, os, sys, time
@@ -31,32 +30,6 @@ def memory(tmp_path: Path) -> Path:
     path = tmp_path / "memory"
     path.write_bytes(bytes(8192))
     return path
-
-
-def test_a_file_without_users_is_not_open(memory: Path) -> None:
-    assert [is_open([str(memory)]) for _ in range(3)] == [False, False, False]
-
-
-@pytest.mark.parametrize("code", [READ, WRITE], ids=["read", "write"])
-def test_an_open_file_is_held_until_its_holder_ends(memory: Path, launch, code: str) -> None:
-    process = launch(code, memory)
-    assert is_open([str(memory)]) is True
-    process.kill()
-    process.wait()
-    assert is_open([str(memory)]) is False
-
-
-@pytest.mark.parametrize("flags", [1, 2], ids=["shared", "private"])
-def test_a_mapping_holds_the_file_after_its_descriptor_is_closed(memory: Path, launch, flags: int) -> None:
-    launch(MAP.format(flags=flags), memory)
-    assert is_open([str(memory)]) is True
-
-
-def test_another_name_of_the_file_does_not_hide_its_holder(memory: Path, launch) -> None:
-    other = memory.with_name("alias")
-    os.link(memory, other)
-    launch(WRITE, other)
-    assert is_open([str(memory)]) is True
 
 
 IN_TRANSIT = """
@@ -79,12 +52,30 @@ while True:
 """
 
 
-def test_a_file_in_transit_on_a_socket_counts(memory: Path, launch) -> None:
-    process = launch(IN_TRANSIT, memory)
-    assert is_open([str(memory)]) is True
+USES = {
+    "read": WRITE.replace("O_RDWR", "O_RDONLY"),
+    "write": WRITE,
+    "shared mapping": MAP.format(flags=1),
+    "private mapping": MAP.format(flags=2),
+    "in transit on a socket": IN_TRANSIT,
+}
+
+
+@pytest.mark.parametrize("code", USES.values(), ids=USES)
+def test_a_file_is_open_until_its_holder_ends(memory: Path, launch, code: str) -> None:
+    alias, closed = memory.with_name("alias"), memory.with_name("closed")
+    os.link(memory, alias)
+    closed.touch()
+    process = launch(code, alias)
+    assert [is_open([str(it) for it in files]) for files in ([memory], [closed, memory], [closed])] == [
+        True,
+        True,
+        False,
+    ]
+    assert is_open([str(closed)], {process.pid: None}) is False
     process.kill()
     process.wait()
-    assert is_open([str(memory)]) is False
+    assert [is_open([str(memory)]) for _ in range(3)] == [False] * 3
 
 
 def test_a_process_that_moves_its_descriptor_is_always_found(memory: Path, launch) -> None:
@@ -117,39 +108,20 @@ def test_a_reused_descriptor_is_not_the_old_file(memory: Path, launch, monkeypat
     assert is_open([str(memory)], {ours.pid: None}) is True
 
 
-def test_duplicates_of_our_one_description_do_not_count(memory: Path) -> None:
+def test_an_open_file_of_ours_counts_unless_left_out(memory: Path) -> None:
+    files, ours = [str(memory)], {os.getpid(): None}
     with memory.open("rb+") as file:
         copy = os.dup(file.fileno())
-        assert is_open([str(memory)], {os.getpid(): None}) is False
+        assert (is_open(files), is_open(files, ours)) == (True, False)
         os.close(copy)
+        with memory.open("rb"):
+            assert is_open(files, ours) is None, "two descriptions cannot be told from another process"
 
 
-def test_two_open_files_of_ours_prevent_the_answer(memory: Path) -> None:
-    with memory.open("rb"), memory.open("rb"):
-        assert is_open([str(memory)], {os.getpid(): None}) is None
-
-
-def test_one_open_file_of_several_is_enough(memory: Path) -> None:
-    other = memory.with_name("other")
-    other.touch()
-    with other.open("rb"):
-        assert is_open([str(memory), str(other)]) is True
-    assert is_open([str(memory), str(other)]) is False
-
-
-def test_a_device_without_files_is_unknown() -> None:
-    assert is_open([]) is None
-
-
-def test_an_open_file_in_this_process_counts_too(memory: Path) -> None:
-    with memory.open("rb"):
-        assert is_open([str(memory)]) is True
-
-
-def test_an_unanswered_check_is_unknown(memory: Path) -> None:
+def test_a_check_without_an_answer_is_unknown(memory: Path) -> None:
     with pytest.raises(RefusedError):
         is_open([str(memory.with_name("missing"))])
-    assert is_open([os.devnull]) is None
+    assert (is_open([os.devnull]), is_open([])) == (None, None)
 
 
 def test_two_simultaneous_checks_are_no_holders(memory: Path) -> None:

@@ -11,35 +11,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.node import open_files
-from scrubber.node.open_files import Search, Timer
-from tests.node.conftest import DEAD_LEADER, NodeProc
+from tests.node.conftest import DEAD_LEADER
 from tests.patience import WITHIN
-
-
-def test_an_unreadable_process_is_found_before_its_files_are_listed(
-    tmp_path: Path, node_proc: NodeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, process = tmp_path / "memory", node_proc.add(4711, "0::/")
-    memory.touch()
-    opened: list[str] = []
-    readable, open_ = True, os.open
-
-    def opening(path: str, *rest: int) -> int:
-        opened.append(path)
-        if path == f"{process}/maps" and not readable:
-            raise PermissionError(path)
-        return open_(path, *rest)
-
-    monkeypatch.setattr(os, "open", opening)
-    search = Search({"gpu": [str(memory)]})
-    assert search.held_by(str(process), Timer()) == frozenset()
-    assert f"{process}/fd" in opened
-    opened.clear()
-    readable = False
-    with pytest.raises(PermissionError):
-        search.held_by(str(process), Timer())
-    assert opened == [f"{process}/maps"]
-
 
 # Imported as root, because the checkout may not be readable to anybody else.
 LEFT_BY_ITS_LEADER = """

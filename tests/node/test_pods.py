@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from scrubber.node import checkpoint, pods
 from scrubber.node.checkpoint import CheckpointEntry
-from scrubber.node.pods import Pods, Tenants
+from scrubber.node.pods import Tenants
 
 UID = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11"
 STATIC = "4d4b8d5f27b0b5a0c6c1a5ab1f0e9d3c"
@@ -19,24 +18,6 @@ STATIC = "4d4b8d5f27b0b5a0c6c1a5ab1f0e9d3c"
 def logs(tmp_path):
     (tmp_path / "pods").mkdir()
     return tmp_path / "pods"
-
-
-@pytest.fixture
-def clock():
-    """A clock that stands until a test moves it."""
-    return [100.0]
-
-
-@pytest.fixture
-def observer(tmp_path, logs, clock):
-    return Pods(tmp_path, logs, lambda: clock[0])
-
-
-def as_it_was(directory, deed):
-    """Whatever was done left the directory's time as it was."""
-    before = directory.stat()
-    deed()
-    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
@@ -49,9 +30,9 @@ def as_it_was(directory, deed):
         ("default_static_my_own_uid", "my_own_uid", "default/static"),
     ],
 )
-def test_a_pod_has_the_name_of_its_directory(observer, logs, directory, uid, name):
+def test_a_pod_has_the_name_of_its_directory(logs, directory, uid, name):
     (logs / directory).mkdir()
-    assert observer.names() == {uid: name}
+    assert pods.read_names(logs) == {uid: name}
 
 
 @pytest.mark.parametrize(
@@ -62,85 +43,37 @@ def test_a_pod_has_the_name_of_its_directory(observer, logs, directory, uid, nam
         f"default\n_train_{UID}", f"\x1b[2J_train_{UID}",
     ],
 )  # fmt: skip
-def test_a_directory_of_another_form_names_no_pod(observer, logs, directory):
+def test_a_directory_of_another_form_names_no_pod(logs, directory):
     (logs / directory).mkdir()
-    assert observer.names() == {}
+    assert pods.read_names(logs) == {}
 
 
-def test_a_file_or_link_names_no_pod(observer, logs, tmp_path):
+def test_only_a_directory_names_a_pod_and_only_once(logs, tmp_path):
     (logs / f"default_file_{UID}").touch()
-    (logs / f"default_link_{STATIC}").symlink_to(tmp_path)
-    assert observer.names() == {}
-
-
-def test_a_pod_uid_with_two_names_is_shown_without_name(observer, logs):
+    (logs / f"default_link_{UID}").symlink_to(tmp_path)
     for name in ("one", "two"):
         (logs / f"default_{name}_{UID}").mkdir()
     (logs / f"default_three_{STATIC}").mkdir()
-    assert observer.names() == {STATIC: "default/three"}
+    assert pods.read_names(logs) == {STATIC: "default/three"}
 
 
-def test_names_are_read_again_when_the_directory_changes(observer, logs):
-    assert observer.names() == {}
-    (logs / f"default_train_{UID}").mkdir()
-    os.utime(logs, ns=(1, 1))
-    assert observer.names() == {UID: "default/train"}
-    (logs / f"default_train_{UID}").rmdir()
-    os.utime(logs, ns=(2, 2))
-    assert observer.names() == {}
-
-
-def test_names_are_cached_for_a_limited_time(observer, logs, clock):
-    observer.names()
-    as_it_was(logs, (logs / f"default_train_{UID}").mkdir)
-    clock[0] += pods.STANDS - 0.1
-    assert observer.names() == {}
-    clock[0] += 0.1
-    assert observer.names() == {UID: "default/train"}
-
-
-def test_a_replaced_directory_is_always_read_again(observer, logs, tmp_path):
-    observer.names()
-    before = logs.stat()
-    logs.rename(tmp_path / "old")
-    (logs / f"default_train_{UID}").mkdir(parents=True)
-    os.utime(logs, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert observer.names() == {UID: "default/train"}
-
-
-def test_without_the_directory_pods_have_no_names(observer, logs, tmp_path):
-    (logs / f"default_train_{UID}").mkdir()
-    logs.rename(tmp_path / "away")
-    assert observer.names() == {}
-    (tmp_path / "away").rename(logs)
-    assert observer.names() == {UID: "default/train"}
-    logs.rename(tmp_path / "away")
-    logs.touch()
-    assert observer.names() == {}
-
-
-def test_the_number_of_directories_read_is_limited(observer, logs, clock, monkeypatch):
-    for number in range(20):
-        (logs / f"default_pod-{number}_uid-{number}").mkdir()
-    assert len(observer.names()) == 20
-    monkeypatch.setattr(pods, "MOST", 7)
-    clock[0] += pods.STANDS
-    assert len(observer.names()) == 7
-
-
-def test_an_observation_has_checkpoint_and_pod_names(observer, logs, tmp_path):
-    (logs / f"default_train_{UID}").mkdir()
-    entry = {"PodUID": UID, "ContainerName": "main", "DeviceIDs": {"-1": ["GPU-0::1"]}}
-    (tmp_path / checkpoint.NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
-    assert observer.look() == Tenants((CheckpointEntry("GPU-0", UID, "main"),), {UID: "default/train"})
-
-
-@pytest.mark.parametrize("text", [None, "{"], ids=["none", "half a one"])
-def test_pod_names_need_no_checkpoint(observer, logs, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (
+            json.dumps({"Data": {"PodDeviceEntries": [{"PodUID": UID, "DeviceIDs": {"-1": ["GPU-0::1"]}}]}}),
+            (CheckpointEntry("GPU-0", UID, ""),),
+        ),
+        ("{", ()),
+        (None, ()),
+    ],
+    ids=["a checkpoint", "half a checkpoint", "no checkpoint"],
+)
+def test_a_look_has_names_and_what_the_checkpoint_says(logs, tmp_path, text, entries):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
         (tmp_path / checkpoint.NAME).write_text(text)
-    assert observer.look() == Tenants((), {UID: "default/train"})
+    assert pods.look(tmp_path, logs) == Tenants(entries, {UID: "default/train"})
 
 
 def test_the_pods_of_a_device_have_their_containers():
@@ -148,3 +81,11 @@ def test_the_pods_of_a_device_have_their_containers():
     tenants = Tenants(tuple(CheckpointEntry(*one) for one in named))
     assert tenants.of("GPU-0") == {"a": {"init", "app"}, "b": frozenset()}
     assert tenants.of("GPU-2") == {}
+
+
+@pytest.mark.parametrize("make", [None, "touch"], ids=["no directory", "a file"])
+def test_without_the_directory_pods_have_no_names(logs, tmp_path, make):
+    logs.rmdir()
+    if make is not None:
+        logs.touch()
+    assert pods.look(tmp_path, logs) == Tenants()

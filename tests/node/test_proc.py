@@ -11,9 +11,9 @@ import pytest
 
 from scrubber.node import open_files, proc
 from scrubber.node.processes import Processes
+from tests.node.test_open_check import WRITE
 
 KTHREADD = 2
-ASLEEP = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
 
 
 def named(pid: int) -> str:
@@ -28,7 +28,7 @@ def named(pid: int) -> str:
 def test_kernel_threads_are_searched_only_if_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
     memory = tmp_path / "memory"
     memory.touch()
-    process = launch(ASLEEP, memory)
+    process = launch(WRITE, memory)
     observer, files = Processes(Path("/proc"), lambda _pid: None, whole_node=False), {"gpu": [str(memory)]}
     looked, separate = [], open_files.separate_tables
 

@@ -60,17 +60,9 @@ async def test_the_end_of_a_process_is_reported_once(ends, born):
     await asyncio.sleep(0)
     one.kill()
     assert await waiting == {"one"}
+    assert one.returncode is None, "its parent may take its time to collect it"
     other.kill()
     assert await reported(ends) == {"other"}
-
-
-async def test_an_uncollected_process_has_ended(ends, born):
-    """Its parent may take its time to collect it; it holds nothing any more."""
-    one = born()
-    ends.follow("one", one.pid, yes)
-    one.kill()
-    assert await reported(ends) == {"one"}
-    assert one.returncode is None
 
 
 async def test_an_ended_or_replaced_process_is_reported_at_once(ends, born):
@@ -96,38 +88,27 @@ async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
     assert await waiting == {"it"}
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE], ids=["no right to it", "no more files"])
-async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [("pidfd_open", errno.EPERM), ("pidfd_open", errno.EMFILE), ("same", errno.EMFILE)],
+    ids=["no right to it", "no more files", "none to read it with"],
+)
+async def test_a_process_that_cannot_be_followed_is_reported_once(ends, born, monkeypatch, asked, number):
     """An old seccomp profile knows no pidfds: the process must be searched each time."""
     one = born()
+    before = open_files()
 
-    def refused(_pid: int) -> int:
+    def refused(*_pid: int) -> int:
         raise OSError(number, os.strerror(number))
 
-    with structlog.testing.capture_logs() as lines:
-        monkeypatch.setattr(os, "pidfd_open", refused)
-        ends.follow("one", one.pid, yes)
-        ends.follow("one", one.pid, yes)
-        monkeypatch.undo()
-    assert [it["log_level"] for it in lines] == ["warning"]
-    ends.follow("one", one.pid, yes)  # another look, which may
-    one.kill()
-    assert await reported(ends) == {"one"}
-
-
-async def test_an_unreadable_process_leaves_no_file_open(ends, born):
-    """Another process took the last free descriptor between the pidfd and the question."""
-    one = born()
-
-    def unreadable() -> bool:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    before = open_files()
-    with structlog.testing.capture_logs() as lines:
-        ends.follow("one", one.pid, unreadable)
+    with structlog.testing.capture_logs() as lines, monkeypatch.context() as patch:
+        if asked == "pidfd_open":
+            patch.setattr(os, asked, refused)
+        for _ in range(3):
+            ends.follow("one", one.pid, refused)
     assert [it["log_level"] for it in lines] == ["warning"]
     assert open_files() == before
-    ends.follow("one", one.pid, yes)
+    ends.follow("one", one.pid, yes)  # another look, which may
     one.kill()
     assert await reported(ends) == {"one"}
 

@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,20 +48,6 @@ handle = os.open(sys.argv[1], os.O_RDWR)
 for _ in range(600):
     os.dup(handle)
 """ + SLEEP.removeprefix("; ")
-ZERO_UNDER_ANOTHER_NAME = MAPPING.format(flags=2)
-STUCK_IN_THE_KERNEL = """
-import ctypes, os, signal, sys, time
-handle = os.open(sys.argv[1], os.O_RDWR)
-libc = ctypes.CDLL(None)
-clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
-if libc.syscall(clone, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:  # CLONE_VFORK: not interrupted until the child ends
-    libc.prctl(1, signal.SIGKILL)
-    os.close(handle)
-    while " D " not in open(f"/proc/{os.getppid()}/stat").read():
-        time.sleep(0.001)
-    print(1, flush=True)
-    time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -70,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def no_bystander(_pid: int) -> None:
+def no_container(_pid: int) -> None:
     """No process belongs to a container."""
 
 
@@ -78,14 +65,18 @@ def cannot_tell(_files: Iterable[str], _beside: Beside) -> None:
     """The kernel keeps no count: as of a device node, and of files that only a pretended process has open."""
 
 
-def look(file: Path, exclude: tuple[int, ...] = ()) -> tuple[Holder, ...]:
-    found = Processes(PROC, no_bystander, whole_node=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
+def search(proc: Path = PROC, container_of: Callable[[int], str | None] = no_container, **more: Any) -> Processes:  # noqa: ANN401 - flags
+    return Processes(proc, container_of, **{"whole_node": False, **more})
+
+
+def look(file: Path, exclude: tuple[int, ...] = (), **more: Any) -> tuple[Holder, ...]:  # noqa: ANN401 - flags
+    found = search(**more).holders({"gpu": [str(file)]}, exclude)["gpu"]
     assert found is not None
     return found
 
 
-def pids(file: Path) -> list[int]:
-    return [holder.pid for holder in look(file)]
+def pids(file: Path, **more: Any) -> list[int]:  # noqa: ANN401 - flags
+    return sorted(holder.pid for holder in look(file, **more))
 
 
 FORKING = """
@@ -97,22 +88,17 @@ while os.path.exists(sys.argv[1]) and (os.fork() == 0 or os._exit(0)):
 """
 
 
-def not_needed() -> None:
-    raise AssertionError("all processes of the node were read")
+def test_a_free_device_needs_no_search_of_processes(file: Path, launch) -> None:
+    def not_needed() -> None:
+        raise AssertionError("all processes of the node were read")
 
-
-def test_a_closed_file_needs_no_search_of_processes(file: Path) -> None:
-    processes = Processes(PROC, no_bystander, whole_node=False, on_pass=not_needed)
-    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
-
-
-def test_a_file_of_our_worker_needs_no_search(file: Path, launch) -> None:
-    worker, processes = launch(OPEN, file), Processes(PROC, no_bystander, whole_node=False, on_pass=not_needed)
-    assert processes.holders({"gpu": [str(file)]}, [worker.pid]) == {"gpu": ()}
+    assert look(file, on_pass=not_needed) == ()
+    worker = launch(OPEN, file)
+    assert look(file, (worker.pid,), on_pass=not_needed) == ()
 
 
 def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> None:
-    processes = Processes(PROC, no_bystander, whole_node=False)
+    processes = search()
     holder = launch(IN_TRANSIT, file)
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": None}
     holder.kill()
@@ -143,60 +129,51 @@ def test_a_question_that_the_kernel_refuses_leaves_holders_unknown(file: Path, l
 def test_a_holder_that_keeps_moving_never_looks_absent(file: Path, launch, code: str) -> None:
     """Passes alone missed such holders in most looks."""
     launch(code, file)
-    processes = Processes(PROC, no_bystander, whole_node=False)
+    processes = search()
     looks = [processes.holders({"gpu": [str(file)]})["gpu"] for _ in range(10)]
     file.unlink()  # ends the process that forks
     assert () not in looks
 
 
-def test_a_process_with_the_file_open_is_described(file: Path, launch) -> None:
+USES = {
+    "open": OPEN,
+    "map": MAP,
+    "a thread with its own files": UNSHARED_THREAD,
+    "its first thread has ended": DEAD_LEADER,
+}
+
+
+@pytest.mark.parametrize("code", USES.values(), ids=USES)
+def test_a_holder_is_found_and_described_however_it_holds(file: Path, launch, code: str) -> None:
+    """A process chooses its name; a command line may hold a password, and would stay in the ledger for ever."""
     before = clock.now().uptime
-    process = launch(OPEN, file)
-    [holder] = look(file)
-    assert (holder.pid, holder.container) == (process.pid, None)
-    assert holder.state in "RS"  # it may not sleep yet
+    process = launch("open('/proc/self/comm', 'w').write('a) Z 1 (\x1b[2J')\n" + code, file, "--password=hunter2")
+    [holder] = look(file, container_of={process.pid: "pod-a"}.get)
+    assert (holder.pid, holder.container, holder.command) == (process.pid, "pod-a", "a) Z 1 (?[2J")
+    assert holder.state in "RS"  # it may not sleep yet, and it is not the first thread's Z
     assert before - 0.01 <= holder.started <= clock.now().uptime
-    assert holder.command == Path(f"/proc/{process.pid}/comm").read_text().strip()
-
-
-@pytest.mark.parametrize("code", [OPEN, MAP, UNSHARED_THREAD], ids=["open", "map", "a thread with its own files"])
-def test_a_holder_is_found_however_it_uses_the_device(file: Path, launch, code: str) -> None:
-    process = launch(code, file)
-    assert pids(file) == [process.pid]
-
-
-def test_a_thread_still_holds_a_file_of_its_dead_leader(file: Path, launch) -> None:
-    process = launch(DEAD_LEADER, file)
-    [holder] = look(file)
-    assert holder.pid == process.pid
-    assert holder.state in "RS"  # not the first thread's Z
 
 
 @pytest.mark.parametrize("code", [OPEN, MAP], ids=["open", "map"])
-def test_a_renamed_file_is_the_same_file(file: Path, launch, code: str) -> None:
+def test_a_file_is_known_by_its_inode(file: Path, launch, code: str) -> None:
     process = launch(code, file)
-    assert pids(file.rename(file.with_name("other"))) == [process.pid]
-
-
-def test_a_file_that_has_taken_the_name_is_another_file(file: Path, launch) -> None:
-    launch(OPEN, file)
-    file.unlink()
+    renamed = file.rename(file.with_name("other"))
     file.write_bytes(b"")
-    assert look(file) == ()
+    with renamed.open("rb"):  # this process does not count
+        assert (pids(renamed), pids(file)) == ([process.pid], [])
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert look(renamed) == ()
 
 
-@pytest.mark.parametrize("names", ["abc", "abcdefghi"], ids=["few", "many"])
-def test_one_search_answers_for_all_devices(tmp_path: Path, launch, names: str) -> None:
-    files = {name: [str(tmp_path / name)] for name in names}
+def test_one_search_answers_for_all_devices(tmp_path: Path, launch) -> None:
+    files = {name: [str(tmp_path / name)] for name in "abcdefghi"}
     for name in files:
         (tmp_path / name).write_bytes(b"x")
-    one, both = (
-        launch(MAP, tmp_path / "a"),
-        launch(f"import os, sys; os.open(sys.argv[2], 0); {OPEN}", *files["a"], *files["b"]),
-    )
-    found = Processes(PROC, no_bystander, whole_node=False).holders(files)
-    users = {name: {holder.pid for holder in holders or ()} for name, holders in found.items()}
-    assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
+    one = launch(MAP, tmp_path / "a")
+    both = launch(f"import os, sys; os.open(sys.argv[2], 0); {OPEN}", *files["a"], *files["b"])
+    users = {name: {it.pid for it in holders or ()} for name, holders in search().holders(files).items()}
+    assert users == {name: set() for name in files} | {"a": {one.pid, both.pid}, "b": {both.pid}}
 
 
 def test_a_slow_process_does_not_block_a_free_device(tmp_path: Path, launch) -> None:
@@ -204,8 +181,13 @@ def test_a_slow_process_does_not_block_a_free_device(tmp_path: Path, launch) -> 
     for [file] in files.values():
         Path(file).touch()
     slow, other = launch(MANY_FILES, *files["its own"]), launch(OPEN, *files["another's"])
-    processes = Processes(view(tmp_path, slow.pid, other.pid), no_bystander, whole_node=False, each_within=0.0)
-    assert processes.holders(files) == {"its own": None, "another's": None, "free": ()}
+    processes = search(view(tmp_path, slow.pid, other.pid), each_within=0.0)
+    assert processes.holders({**files, "node": ["/dev/full"]}) == {
+        "its own": None,
+        "another's": None,
+        "free": (),
+        "node": None,
+    }  # the kernel counts no open files of device nodes
     assert processes.gave_up
     assert processes.slowest()[1] == slow.pid
 
@@ -214,142 +196,58 @@ def test_a_slow_search_does_not_hold_a_free_device(tmp_path: Path, file: Path, l
     launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()
-    processes = Processes(PROC, no_bystander, whole_node=False)
+    processes = search()
     assert processes.holders({"held": [str(file)], "free": [str(free)]}, within=0.0) == {"held": None, "free": ()}
     assert processes.gave_up
 
 
-def test_a_slow_process_may_hold_any_device_node(tmp_path: Path, file: Path, launch) -> None:
-    """The kernel counts no open files of device nodes."""
-    seen = view(tmp_path, launch(MANY_FILES, file).pid)
-    processes = Processes(seen, no_bystander, whole_node=False, is_open=cannot_tell, each_within=0.0)
-    assert processes.holders({"gpu": ["/dev/full"]}) == {"gpu": None}
-
-
-def test_this_process_and_those_left_out_are_no_holders(file: Path, launch) -> None:
-    process = launch(OPEN, file)
-    with file.open("rb"):
-        assert pids(file) == [process.pid]
-    assert look(file, exclude=(process.pid,)) == ()
-
-
-def test_a_child_descends_from_its_running_parent(file: Path, launch) -> None:
+def test_descendants_count_while_their_ancestor_runs(file: Path, launch) -> None:
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], start_new_session=True)"
     parent = launch(f"import subprocess, sys; {start}.wait()", file)
     (started,) = pids(file)
-    observer = Processes(PROC, no_bystander, whole_node=False)
+    observer = search()
     assert observer.descends(started, {parent.pid})
     assert observer.descends(parent.pid, {parent.pid})
     assert not observer.descends(parent.pid, {started})
     parent.kill()
     parent.wait()
-    assert not observer.descends(started, {parent.pid})
+    # The first process of a container is its parent now, and may be our own service.
+    assert not observer.descends(started, {parent.pid, 1})
     os.kill(started, 9)
 
 
-def test_an_orphan_has_no_ancestors(file: Path) -> None:
-    """Though the first process of a container is its parent then, and may be our own service."""
-    start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], stdout=-1, start_new_session=True)"
-    subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}.stdout.readline()", file], check=True)
-    (orphan,) = pids(file)
-    observer = Processes(PROC, no_bystander, whole_node=False)
-    assert not observer.descends(orphan, {1})
-    os.kill(orphan, 9)
-
-
-def test_an_uncollected_process_holds_no_file(file: Path, launch) -> None:
-    process = launch(OPEN, file)
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert look(file) == ()
-
-
-def test_the_container_is_asked_for_by_pid(file: Path, launch) -> None:
-    process = launch(OPEN, file)
-    observer = Processes(PROC, {process.pid: "pod-a"}.get, whole_node=False)
-    [holder] = observer.holders({"gpu": [str(file)]})["gpu"] or ()
-    assert holder.container == "pod-a"
-
-
-def test_a_command_line_has_no_terminal_controls(file: Path, launch) -> None:
-    launch("open('/proc/self/comm', 'w').write('\x1b[2J all well'); " + OPEN, file)
-    [holder] = look(file)
-    assert holder.command == "?[2J all well"
-
-
-def test_arguments_of_a_command_are_not_logged(file: Path, launch) -> None:
-    """A password on a command line would stay in the ledger for ever."""
-    launch(OPEN, file, "--password=hunter2")
-    [holder] = look(file)
-    assert "hunter2" not in holder.command
-
-
-def test_odd_process_names_do_not_shift_the_fields(file: Path, launch) -> None:
-    before = clock.now().uptime
-    launch("import sys; open('/proc/self/comm', 'w').write('a) Z 1 (b'); " + OPEN, file)
-    [holder] = look(file)
-    assert holder.state in "RS"  # it may not sleep yet
-    assert before - 0.01 <= holder.started <= clock.now().uptime
-
-
-def test_an_open_device_node_is_identified_by_number(tmp_path: Path, launch) -> None:
-    """A container has its own node for the same device."""
-    zero = Path("/dev/zero").stat().st_rdev
+@pytest.mark.parametrize("code", [OPEN, MAPPING.format(flags=2)], ids=["open", "mapped"])
+def test_a_device_node_is_identified_by_its_number(tmp_path: Path, launch, code: str) -> None:
+    """A container has its own node for the same device: name and inode are the tenant's choice."""
     try:
-        os.mknod(tmp_path / "node", 0o600 | 0o020000, zero)
-        process = launch(OPEN, tmp_path / "node")
+        os.mknod(tmp_path / "node", 0o600 | 0o020000, Path("/dev/zero").stat().st_rdev)
+        process = launch(code, tmp_path / "node")
     except PermissionError:
         pytest.skip("making device nodes takes root")
     assert process.pid in pids(Path("/dev/zero"))
     assert process.pid not in pids(Path("/dev/full"))
 
 
-def test_a_mapped_device_node_is_identified_by_number(tmp_path: Path, launch) -> None:
-    """The descriptor is closed, and name and inode of the node are the tenant's choice."""
-    node = tmp_path / "node"
-    try:
-        os.mknod(node, 0o600 | 0o020000, Path("/dev/zero").stat().st_rdev)
-        process = launch(ZERO_UNDER_ANOTHER_NAME, node)
-    except PermissionError:
-        pytest.skip("making device nodes takes root")
-    assert str(node) in Path(f"/proc/{process.pid}/maps").read_text()
-    assert process.pid in pids(Path("/dev/zero"))
-    assert process.pid not in pids(Path("/dev/full"))
-
-
-def test_a_file_named_like_a_device_does_not_count(node_proc: NodeProc, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [("/dev/full", [7]), ("file", []), (None, None)],
+    ids=["the device", "a file of that name", "it cannot be looked behind"],
+)
+def test_a_mapping_counts_by_what_is_behind_its_name(node_proc: NodeProc, tmp_path: Path, link, found) -> None:
     directory = node_proc.add(7, "0::/\n")
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
-    (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
-    observer = Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell)
-    assert observer.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
-    (directory / "map_files/400000-401000").unlink()
-    (directory / "map_files/400000-401000").symlink_to("/dev/full")
-    assert [holder.pid for holder in observer.holders({"gpu": ["/dev/full"]})["gpu"] or ()] == [7]
-
-
-def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
-    directory = node_proc.add(7, "0::/\n")
-    (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /any/name\n")
-    assert Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell).holders(
-        {"gpu": ["/dev/full"]}
-    ) == {"gpu": None}
-
-
-def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> None:
-    process = launch(STUCK_IN_THE_KERNEL, file)
-    [holder] = look(file)
-    assert (holder.pid, holder.state) == (process.pid, "D")
+    if link is not None:
+        (directory / "map_files/400000-401000").symlink_to(tmp_path / link)
+    holders = search(node_proc.path, whole_node=True, is_open=cannot_tell).holders({"gpu": ["/dev/full"]})["gpu"]
+    assert (None if holders is None else [holder.pid for holder in holders]) == found
 
 
 def test_a_dead_looking_holder_is_reported_without_a_name(node_proc: NodeProc, file: Path) -> None:
     """A dead process counts as gone, but another of its threads may still hold the file."""
-    directory = node_proc.add(7, "0::/\n", state="Z")
-    (directory / "fd/3").symlink_to(file)
-    assert Processes(node_proc.path, no_bystander, whole_node=True, is_open=cannot_tell).holders(
-        {"gpu": [str(file)]}
-    ) == {"gpu": None}
+    (node_proc.add(7, "0::/\n", state="Z") / "fd/3").symlink_to(file)
+    observer = search(node_proc.path, whole_node=True, is_open=cannot_tell)
+    assert observer.holders({"gpu": [str(file)]}) == {"gpu": None}
 
 
 def test_an_unknown_owner_spoils_only_its_own_device(node_proc: NodeProc, file: Path) -> None:
@@ -361,7 +259,7 @@ def test_an_unknown_owner_spoils_only_its_own_device(node_proc: NodeProc, file: 
     other = file.with_name("other")
     other.touch()
     for whole_node in (True, False):
-        observer = Processes(node_proc.path, hidden, whole_node=whole_node, is_open=cannot_tell)
+        observer = search(node_proc.path, hidden, whole_node=whole_node, is_open=cannot_tell)
         assert observer.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
 
 
@@ -378,30 +276,29 @@ def test_a_reused_pid_is_read_again(node_proc: NodeProc, file: Path) -> None:
             node_proc.add(pid, "0::/\n")
         return "pod-a"
 
-    assert Processes(node_proc.path, container_of, whole_node=True, is_open=cannot_tell).holders(
-        {"gpu": [str(file)]}
-    ) == {"gpu": ()}
+    assert search(node_proc.path, container_of, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+        "gpu": ()
+    }
     assert asked == [7]
 
 
-def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
-    process, bystander = launch(OPEN, file), launch(OPEN, file)
-    observer = Processes(PROC, no_bystander, whole_node=False)
-    found = observer.holders({"gpu": [str(file)]}, is_bystander=lambda holder: holder.pid == bystander.pid)["gpu"]
-    assert [holder.pid for holder in found or ()] == [process.pid]
-    assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
-
-
-def test_the_kernel_is_asked_again_after_a_bystander_started(file: Path, launch) -> None:
+def test_bystanders_are_left_out_and_the_kernel_asked_again(file: Path, launch) -> None:
     """A hidden holder that got the pid of the bystander would pass for it."""
-    bystander, asked = launch(OPEN, file), []
+    process, bystander, asked = launch(OPEN, file), launch(OPEN, file), list[Beside]()
 
     def noted(files: Iterable[str], beside: Beside) -> bool | None:
         asked.append(beside)
         return is_open(files, beside)
 
-    observer = Processes(PROC, no_bystander, whole_node=False, is_open=noted)
-    assert observer.holders({"gpu": [str(file)]}, is_bystander=lambda _holder: True) == {"gpu": ()}
+    def found(ignored: set[int]) -> list[int]:
+        seen = search(is_open=noted).holders({"gpu": [str(file)]}, is_bystander=lambda it: it.pid in ignored)["gpu"]
+        return [holder.pid for holder in seen or ()]
+
+    assert found({bystander.pid}) == [process.pid]
+    assert pids(file) == sorted([process.pid, bystander.pid])
+    process.kill()
+    process.wait()
+    assert found({bystander.pid}) == []
     assert asked[-1] == {os.getpid(): None, bystander.pid: proc.status(f"/proc/{bystander.pid}").started}
 
 
@@ -409,7 +306,7 @@ def test_a_process_listed_by_the_driver_is_a_holder(file: Path, launch) -> None:
     """A process may close a slice's file and keep its context."""
     idle, bystander = launch(f"import sys, time{SLEEP}"), launch(f"import sys, time{SLEEP}")
     gone = 2**22 + 1  # above the most that the kernel numbers
-    found = Processes(PROC, no_bystander, whole_node=False).holders(
+    found = search().holders(
         {"gpu": [str(file)], "other": [str(file)]},
         is_bystander=lambda holder: holder.pid == bystander.pid,
         listed={"gpu": {idle.pid, bystander.pid, gone}, "unknown": {idle.pid}},
@@ -471,7 +368,7 @@ def test_a_follow_up_reads_no_process_that_has_not_run(
         return held_by(search, task, timer, mapped=mapped)
 
     monkeypatch.setattr(Search, "held_by", noted)
-    processes = Processes(view(tmp_path, still.pid, other.pid), no_bystander, whole_node=False, is_open=cannot_tell)
+    processes = search(view(tmp_path, still.pid, other.pid), is_open=cannot_tell)
     stop(still.pid)
     assert processes.holders({"gpu": ["/dev/full"]}, follow_up=True) == {"gpu": ()}
     assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
@@ -487,7 +384,7 @@ def test_a_follow_up_reads_no_process_that_has_not_run(
 def test_a_follow_up_finds_who_has_come_since(file: Path, launch) -> None:
     old, processes = (
         launch(OPENS_LATER + AWAITS, file),
-        Processes(PROC, no_bystander, whole_node=False, is_open=cannot_tell),
+        search(is_open=cannot_tell),
     )
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
     act(old, old.pid)
@@ -498,7 +395,7 @@ def test_a_follow_up_finds_who_has_come_since(file: Path, launch) -> None:
 
 
 def test_a_follow_up_says_nothing_from_searches_for_other_files(file: Path, launch) -> None:
-    processes, holder = Processes(PROC, no_bystander, whole_node=False, is_open=cannot_tell), launch(MAP, file)
+    processes, holder = search(is_open=cannot_tell), launch(MAP, file)
     stop(holder.pid)
     assert processes.holders({"other": ["/dev/full"]}) == {"other": ()}
     for device in ("gpu", "the same"):
@@ -510,7 +407,7 @@ def test_a_follow_up_says_nothing_from_searches_for_other_files(file: Path, laun
 def test_a_complete_search_finds_what_a_follow_up_misses(file: Path, launch, code: str) -> None:
     holder = launch(code, file)
     [*shares] = map(int, Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split())
-    unsure, sure = (Processes(PROC, no_bystander, whole_node=False, is_open=it) for it in (cannot_tell, is_open))
+    unsure, sure = (search(is_open=it) for it in (cannot_tell, is_open))
     if shares:
         stop(holder.pid)
     for processes in (unsure, sure):
@@ -534,12 +431,8 @@ def wait_until_dead(pid: int) -> None:
 
 def test_a_device_without_its_files_is_not_proven_free(file: Path) -> None:
     files = {"none": [], "missing": [str(file), f"{file}-missing"], "good": [str(file)]}
-    found = Processes(PROC, no_bystander, whole_node=False).holders(files)
+    found = search().holders(files)
     assert found == {"none": None, "missing": None, "good": ()}
-
-
-def initial_namespace() -> bool:
-    return Path("/proc/self/ns/pid").stat().st_ino == proc.INITIAL_PID_NAMESPACE
 
 
 def view(tmp_path: Path, *pids: int) -> Path:
@@ -551,30 +444,14 @@ def view(tmp_path: Path, *pids: int) -> Path:
     return seen
 
 
-@pytest.mark.skipif(not initial_namespace(), reason="this test run is in a container")
-def test_if_all_processes_are_visible_the_search_is_complete(tmp_path: Path, file: Path, launch) -> None:
-    process = launch(OPEN, file)
-    free = tmp_path / "free"
-    free.touch()
-    found = Processes(view(tmp_path, process.pid), no_bystander, whole_node=True).holders(
-        {"a": [str(file)], "b": [str(free)]}
-    )
-    assert [holder.pid for holder in found["a"] or ()] == [process.pid]
-    assert found["b"] == ()
-
-
-def test_another_pid_namespace_proves_no_device_free(tmp_path: Path, file: Path) -> None:
-    for seen in (tmp_path / "container", tmp_path / "empty"):
-        seen.mkdir()
+def test_only_the_whole_node_proves_a_device_free(node_proc: NodeProc, tmp_path: Path, file: Path) -> None:
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
-    for seen in (tmp_path / "container", tmp_path / "empty"):
-        assert Processes(seen, no_bystander, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
-            "gpu": None
-        }
-        assert Processes(seen, no_bystander, whole_node=False, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
-            "gpu": ()
-        }
+    (tmp_path / "empty").mkdir()
+    for seen, whole in ((node_proc.path, ()), (tmp_path / "container", None), (tmp_path / "empty", None)):
+        for whole_node, holders in ((True, whole), (False, ())):
+            observer = search(seen, whole_node=whole_node, is_open=cannot_tell)
+            assert observer.holders({"gpu": [str(file)]}) == {"gpu": holders}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")

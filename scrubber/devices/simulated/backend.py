@@ -12,7 +12,7 @@ from asyncinotify import Inotify, Mask
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
-from scrubber.devices.simulated import condition, containers, layout
+from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.ground import log
 from scrubber.node import open_check
@@ -37,7 +37,7 @@ class Simulated:
         self._pods = Containers(containers.PROC, groups=groups)
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
-        self._alarm: Alarm | None = None
+        self._alarm: Inotify | None = None
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
         """Nothing is missing."""
@@ -66,7 +66,7 @@ class Simulated:
     def has_holders(self, uuid: str) -> bool | None:
         """Exact while the device answers: the kernel knows whether its memory file is open."""
         place = self._present(uuid)
-        return _in_use(place, lost=condition.faults(place).lost)
+        return _in_use(place, lost=layout.faults(place).lost)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
         """None: every holder has the memory file open."""
@@ -77,24 +77,24 @@ class Simulated:
 
     def vitals(self, uuid: str) -> Vitals:
         """The health in the device's files now."""
-        return condition.vitals(self._present(uuid))
+        return layout.vitals(self._present(uuid))
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Vitals and holders; each file is read once."""
         place = self._present(uuid)
-        found = condition.vitals(place)
+        found = layout.vitals(place)
         return found, _in_use(place, lost=found.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
         """The XIDs in its event log, also while the device hangs."""
-        return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
+        return Vitals(xids=layout.xids(self._present(uuid)), partial=True)
 
     def readings(self) -> dict[str, Readings]:
         """The sensor values in the GPUs' documents."""
         found: dict[str, Readings] = {}
         for place in layout.places(self._root):
             with suppress(DeviceError):
-                found[place.info().uuid] = condition.readings(place)
+                found[place.info().uuid] = layout.readings(place)
         return found
 
     def files(self, uuid: str) -> tuple[str, ...]:
@@ -132,16 +132,20 @@ class Simulated:
     def alarm(self) -> int | None:
         """A watch of the GPUs' documents and event logs; None if this user has too many inotify watches."""
         try:
-            self._alarm = self._alarm or Alarm(layout.places(self._root))
+            self._alarm = self._alarm or _watch(layout.places(self._root))
         except (OSError, DeviceError) as error:
             logger.warning("cannot watch the simulated GPUs: the monitor polls them", error=str(error))
             return None
-        return self._alarm.fileno()
+        return self._alarm.fd
 
     def clear_alarm(self) -> None:
         """Reset the alarm until the next change."""
-        if self._alarm is not None:
-            self._alarm.clear_alarm()
+        if self._alarm is None:
+            return
+        poll = select.poll()
+        poll.register(self._alarm.fd, select.POLLIN)
+        while poll.poll(0):
+            os.read(self._alarm.fd, _MOST)
 
     def close(self) -> None:
         """Close the alarm."""
@@ -180,30 +184,14 @@ def _files(place: GpuFiles) -> tuple[str, ...]:
     return str(place.memory), str(place.chip)
 
 
-class Alarm:
+def _watch(places: Iterable[GpuFiles]) -> Inotify:
     """A watch over all present GPUs: a rename replaces a document, or a line is appended to the event log.
 
     Changes of their memory do not count.
     """
-
-    def __init__(self, places: Iterable[GpuFiles]) -> None:
-        self._inotify = Inotify()
-        for place in places:
-            self._inotify.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
-            if place.events.exists():  # without it, ``vitals`` fails
-                self._inotify.add_watch(place.events, Mask.MODIFY)
-
-    def fileno(self) -> int:
-        """The file descriptor, readable after a change."""
-        return self._inotify.fd
-
-    def clear_alarm(self) -> None:
-        """Reset the alarm until the next change."""
-        poll = select.poll()
-        poll.register(self._inotify.fd, select.POLLIN)
-        while poll.poll(0):
-            os.read(self._inotify.fd, _MOST)
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._inotify.close()
+    watch = Inotify()
+    for place in places:
+        watch.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
+        if place.events.exists():  # without it, ``vitals`` fails
+            watch.add_watch(place.events, Mask.MODIFY)
+    return watch

@@ -1,11 +1,9 @@
-"""The chip of a simulated GPU: units that compute and have on-chip memory."""
+"""The on-chip memory of a simulated GPU, which belongs to the units that compute."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Collection
 
 from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError, NotNowError
@@ -16,7 +14,6 @@ from scrubber.ground import private_files
 UNITS = 8
 UNIT_BYTES = 128 * 1024
 _BYTES = UNITS * UNIT_BYTES
-_ROUNDS = 2000  # of the computation: some milliseconds in total
 _ZEROS = bytes(UNIT_BYTES)
 
 
@@ -47,13 +44,6 @@ def scrub(place: GpuFiles, key: bytes) -> Scratched:
     return Scratched(UNITS, UNITS, len(faulty))
 
 
-def deviating(key: bytes, bad: Collection[int]) -> tuple[int, ...]:
-    """The units whose result differs in any bit from the result of most units."""
-    results = [_computed(key, wrong=unit in bad) for unit in range(UNITS)]
-    [(common, _)] = Counter(results).most_common(1)
-    return tuple(unit for unit, result in enumerate(results) if result != common)
-
-
 def _holds(handle: int, unit: int, key: bytes) -> bool:
     stream = hashlib.shake_128(key + unit.to_bytes(2)).digest(UNIT_BYTES)
     held = _held(handle, unit, stream)
@@ -64,8 +54,3 @@ def _held(handle: int, unit: int, data: bytes) -> bool:
     offset = unit * UNIT_BYTES
     os.pwrite(handle, data, offset)
     return os.pread(handle, UNIT_BYTES, offset) == data
-
-
-def _computed(key: bytes, *, wrong: bool) -> bytes:
-    result = hashlib.pbkdf2_hmac("sha256", key, b"", _ROUNDS)
-    return bytes((result[0] ^ 1,)) + result[1:] if wrong else result

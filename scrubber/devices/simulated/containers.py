@@ -14,7 +14,7 @@ from pathlib import Path
 from scrubber.core import names
 from scrubber.devices import shortage
 from scrubber.node.cgroups import Containers, runs
-from scrubber.node.proc import ENDED, BlindError, of_kernel
+from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
 
 PROC = Path("/proc")
 MARK = "AUTOCLAVE_SIMULATED_CONTAINER"
@@ -32,16 +32,14 @@ def of(pid: int, pods: Containers = PODS) -> str | None:
 
 def members(pods: Containers = PODS) -> Iterator[tuple[int, str]]:
     """All processes in containers, each with its container."""
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
+    for pid in pids(PROC):
         try:
-            container = of(int(entry.name), pods)
+            container = of(pid, pods)
         except BlindError as error:
             shortage.demand_none(error)  # a container whose processes cannot be read now would count as ended
             continue
         if container is not None:
-            yield int(entry.name), container
+            yield pid, container
 
 
 def living(pods: Containers = PODS) -> dict[str, int]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
-from scrubber.devices.simulated import chip, condition, layout, memory, patterns, selftest
+from scrubber.devices.simulated import chip, layout, memory
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
-from scrubber.devices.simulated.patterns import Pattern
+from scrubber.devices.simulated.memory import Pattern
+
+_TESTS = ("random", "arithmetic")
 
 
 class SimulatedGpu:
@@ -50,18 +52,18 @@ class SimulatedGpu:
             # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
             step = _counted(stalling, cells.size * (1 + len(chosen) + confirm))
-            residue = cells.residue(step, cut=bool(written))
+            residue, begins = cells.residue(step, cut=bool(written))
             if written:
                 cells.fill(written[0], step)
             mismatch: Mismatch | None = None
             for pattern, *then in zip_longest(written if confirm else written[:-1], written[1:]):
                 self._answer()
-                condition.stall(self._place, lambda: step(0))
+                layout.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             if mismatch is not None and cells.holds(mismatch):
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
             covered = cells.size if chosen else 0
-            return Findings(covered, cells.size, residue.bytes, mismatch, residue_at=residue.begins)
+            return Findings(covered, cells.size, residue, mismatch, residue_at=begins)
 
     def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero. NotNowError if each byte is zero after one more clear."""
@@ -77,7 +79,7 @@ class SimulatedGpu:
     def _read_back(self, progress: Progress) -> Findings:
         faults = self._answer()
         with memory.opened(self._place, faults.stuck_bits) as cells:
-            mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
+            mismatch = cells.compare(memory.zero, _counted(progress, cells.size))
             return Findings(cells.size, cells.size, mismatch=mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
@@ -88,11 +90,24 @@ class SimulatedGpu:
         return chip.scrub(self._place, key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
-        """Test addresses, inversions, random data and arithmetic; writing zeros afterwards takes extra time."""
+        """Test random data and arithmetic, as far as the time allows. Writing zeros afterwards takes extra time."""
+        ends = time.monotonic() + seconds
         faults = self._answer()
-        box = selftest.Box(time.monotonic() + seconds, self._answer)
+        ended = list[str]()
+        mismatch: Mismatch | None = None
+        units, deviating = 0, tuple[int, ...]()
         with memory.opened(self._place, faults.stuck_bits) as cells:
-            return selftest.run(cells, key, faults.bad_units, box, progress)
+            step = _counted(progress, 4 * cells.size)
+            if time.monotonic() < ends:
+                mismatch = cells.write_and_compare(memory.keyed(key), step)
+                ended.append("random")
+            self._answer()
+            if time.monotonic() < ends:
+                units, deviating = chip.UNITS, tuple(sorted({*faults.bad_units}))
+                ended.append("arithmetic")
+            mismatch = joined(mismatch, cells.write_and_compare(memory.zero, step))
+            skipped = tuple(name for name in _TESTS if name not in ended)
+            return Tested(tuple(ended), skipped, cells.size, mismatch, units, deviating)
 
     def restore_settings(self) -> Findings:
         """Restore the baseline; returns the settings that had changed."""
@@ -109,10 +124,10 @@ class SimulatedGpu:
     def vitals(self) -> Vitals:
         """The health in the device's files now."""
         self._answer()
-        return condition.vitals(self._place)
+        return layout.vitals(self._place)
 
     def _answer(self) -> Faults:
-        faults = condition.faults(self._place)
+        faults = layout.faults(self._place)
         if faults.lost:
             raise DeviceLostError("the device has fallen off the bus: reseat or replace it, then reboot the node")
         return faults
@@ -123,7 +138,7 @@ def _silent(_done: int, _total: int) -> None:
 
 
 def _patterns(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
-    return tuple(patterns.by_name(name, key) for name in names)
+    return tuple(memory.by_name(name, key) for name in names)
 
 
 def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:
@@ -134,7 +149,7 @@ def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:
         progress(done, total)
         if done >= where and not there:
             there = True
-            condition.stall(place, lambda: progress(done, total))
+            layout.stall(place, lambda: progress(done, total))
 
     return stalled
 

@@ -1,7 +1,7 @@
-"""The files of a simulated GPU: their paths, and its documents, which are replaced atomically and read strictly.
+"""The files of a simulated GPU, and the state that they say.
 
-A document is a small JSON file. One that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy
-default.
+A document is a small JSON file, which is replaced atomically and read strictly. One that is missing, incomplete or
+unexpected is a ``DeviceError``, never a healthy default.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -17,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from scrubber.core.model import DeviceInfo, Sign
-from scrubber.devices.base import DeviceError
+from scrubber.core.model import DeviceInfo, Sign, Vitals, Xid
+from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 from scrubber.ground import private_files
 from scrubber.ground.documents import strict_json
 
@@ -26,6 +27,7 @@ NAME = "simulated"  # of the backend
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
+_POLL_SECONDS = 0.02  # a blocked call notices after this time that its fault was healed
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +220,63 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def faults(place: GpuFiles) -> Faults:
+    """The current faults. While the device hangs, this call blocks, as a driver call does."""
+    while (found := read(place.faults, Faults)).hang:
+        time.sleep(_POLL_SECONDS)
+    return found
+
+
+def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
+    """Block while the fault ``stall_clears`` is set, and call ``meanwhile`` again and again."""
+    while read(place.faults, Faults).stall_clears:
+        meanwhile()
+        time.sleep(_POLL_SECONDS)
+
+
+def vitals(place: GpuFiles) -> Vitals:
+    """The health, from the counters, the faults and the event log."""
+    found = faults(place)
+    counters = read(place.counters, Counters)
+    return Vitals(
+        lost=found.lost,
+        xids=xids(place),
+        ecc_uncorrectable=counters.ecc_uncorrectable,
+        remap_pending=counters.remap_pending,
+        remap_failed=counters.remap_failed,
+        leaked_bytes=counters.leaked_bytes,
+        signs=found.signs,
+    )
+
+
+def readings(place: GpuFiles) -> Readings:
+    """The sensor values."""
+    if faults(place).lost:
+        raise DeviceLostError(f"cannot read the sensors of {place.directory.name}: it has fallen off the bus")
+    measured = read(place.readings, Measured)
+    return Readings(place.info().index, measured.celsius, measured.slowdown_celsius, measured.watts)
+
+
+def xids(place: GpuFiles) -> tuple[Xid, ...]:
+    """The events in the log; DeviceError if a line is incomplete or cannot be parsed."""
+    try:
+        return _numbered(contents(place.events))
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
+        raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
+
+
+def _numbered(text: bytes) -> tuple[Xid, ...]:
+    *lines, rest = text.decode().split("\n")
+    if rest:
+        raise ValueError("the last line is not complete")
+    events: list[Xid] = []
+    for line in lines:
+        events.append(_event(events[-1].number if events else 0, *line.split(" ")))
+    return tuple(events)
+
+
+def _event(before: int, code: str, at: str = "0") -> Xid:
+    """The number follows from the time, as with a real driver, so numbers still rise after a new log begins."""
+    return Xid(max(before + 1, int(float(at) * 1e6)), int(code), float(at))

@@ -1,7 +1,12 @@
-"""Read, write and compare the memory of a simulated GPU in chunks."""
+"""Read, write and compare the memory of a simulated GPU in complete chunks, at memcpy speed.
+
+A pattern returns the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, rotated by another amount
+in each chunk of 64 GiB. So data of an older clear, of another chunk or of another address does not match.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,22 +14,19 @@ from dataclasses import dataclass
 
 from scrubber.core.measurements import Mismatch, joined
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import layout, patterns
+from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.layout import GpuFiles, StuckBit
-from scrubber.devices.simulated.patterns import CHUNK, Pattern
 
+CHUNK = 2**18  # a chunk and its pattern fit into the cache of a core
+
+Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
+
+_ZEROS = memoryview(bytes(CHUNK))
+_ONES = memoryview(b"\xff" * CHUNK)
+_TURN = 0x5BD1  # odd: each chunk number below CHUNK has its own rotation, and those of neighbours differ widely
 Step = Callable[[int], None]  # bytes done
 
-
 PLACES = 4  # reported offsets, one for each chunk: enough to locate old data, too few to reveal its content
-
-
-@dataclass(frozen=True, slots=True)
-class Residue:
-    """The data that was left in memory: how much, and where."""
-
-    bytes: int
-    begins: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class MemoryFile:
     size: int
     stuck_bits: tuple[StuckBit, ...]
 
-    def residue(self, step: Step, *, cut: bool) -> Residue:
+    def residue(self, step: Step, *, cut: bool) -> tuple[int, tuple[int, ...]]:
         """Count the bytes that are not zero, from the end to the beginning, and find where they begin.
 
         ``cut`` takes away each page that was counted; new ones take their places. A tenant may have kept the old pages
@@ -43,13 +45,13 @@ class MemoryFile:
         """
         count, begins = 0, list[int]()
         for number, chunk in self._chunks(step, None, downwards=True):
-            if chunk != patterns.zero(number, len(chunk)):
+            if chunk != zero(number, len(chunk)):
                 count += len(chunk) - chunk.count(0)
                 begins.insert(0, number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
             if cut:
                 os.ftruncate(self.handle, number * CHUNK)
         os.ftruncate(self.handle, self.size)
-        return Residue(count, tuple(begins[:PLACES]))
+        return count, tuple(begins[:PLACES])
 
     def fill(self, pattern: Pattern, step: Step) -> None:
         """Write a pattern to all memory."""
@@ -57,20 +59,22 @@ class MemoryFile:
             self._write(offset, pattern(number, length))
             step(length)
 
-    def compare(
-        self, pattern: Pattern, step: Step, then: Pattern | None = None, *, downwards: bool = False
-    ) -> Mismatch | None:
+    def compare(self, pattern: Pattern, step: Step, then: Pattern | None = None) -> Mismatch | None:
         """Read all memory back: the first difference, and the number of differences.
 
-        ``then`` overwrites each chunk after the comparison. ``downwards`` starts at the last chunk.
+        ``then`` overwrites each chunk after the comparison.
         """
         found: Mismatch | None = None
-        for number, chunk in self._chunks(step, then, downwards=downwards):
+        for number, chunk in self._chunks(step, then):
             expected = pattern(number, len(chunk))
             if chunk != expected:
-                wrong = _difference(number * CHUNK, expected, chunk)
-                found = joined(wrong, found) if downwards else joined(found, wrong)
+                found = joined(found, _difference(number * CHUNK, expected, chunk))
         return found
+
+    def write_and_compare(self, pattern: Pattern, step: Step) -> Mismatch | None:
+        """Write a pattern to all memory and read it back."""
+        self.fill(pattern, step)
+        return self.compare(pattern, step)
 
     def holds(self, mismatch: Mismatch) -> bool:
         """Whether the first byte of a mismatch holds what is written to it now. A stuck bit does not."""
@@ -138,3 +142,36 @@ def _difference(base: int, expected: memoryview, got: bytearray) -> Mismatch:
     wrong = (int.from_bytes(expected) ^ int.from_bytes(got)).to_bytes(length)
     first = length - len(wrong.lstrip(b"\0"))
     return Mismatch(base + first, expected[first], got[first], length - wrong.count(0))
+
+
+def zero(_number: int, length: int) -> memoryview:
+    """Zeros."""
+    return _ZEROS[:length]
+
+
+def ones(_number: int, length: int) -> memoryview:
+    """Every bit set."""
+    return _ONES[:length]
+
+
+def keyed(key: bytes) -> Pattern:
+    """A stream that cannot be predicted without the key."""
+    stream = memoryview(hashlib.shake_128(key).digest(CHUNK) * 2)
+
+    def pattern(number: int, length: int) -> memoryview:
+        start = number * _TURN % CHUNK
+        return stream[start : start + length]
+
+    return pattern
+
+
+def by_name(name: str, key: bytes) -> Pattern:
+    """The pattern with this name."""
+    match name:
+        case "zero":
+            return zero
+        case "ones":
+            return ones
+        case "random" if key:
+            return keyed(key)
+    raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown, or its key is missing")

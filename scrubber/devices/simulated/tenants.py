@@ -8,12 +8,14 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.node.open_files import Search, Timer
+from scrubber.node.proc import ENDED
 
 _PROGRAM = "scrubber.devices.simulated.tenant"
 _START_SECONDS = 10.0
@@ -41,26 +43,16 @@ def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
 
 def release(root: Path, uuid: str) -> tuple[int, ...]:
     """End the container processes that hold a GPU, as a container runtime does; returns their pids."""
-    memory = layout.find(root, uuid).memory.stat()
-    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, (memory.st_dev, memory.st_ino)))
+    search = Search({uuid: [str(layout.find(root, uuid).memory)]})
+    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, search))
     for pid in ended:
-        _end(pid)
+        _end(pid, signal.SIGTERM, lambda it: containers.of(it) is not None)
     return ended
 
 
 def kill(pid: int) -> None:
     """Kill a process that ignores SIGTERM, but only if it is one of ours: another process may have its pid now."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if _PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    finally:
-        os.close(process)
+    _end(pid, signal.SIGKILL, lambda it: _PROGRAM.encode() in Path(f"/proc/{it}/cmdline").read_bytes())
 
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:
@@ -90,35 +82,28 @@ def _start(
     return int(done.stdout)
 
 
-def _holds(pid: int, memory: tuple[int, int]) -> bool:
+def _holds(pid: int, search: Search) -> bool:
     try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(_is_file(entry, memory) for entry in entries)
-    except OSError:
-        return False  # the process has ended: there is nothing to release
+        return bool(search.held_by(f"/proc/{pid}", Timer()))
+    except PermissionError:
+        return False  # another user's process: not ours to end
 
 
-def _is_file(entry: os.DirEntry[str], identity: tuple[int, int]) -> bool:
-    try:
-        file = entry.stat()
-    except FileNotFoundError:
-        return False  # closed since it was listed
-    return (file.st_dev, file.st_ino) == identity
-
-
-def _end(pid: int) -> None:
+def _end(pid: int, number: signal.Signals, ours: Callable[[int], bool]) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        # Check again now that the pidfd is open: the pid may belong to another process.
-        if containers.of(pid) is None:
+        # Check now that the pidfd is open: the pid may belong to another process.
+        if not ours(pid):
             return
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        signal.pidfd_send_signal(process, number)
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if not poll.poll(_END_SECONDS * 1000):
-            raise DeviceError(f"cannot release: process {pid} does not end on SIGTERM; end it with SIGKILL")
+            raise DeviceError(f"cannot end process {pid}: it does not end on {number.name}; end it with SIGKILL")
+    except ENDED:
+        return
     finally:
         os.close(process)

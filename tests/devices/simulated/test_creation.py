@@ -12,7 +12,7 @@ from autoclave.doctor.facts import container_toolkit
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Vitals
-from scrubber.devices.simulated import condition, creation, drills, layout
+from scrubber.devices.simulated import creation, drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground.errors import FatalError
 
@@ -28,36 +28,16 @@ def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> No
     assert [info.memory_bytes for info in after] == [4096, 8192]
 
 
-def test_a_new_chip_is_zero_sparse_and_kept_over_restarts(tmp_path: Path) -> None:
-    creation.create(tmp_path, 1, 4096)
-    file = tmp_path / "gpu0/scratch"
-    assert (file.stat().st_size, file.stat().st_blocks, stat.S_IMODE(file.stat().st_mode)) == (2**20, 0, 0o600)
+@pytest.mark.parametrize(("name", "size"), [("memory", 64 * 2**20), ("scratch", 2**20)])
+def test_a_new_file_is_private_sparse_and_kept_over_restarts(tmp_path: Path, name: str, size: int) -> None:
+    creation.create(tmp_path / "gpus", 1)
+    file = tmp_path / "gpus/gpu0" / name
+    made = file.stat()
+    assert (made.st_size, made.st_blocks, stat.S_IMODE(made.st_mode)) == (size, 0, 0o600)
+    assert [stat.S_IMODE(file.parents[above].stat().st_mode) for above in (0, 1)] == [0o700, 0o700]
     file.write_bytes(b"secret")
-    creation.create(tmp_path, 1, 4096)
+    creation.create(tmp_path / "gpus", 1)
     assert file.read_bytes() == b"secret"
-
-
-def test_only_the_owner_may_read_the_memory_file(tmp_path: Path) -> None:
-    creation.create(tmp_path / "gpus", 1, 4096)
-    assert stat.S_IMODE((tmp_path / "gpus").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "gpus/gpu0").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "gpus/gpu0/memory").stat().st_mode) == 0o600
-
-
-def test_the_memory_takes_no_space_before_it_is_used(tmp_path: Path) -> None:
-    creation.create(tmp_path, 1)
-    memory = (tmp_path / "gpu0/memory").stat()
-    assert (memory.st_size, memory.st_blocks) == (64 * 2**20, 0)
-
-
-def test_a_reloaded_simulated_driver_is_another_instance(tmp_path: Path) -> None:
-    creation.create(tmp_path, 1, 4096)
-    backend = Simulated(tmp_path)
-    before = backend.driver()
-    creation.create(tmp_path, 1, 4096)
-    assert backend.driver() == before
-    creation.load_driver(tmp_path)
-    assert backend.driver() != before
 
 
 def test_a_reboot_changes_the_driver_instance_and_clears_volatile_state(tmp_path: Path) -> None:
@@ -71,34 +51,27 @@ def test_a_reboot_changes_the_driver_instance_and_clears_volatile_state(tmp_path
 
     creation.create(tmp_path, 1, 4096, "boot-1")
     assert layout.read(layout.driver_file(tmp_path), layout.Driver) == before
-    assert condition.vitals(place).xids != ()
+    assert layout.vitals(place).xids != ()
 
     creation.create(tmp_path, 1, 4096, "boot-2")
     assert layout.read(layout.driver_file(tmp_path), layout.Driver).instance != before.instance
-    assert condition.vitals(place) == Vitals(remap_failed=True)
+    assert layout.vitals(place) == Vitals(remap_failed=True)
     assert place.info().uuid == uuid
 
 
-def test_each_gpu_shows_its_memory_under_its_index(bank, tmp_path):
-    creation.write_cdi(tmp_path, layout.places(bank.root))
-    found = json.loads((tmp_path / creation.CDI_NAME).read_text())
-    assert found["kind"] == "nvidia.com/gpu"
-    mounts = {it["name"]: it["containerEdits"]["mounts"] for it in found["devices"]}
-    for index, uuid in enumerate((bank.first, bank.second)):
-        [mount] = mounts[uuid]
-        assert (mount["hostPath"], mount["containerPath"]) == (
-            str(bank.place(uuid).memory),
-            f"/dev/simulated-gpu{index}",
-        )
-
-
-def test_the_doctor_finds_the_simulated_gpus(bank, tmp_path):
+def test_the_doctor_finds_each_gpu_with_its_memory(bank, tmp_path):
     directory = tmp_path / "var/run/cdi"
     directory.mkdir(parents=True)
     creation.write_cdi(directory, layout.places(bank.root))
-    [found] = container_toolkit.cdi(tmp_path)
-    assert (found.kind, found.fault) == ("nvidia.com/gpu", None)
-    assert {bank.first, bank.second} <= set(found.names)
+    [specification] = container_toolkit.cdi(tmp_path)
+    assert (specification.kind, specification.fault) == ("nvidia.com/gpu", None)
+    assert {bank.first, bank.second} <= set(specification.names)
+    devices = json.loads((directory / creation.CDI_NAME).read_text())["devices"]
+    mounts = {it["name"]: it["containerEdits"]["mounts"] for it in devices}
+    for index, uuid in enumerate((bank.first, bank.second)):
+        [mount] = mounts[uuid]
+        seen_as = f"/dev/simulated-gpu{index}"
+        assert (mount["hostPath"], mount["containerPath"]) == (str(bank.place(uuid).memory), seen_as)
 
 
 def test_an_older_specification_is_replaced_as_a_whole(bank, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
@@ -40,26 +38,17 @@ def test_heat_is_reported_until_healed_and_is_no_ailment(bank) -> None:
     assert bank.backend.readings() == before
 
 
-def test_faults_add_up(bank) -> None:
-    drills.ecc(bank.root, bank.first)
-    drills.remap(bank.root, bank.first)
-    drills.ecc(bank.root, bank.first)
-    drills.lose(bank.root, bank.first)
-    sick = Vitals(ecc_uncorrectable=2, remap_pending=True)
-    assert bank.backend.vitals(bank.first) == replace(sick, lost=True)
-
-
-def test_signs_add_up(bank) -> None:
-    for kind in (AilmentKind.HEAT, AilmentKind.LINKS):
-        drills.sign(bank.root, bank.first, kind, "so it is")
-    assert [sign.kind for sign in bank.backend.vitals(bank.first).signs] == [AilmentKind.HEAT, AilmentKind.LINKS]
-    assert bank.gpu(bank.first).vitals() == bank.backend.vitals(bank.first)
-
-
-def test_bad_units_add_up_and_are_healed(bank) -> None:
+def test_faults_add_up_and_are_healed_together(bank) -> None:
+    for _ in range(2):
+        drills.ecc(bank.root, bank.first)
+        drills.sign(bank.root, bank.first, *HOT)
     for unit in (0, 7):
         drills.bad_compute(bank.root, bank.first, unit)
+    drills.remap(bank.root, bank.first)
+    drills.lose(bank.root, bank.first)
     drills.skip_scratch(bank.root, bank.first)
+    sick = Vitals(ecc_uncorrectable=2, remap_pending=True, lost=True, signs=(Sign(*HOT),) * 2)
+    assert bank.backend.vitals(bank.first) == sick
     faults = layout.read(bank.place(bank.first).faults, layout.Faults)
     assert (faults.bad_units, faults.skip_scratch) == ((0, 7), True)
     drills.heal(bank.root, bank.first)

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Findings, Vitals
-from scrubber.devices.base import DeviceError, DeviceLostError, Gpu, NotNowError
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.simulated import chip, creation, drills, layout
 from scrubber.devices.simulated.layout import Resetting, SimulatedSettings
-from scrubber.devices.simulated.patterns import CHUNK
+from scrubber.devices.simulated.memory import CHUNK
 from tests import few_rights
 from tests.few_rights import takes_setpriv
 from tests.patience import WITHIN
 
 KEY = b"k" * 16
 BOTH = ("random", "zero")
+TESTS = ("random", "arithmetic")
 
 
 def nowhere(_done: int, _total: int) -> None:
@@ -31,9 +33,12 @@ def size_of(bank) -> int:
     return int(bank.place(bank.first).memory.stat().st_size)
 
 
-def test_the_gpu_fits_the_port(bank) -> None:
-    port: Gpu = bank.gpu(bank.first)
-    assert port.vitals() == Vitals()
+def test_a_clear_writes_its_last_pattern_and_reports_coverage(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    assert gpu.clear(KEY, ("random", "ones"), nowhere).covered_bytes == size_of(bank)
+    assert set(bank.place(bank.first).memory.read_bytes()) == {0xFF}
+    assert gpu.clear(KEY, (), nowhere).covered_bytes == 0
+    assert bank.backend.has_holders(bank.first) is False, "an idle worker keeps nothing open"
 
 
 @pytest.mark.parametrize("patterns", [("zero",), BOTH], ids=["zero", "random+zero"])
@@ -44,11 +49,6 @@ def test_a_clear_counts_residue_and_leaves_zeros(bank, patterns) -> None:
     assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Findings(size, size, 5000, residue_at=(100,))
     assert memory.read_bytes() == bytes(size)
     assert bank.gpu(bank.first).verify(nowhere) == Findings(size, size)
-
-
-def test_ones_set_every_bit(bank) -> None:
-    bank.gpu(bank.first).clear(KEY, ("random", "ones"), nowhere)
-    assert set(bank.place(bank.first).memory.read_bytes()) == {0xFF}
 
 
 def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
@@ -71,22 +71,17 @@ def test_an_invalid_pattern_is_refused_before_any_change(bank) -> None:
     assert memory.read_bytes() == b"x" * size_of(bank)
 
 
-def test_without_a_pattern_coverage_is_zero(bank) -> None:
-    assert bank.gpu(bank.first).clear(KEY, (), nowhere).covered_bytes == 0
-
-
-@pytest.mark.parametrize("offset", [0, 5, 2**20 - 1, 2**20, 3 * 2**20 + 4095])
-def test_a_stuck_bit_is_found_at_its_exact_offset(bank, offset: int) -> None:
-    drills.bad_memory(bank.root, bank.first, offset, bit=3)
-    cleared = bank.gpu(bank.first).clear(KEY, ("zero",), nowhere)
-    assert cleared.mismatch == Mismatch(offset, 0, 8, 1)
-    assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(offset, 0, 8, 1)
-
-
-def test_all_bad_bytes_are_counted_and_the_first_is_named(bank) -> None:
-    for offset in (2**21, 77, 78):
-        drills.bad_memory(bank.root, bank.first, offset, bit=0)
-    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch == Mismatch(77, 0, 1, 3)
+@pytest.mark.parametrize("offset", [0, 5, CHUNK - 1, CHUNK, 3 * 2**20 + 4095])
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_stuck_bit_is_found_by_each_step_on_memory(bank, offset: int, bit: int) -> None:
+    drills.bad_memory(bank.root, bank.first, offset, bit)
+    drills.bad_memory(bank.root, bank.first, size_of(bank) - 1, bit)
+    gpu, count = bank.gpu(bank.first), len({offset, size_of(bank) - 1})
+    expected = Mismatch(offset, 0, 1 << bit, count)
+    assert (gpu.clear(KEY, ("zero",), nowhere).mismatch, gpu.verify(nowhere).mismatch) == (expected, expected)
+    tested = gpu.selftest(KEY, 60, nowhere)
+    assert tested.mismatch is not None
+    assert tested.mismatch.count >= count
 
 
 def test_a_foreign_write_during_the_clear_is_no_memory_fault(bank) -> None:
@@ -163,25 +158,21 @@ def test_a_scrub_restores_the_files_that_a_tenant_changed(bank, how: str) -> Non
         assert restored == (before.st_size, before.st_uid, before.st_gid, before.st_mode)
 
 
-def test_swapped_chunks_are_noticed(bank, monkeypatch) -> None:
-    """Memory whose addresses are crossed holds what was written, elsewhere."""
+def test_crossed_addresses_are_found_by_clear_and_self_test(bank, monkeypatch) -> None:
+    """Such memory holds what was written, elsewhere."""
     write = os.pwrite
 
     def crossed(handle: int, data: bytes, offset: int) -> int:
         return write(handle, data, {0: CHUNK, CHUNK: 0}.get(offset, offset))
 
     monkeypatch.setattr(os, "pwrite", crossed)
-    mismatch = bank.gpu(bank.first).clear(KEY, ("random",), nowhere).mismatch
-    assert mismatch is not None
-    assert mismatch.count > CHUNK
-
-
-def test_verify_finds_one_byte_that_was_left(bank) -> None:
-    with bank.place(bank.first).memory.open("r+b") as memory:
-        memory.seek(2**20 + 17)
-        memory.write(b"\x2a")
-    drills.skip_clears(bank.root, bank.first)
-    assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(2**20 + 17, 0, 0x2A, 1)
+    cleared, tested = (
+        bank.gpu(bank.first).clear(KEY, ("random",), nowhere),
+        bank.gpu(bank.first).selftest(KEY, 60, nowhere),
+    )
+    for mismatch in (cleared.mismatch, tested.mismatch):
+        assert mismatch is not None
+        assert mismatch.count > CHUNK
 
 
 def test_a_clear_that_lies_is_caught_by_verify(bank) -> None:
@@ -191,11 +182,12 @@ def test_a_clear_that_lies_is_caught_by_verify(bank) -> None:
     assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(0, 0, ord("s"), 6)
 
 
-def test_memory_that_is_gone_is_an_error(bank) -> None:
-    gpu = bank.gpu(bank.first)
-    bank.place(bank.first).memory.unlink()
-    with pytest.raises(DeviceError, match="cannot open the memory"):
-        gpu.verify(nowhere)
+@pytest.mark.parametrize("name", ["memory", "chip"])
+def test_memory_that_cannot_be_opened_is_an_error(bank, name: str) -> None:
+    gpu, file = bank.gpu(bank.first), getattr(bank.place(bank.first), name)
+    file.unlink()
+    with pytest.raises(DeviceError, match=r"cannot open the .*memory of gpu0"):
+        gpu.verify(nowhere) if name == "memory" else gpu.scratch(KEY)
 
 
 def test_progress_grows_to_its_end(bank) -> None:
@@ -204,13 +196,6 @@ def test_progress_grows_to_its_end(bank) -> None:
     assert said == sorted(said)
     assert said[-1] == (4 * size_of(bank), 4 * size_of(bank))
     assert {total for _, total in said} == {4 * size_of(bank)}
-
-
-def test_an_idle_gpu_does_not_keep_its_memory_open(bank) -> None:
-    gpu = bank.gpu(bank.first)
-    gpu.clear(KEY, BOTH, nowhere)
-    gpu.verify(nowhere)
-    assert bank.backend.has_holders(bank.first) is False
 
 
 def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:
@@ -304,3 +289,40 @@ def test_a_stalled_clear_continues_when_it_is_healed(bank, from_: float, to: str
     drills.heal(bank.root, uuid)
     clear.join(WITHIN)
     assert results == [Findings(size, size, size, residue_at=tuple(range(0, 4 * CHUNK, CHUNK)))]
+
+
+def test_a_good_gpu_passes_the_self_test_and_is_zero(bank) -> None:
+    cells, said = bank.place(bank.first).memory, list[tuple[int, int]]()
+    cells.write_bytes(os.urandom(size_of(bank)))
+    tested = bank.gpu(bank.first).selftest(KEY, 60, lambda done, total: said.append((done, total)))
+    assert tested == measurements.Tested(TESTS, (), size_of(bank), None, chip.UNITS)
+    assert cells.read_bytes() == bytes(size_of(bank))
+    assert said == sorted(said)
+    assert said[-1] == (4 * size_of(bank), 4 * size_of(bank))
+
+
+def test_units_that_compute_wrongly_are_named(bank) -> None:
+    for unit in (2, 7):
+        drills.bad_compute(bank.root, bank.first, unit)
+    tested = bank.gpu(bank.first).selftest(KEY, 60, nowhere)
+    assert (tested.deviating, tested.mismatch, tested.tests) == ((2, 7), None, TESTS)
+
+
+@pytest.mark.parametrize("done", [0, 1], ids=["no test", "one test"])
+def test_a_self_test_out_of_time_reports_and_leaves_zeros(bank, monkeypatch, done: int) -> None:
+    drills.bad_memory(bank.root, bank.first, offset=9, bit=0)
+    cells = bank.place(bank.first).memory
+    cells.write_bytes(os.urandom(size_of(bank)))
+    clock = iter([0.0, *[1.0] * done, *[99.0] * 20])
+    monkeypatch.setattr("scrubber.devices.simulated.gpu.time.monotonic", lambda: next(clock))
+    tested = bank.gpu(bank.first).selftest(KEY, 10, nowhere)
+    assert (tested.tests, tested.skipped, tested.units) == (TESTS[:done], TESTS[done:], 0)
+    assert tested.mismatch is not None
+    assert tested.mismatch.offset == 9
+    assert set(cells.read_bytes()) == {0, 1}
+
+
+def test_a_gpu_lost_during_its_self_test_fails_it(bank) -> None:
+    gpu, uuid = bank.gpu(bank.first), bank.first
+    with pytest.raises(DeviceLostError):
+        gpu.selftest(KEY, 60, lambda _done, _total: drills.lose(bank.root, uuid))
