@@ -28,7 +28,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Handle, Library, Session
-from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia import settings
 from scrubber.node import proc
 from scrubber.node.cgroups import Containers
 

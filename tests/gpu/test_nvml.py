@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.nvml_questions import answered, questions
 from scrubber.core.model import Vitals
+from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
-from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from tests.gpu.conftest import PROC

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import preconditions
-from scrubber.devices.nvidia.settings.settings import PolicySettings
+from scrubber.devices.nvidia.settings import PolicySettings
 
 UNNAMED = PolicySettings()
 WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
@@ -25,7 +26,7 @@ class WorkerTarget:
     baseline: str  # the file with the settings that the whole GPU was first seen with
     resets: str  # the folder of reset locks
     slices: str = WAIT
-    idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
+    idle_bytes: int = IDLE_AT_MOST  # in use without a holder
     settings: PolicySettings = UNNAMED
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import Findings, Holder, Sign, Vitals
+from scrubber.core.model import Findings, Holder, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
@@ -19,24 +19,17 @@ from scrubber.devices.base import (
     Progress,
     Users,
 )
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import holders, settings, slices
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
-from scrubber.devices.nvidia.health import signs, vitals
-from scrubber.devices.nvidia.holders import Usage
-from scrubber.devices.nvidia.inventory import slices
+from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
-from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset, smi
+from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
-from scrubber.devices.nvidia.settings import restore as restoring
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.restore import Restorer
+from scrubber.devices.nvidia.settings import StoredSettings
 from scrubber.ground.documents import strict_json
-
-
-def _beyond(idle: int) -> Callable[[Usage], int]:
-    return lambda usage: holders.leaked(usage, idle)
 
 
 def holders_unknown() -> tuple[Holder, ...] | None:
@@ -79,7 +72,7 @@ class NvidiaGpu:
                 self._recreate(self._place.parent)
                 return "the slice was recreated"
             self._reset()
-            return f"by {smi.PROGRAM}"
+            return f"by {reset.PROGRAM}"
 
     def prepare(self) -> None:
         """Start CUDA and make the context, which takes longer than the passes over the memory."""
@@ -152,11 +145,8 @@ class NvidiaGpu:
             if self._place.restore_only:
                 return Findings()
             with self._library.session() as session:
-                gpu, first = self._place.gpu, self._first(session)
-                if self._place.parent is not None:
-                    found = Findings(drift=restoring.shared(session, gpu, first, self._place.settings))
-                else:
-                    found = restoring.restore(session, gpu, first, self._place.settings)
+                restorer = self._restorer(session, self._first(session))
+                found = restorer.restore() if self._place.parent is None else Findings(drift=restorer.shared())
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
                 return found
@@ -178,14 +168,12 @@ class NvidiaGpu:
             return self._vitals_in(session)
 
     def _vitals_in(self, session: Session) -> Vitals:
-        idle = self._place.idle_bytes
-        leaked = holders.leaked if idle is None else _beyond(idle)
-        return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
-
-    def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
-        """A slice has no links."""
+        # A slice has no links.
         links = frozenset(self._place.links) if self._place.parent is None else frozenset()
-        return signs.at_once(session, gpu, links)
+        found, usage = vitals.read(
+            session, self._place.uuid, self._place.host.runs, lambda gpu: vitals.at_once(session, gpu, links)
+        )
+        return found if usage is None else replace(found, leaked_bytes=holders.leaked(usage, self._place.idle_bytes))
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:
@@ -200,15 +188,14 @@ class NvidiaGpu:
     def _reset(self) -> None:
         with self._library.session() as session:
             first = self._first_if_readable(session)  # before a cancelled reset can change settings
-        gpu, of_slice = self._place.gpu, self._place.parent is not None
 
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
-            if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._place.settings)
+            if self._place.parent is not None:
+                self._restorer(session, self._first(session)).restore()
 
         def before(session: Session) -> None:
-            restoring.before_reset(session, gpu, first, self._place.settings)
+            self._restorer(session, first).before_reset()
 
         reset.reset(self._target(), before, after)
         if self._place.parent is not None:
@@ -261,6 +248,9 @@ class NvidiaGpu:
     def _first(self, session: Session) -> StoredSettings:
         """The settings that the whole GPU was first seen with."""
         return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
+
+    def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
+        return Restorer(session, self._place.gpu, first, self._place.settings)
 
     def _target(self) -> ResetTarget:
         place = self._place

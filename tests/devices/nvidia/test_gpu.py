@@ -16,7 +16,7 @@ from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import preconditions, smi
+from scrubber.devices.nvidia.reset import preconditions, reset
 from scrubber.ground.documents import strict_json
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import Skipping, by_tool, no_holders, one_holder, place, touch, touch_for
@@ -120,7 +120,7 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
     monkeypatch.setattr("os.killpg", lambda *_: None)
     patience = preconditions.Patience.within(seconds)
     with pytest.raises(DeviceError, match="was killed"):
-        smi._kill(process, patience.tool)
+        reset._kill(process, patience.tool)
     assert patience.leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
 
 

@@ -23,7 +23,7 @@ from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
-from scrubber.devices.nvidia.settings.settings import of_policy
+from scrubber.devices.nvidia.settings import of_policy
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
@@ -347,7 +347,7 @@ def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, k
 
 
 def test_a_compute_mode_that_the_policy_leaves_is_kept(rig, prohibited):
-    prohibited._holding._settings = of_policy({"leave": ["compute_mode"]})
+    prohibited._holding._place = replace(prohibited._place, settings=of_policy({"leave": ["compute_mode"]}))
     with pytest.raises(
         NotNowError, match=r"prohibited, and the policy leaves it \(settings.leave\); change it on the node"
     ):
@@ -357,7 +357,7 @@ def test_a_compute_mode_that_the_policy_leaves_is_kept(rig, prohibited):
 
 def test_scrubbing_a_slice_keeps_the_compute_mode_of_its_gpu(rig, prohibited):
     """Other slices may be in use."""
-    prohibited._holding._parent = rig.gpu(0).uuid
+    prohibited._holding._place = replace(prohibited._place, parent=rig.gpu(0).uuid)
     with pytest.raises(
         NotNowError, match=f"its GPU is prohibited; set it on the node: nvidia-smi -i {rig.gpu(0).uuid}"
     ):

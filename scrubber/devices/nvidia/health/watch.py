@@ -2,6 +2,9 @@
 
 A sign must last: a sign that is gone at the next reading is not reported. Each sign is read separately. If a sign
 cannot be read, its last value stays, so that an error never ends a sign.
+
+The best values of each GPU since the node booted are stored on disk, so that a restarted service does not take a broken
+GPU for a normal one. A lower value than the best one means a fault.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scrubber.core.model import AilmentKind, Sign
+from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
-from scrubber.devices.nvidia.health import signs
-from scrubber.devices.nvidia.health.best_seen import Best, BestSeenFile
+from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.nvml import (
     DriverGoneError,
     Handle,
@@ -23,7 +27,8 @@ from scrubber.devices.nvidia.nvml import (
     Session,
     VersionSkewError,
 )
-from scrubber.ground import log
+from scrubber.ground import log, private_files
+from scrubber.ground.documents import strict_json
 
 logger = log.get("signs")
 
@@ -39,6 +44,73 @@ LASTS = {
 }
 # Errors that concern all signs.
 _FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError, VersionSkewError)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best link speed and width that were seen on a GPU."""
+
+    links: frozenset[int] = frozenset()  # NVLinks that were up
+    lanes: int = 0  # of the PCIe link
+    joined: bool = False  # a fabric
+
+    def with_(self, other: Best) -> Best:
+        """The better of both in each value."""
+        return Best(self.links | other.links, max(self.lanes, other.lanes), self.joined or other.joined)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The document of one GPU."""
+
+    boot: str
+    seen: Best
+
+
+class BestSeenFile:
+    """The best values of every GPU, in one file per GPU."""
+
+    def __init__(self, folder: Path, boot_id: Callable[[], str]) -> None:
+        """``boot_id`` returns the ID of this boot; values of another boot are ignored."""
+        self._folder = folder
+        self._boot_id = boot_id
+        self._known: dict[str, Best] = {}
+
+    def of(self, gpu: str) -> Best:
+        """The best link speed and width that were seen on a GPU."""
+        if gpu not in self._known:
+            self._known[gpu] = self._kept(gpu)
+        return self._known[gpu]
+
+    def learn(self, gpu: str, seen: Best) -> Best:
+        """Update the best values with a reading, and return them."""
+        before = self.of(gpu)
+        best = before.with_(seen)
+        if best != before:
+            self._known[gpu] = best
+            self._keep(gpu, best)
+        return best
+
+    def _file(self, gpu: str) -> Path:
+        return self._folder / f"{gpu}.json"
+
+    def _kept(self, gpu: str) -> Best:
+        try:
+            stored = strict_json.decode(_Stored, private_files.content(self._file(gpu)))
+            return stored.seen if stored.boot == self._boot_id() else Best()
+        except (FileNotFoundError, NotADirectoryError):
+            return Best()
+        except (OSError, ValueError) as error:
+            shortage.demand_none(error)  # the file is well: without its values a fault would not show
+            logger.warning("cannot read the best values of a GPU: its values now count", gpu=gpu, error=str(error))
+            return Best()
+
+    def _keep(self, gpu: str, best: Best) -> None:
+        try:
+            with private_files.beside(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best))) as aside:
+                aside.replace(self._file(gpu))
+        except OSError as error:
+            logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
 
 
 @dataclass(slots=True)
@@ -100,9 +172,9 @@ class SignWatch:
 
     def _read(self, scan: _Scan, *, whole: bool) -> None:
         readers: dict[AilmentKind, Callable[[_Scan], Sign | None]] = {
-            AilmentKind.HEAT: lambda scan: signs.heat(scan.nvml, scan.gpu),
+            AilmentKind.HEAT: lambda scan: vitals.heat(scan.nvml, scan.gpu),
             AilmentKind.PCIE: self._pcie,
-            AilmentKind.SRAM: lambda scan: signs.sram(scan.nvml, scan.gpu),
+            AilmentKind.SRAM: lambda scan: vitals.sram(scan.nvml, scan.gpu),
         }
         if whole:
             readers |= {AilmentKind.LINKS: self._links, AilmentKind.FABRIC: self._fabric}
@@ -127,17 +199,17 @@ class SignWatch:
             known.since.setdefault(kind, scan.now)
 
     def _pcie(self, scan: _Scan) -> Sign | None:
-        known, reading = scan.known, signs.read_pcie(scan.nvml, scan.gpu)
-        counted = () if reading.replays is None else ((scan.now, reading.replays),)
-        known.replays = (*(each for each in known.replays if scan.now - each[0] <= signs.REPLAY_WINDOW), *counted)
-        best = self._keeper.learn(scan.uuid, Best(lanes=reading.lanes or 0))
-        return signs.judge_pcie(reading, best.lanes, signs.growth(known.replays))
+        known, (lanes, replays) = scan.known, vitals.read_pcie(scan.nvml, scan.gpu)
+        counted = () if replays is None else ((scan.now, replays),)
+        known.replays = (*(each for each in known.replays if scan.now - each[0] <= vitals.REPLAY_WINDOW), *counted)
+        best = self._keeper.learn(scan.uuid, Best(lanes=lanes or 0))
+        return vitals.judge_pcie(lanes, best.lanes, vitals.growth(known.replays))
 
     def _links(self, scan: _Scan) -> Sign | None:
-        up = signs.links_up(scan.nvml, scan.gpu)
-        return signs.links_down(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
+        up = vitals.links_up(scan.nvml, scan.gpu)
+        return vitals.links_down(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
 
     def _fabric(self, scan: _Scan) -> Sign | None:
-        reading = signs.read_fabric(scan.nvml, scan.gpu)
+        reading = vitals.read_fabric(scan.nvml, scan.gpu)
         best = self._keeper.learn(scan.uuid, Best(joined=reading.joined))
-        return signs.judge_fabric(reading, joined_before=best.joined)
+        return vitals.judge_fabric(reading, joined_before=best.joined)

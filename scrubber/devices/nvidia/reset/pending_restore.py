@@ -18,10 +18,10 @@ from pathlib import Path
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
-from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.inventory.slices import Instance, Layout, Part
+from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.settings.knobs import on_or_off
+from scrubber.devices.nvidia.settings import on_or_off
+from scrubber.devices.nvidia.slices import Instance, Layout, Part
 from scrubber.ground import private_files
 from scrubber.ground.documents import strict_json
 

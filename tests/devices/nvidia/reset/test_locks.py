@@ -15,8 +15,8 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceHandling, NotNowError
+from scrubber.devices.nvidia import nvlinks
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.inventory import nvlinks
 from scrubber.devices.nvidia.reset import locks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch

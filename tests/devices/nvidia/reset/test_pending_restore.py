@@ -11,8 +11,8 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
+from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.reset import locks, pending_restore, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench

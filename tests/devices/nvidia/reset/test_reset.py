@@ -13,7 +13,7 @@ import pytest
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.reset import reset, smi
+from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import SHORT, one_holder, refused, target
 from tests.fakes.nvml.host import Root
@@ -53,7 +53,7 @@ def test_unknown_words_of_the_tool_are_a_failure(rig, tmp_path, monkeypatch, wor
 
 
 def stuck(*_: object) -> None:
-    raise smi.ResetStuckError("cannot reset: nvidia-smi: it is still at it: reboot the node")
+    raise reset.ResetStuckError("cannot reset: nvidia-smi: it is still at it: reboot the node")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -63,7 +63,7 @@ def stuck(*_: object) -> None:
     ids=["no right", "no support", "failed"],
 )
 def test_only_an_attempt_that_failed_blames_the_device(rig, monkeypatch, status: int, fault: type) -> None:
-    monkeypatch.setattr(smi, "reset", lambda *_: smi.check(status, ""))
+    monkeypatch.setattr(reset, "run_tool", lambda *_: reset.check(status, ""))
     with pytest.raises(DeviceError) as caught:
         reset.reset(target(rig))
     assert caught.type is fault
@@ -85,7 +85,7 @@ def test_a_tool_that_is_late_is_killed(rig) -> None:
 
 def test_a_tool_that_cannot_be_killed_asks_for_a_reboot(rig, gpu, monkeypatch) -> None:
     gpu.set(persistence_mode=0)
-    monkeypatch.setattr(smi, "reset", stuck)
+    monkeypatch.setattr(reset, "run_tool", stuck)
     with pytest.raises(DeviceError, match="cannot reset: nvidia-smi: it is still at it: reboot the node"):
         reset.reset(target(rig))
 
@@ -161,7 +161,7 @@ def test_a_mode_not_restored_is_reported_with_other_failures(rig, gpu, kept_read
 
 
 def test_a_device_with_a_stuck_tool_is_not_asked_again(rig, gpu, kept_ready, monkeypatch) -> None:
-    monkeypatch.setattr(smi, "reset", stuck)
+    monkeypatch.setattr(reset, "run_tool", stuck)
     with pytest.raises(DeviceError, match="still at it"):
         reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.devices.nvidia.reset import smi
+from scrubber.devices.nvidia.reset import reset
 
 UUID = "GPU-5e7f0000-1111-4222-8333-a0b1c2d3e4f5"
 GPU = "GPU 00000000:1B:00.0"
@@ -24,7 +24,7 @@ NO_PERMISSION = (NotNowError, "it takes root and CAP_SYS_ADMIN")
 def fault(status: int, said: str) -> tuple[type[DeviceError] | None, str]:
     """The kind of the error and its words, after those that all have."""
     try:
-        smi.check(status, said)
+        reset.check(status, said)
     except DeviceError as error:
         return type(error), str(error).removeprefix("cannot reset: nvidia-smi: ")
     return DONE
@@ -96,20 +96,20 @@ def program(tmp_path, monkeypatch):
 def test_the_program_gets_one_device_and_no_locale(program, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LC_ALL", "xx_XX")
     program(f'echo "$@" $LC_ALL > {tmp_path}/asked; echo was successfully reset')
-    smi.reset(UUID, 10)
+    reset.run_tool(UUID, 10)
     assert (tmp_path / "asked").read_text() == f"--gpu-reset -i {UUID} C\n"
 
 
 def test_both_output_streams_are_read(program) -> None:
     program("echo In use by another client >&2; exit 255")
     with pytest.raises(NotNowError, match="the driver knows a client"):
-        smi.reset(UUID, 10)
+        reset.run_tool(UUID, 10)
 
 
 def test_a_missing_program_is_an_error(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotNowError, match=r"nvidia-smi: it cannot be started \(No such file or directory\)"):
-        smi.reset(UUID, 10)
+        reset.run_tool(UUID, 10)
 
 
 def ended(pid: int) -> bool:
@@ -128,7 +128,7 @@ def ended(pid: int) -> bool:
 def test_a_late_program_is_killed_with_its_children(program, tmp_path) -> None:
     program(f"trap '' TERM\nsh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; sleep 600; :' & wait")
     with pytest.raises(DeviceError, match="it was not done within 2 s and was killed") as caught:
-        smi.reset(UUID, 2.0)
+        reset.run_tool(UUID, 2.0)
     assert caught.type is DeviceError
     assert ended(int((tmp_path / "child").read_text()))
 
@@ -136,8 +136,8 @@ def test_a_late_program_is_killed_with_its_children(program, tmp_path) -> None:
 def words_of_a_stuck_reset(within: float) -> str:
     """Only the words, because the error itself keeps the process."""
     try:
-        smi.reset(UUID, within)
-    except smi.ResetStuckError as error:
+        reset.run_tool(UUID, within)
+    except reset.ResetStuckError as error:
         return str(error)
     return ""
 
@@ -147,7 +147,7 @@ def test_a_program_that_cannot_be_killed_is_reported_as_such(program, monkeypatc
     program("exec sleep 600")
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.killpg", lambda *order: sent.append(order))
-    monkeypatch.setattr(smi, "_ENDS_WITHIN", 0.1)
+    monkeypatch.setattr(reset, "_ENDS_WITHIN", 0.1)
     with pytest.warns(ResourceWarning, match="still running"):
         words = words_of_a_stuck_reset(0.1)
     ((pid, order),) = sent

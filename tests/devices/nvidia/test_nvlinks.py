@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.devices.nvidia.inventory import nvlinks
-from scrubber.devices.nvidia.inventory.nvlinks import Links
+from scrubber.devices.nvidia import nvlinks
+from scrubber.devices.nvidia.nvlinks import Links
 
 TURING, AMPERE, ADA, HOPPER = (
     pynvml.NVML_DEVICE_ARCH_TURING,

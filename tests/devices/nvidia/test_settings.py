@@ -9,8 +9,8 @@ from threading import Barrier, Thread
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia import settings
+from scrubber.devices.nvidia.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
@@ -106,6 +106,6 @@ def test_an_unreadable_baseline_folder_is_an_error(rig, tmp_path, monkeypatch) -
     def refuse(_path) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scrubber.devices.nvidia.settings.settings.Path.exists", refuse)
+    monkeypatch.setattr("scrubber.devices.nvidia.settings.Path.exists", refuse)
     with pytest.raises(DeviceError, match="cannot read the baseline"):
         touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()

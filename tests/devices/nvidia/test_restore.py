@@ -11,8 +11,8 @@ from policies.hardware import Setting, SettingsPolicy
 from policies.load import load_text
 from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia import settings
+from scrubber.devices.nvidia.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.fakes.nvml.machine import Slice
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.inventory import nvlinks
+from scrubber.devices.nvidia import nvlinks
 from tests.fakes.nvml.machine import Slice
 from tests.fakes.nvml.presets import MIB
 

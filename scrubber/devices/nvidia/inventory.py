@@ -15,12 +15,12 @@ import pynvml
 
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError, DriverClosedError
+from scrubber.devices.nvidia import boards, nvlinks, slices
+from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import boards, nvlinks, partitions
-from scrubber.devices.nvidia.inventory.boards import Board
-from scrubber.devices.nvidia.inventory.nvlinks import Neighbours
-from scrubber.devices.nvidia.inventory.partitions import Partition, Placement
+from scrubber.devices.nvidia.nvlinks import Neighbours
 from scrubber.devices.nvidia.nvml import SLICE, DriverGoneError, Handle, Library, Session
+from scrubber.devices.nvidia.slices import Partition, Placement
 from scrubber.ground import log
 
 logger = log.get("nvidia")
@@ -170,7 +170,7 @@ class Inventory:
         self, nvml: Session, gpu: tuple[int, Handle, Board], domain: str | None, notes: list[str]
     ) -> Iterator[Seen]:
         index, handle, board = gpu
-        places = list(partitions.listed(nvml, handle, notes.append))
+        places = list(slices.listed(nvml, handle, notes.append))
         if not places:
             notes.append(
                 f"cannot offer anything of GPU {index} ({board.uuid}): it is in MIG mode without a slice to offer"
@@ -179,7 +179,7 @@ class Inventory:
             with _noting(notes, f"cannot offer {place.uuid}"):
                 known = self._remembered.partitions
                 if place not in known:
-                    known[place] = partitions.read(nvml, self._host, board, handle, place, slice_)
+                    known[place] = slices.read(nvml, self._host, board, handle, place, slice_)
                 info = _slice_info(index, board, place, known[place], domain)
                 yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
 

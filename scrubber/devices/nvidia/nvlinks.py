@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from scrubber.devices.nvidia.inventory.boards import Board
+from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.nvml import ArgumentError, Handle, Session, pci_address
 
 ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on NVSwitches: a node has one fabric
