@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pynvml
 import pytest
 
 from scrubber.cuda import warmth
-from scrubber.devices.base import Backend, DeviceError, DeviceHandling
+from scrubber.devices.base import Backend, DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.settings import PolicySettings
@@ -126,11 +125,6 @@ def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
 
 
-def test_containers_are_not_the_drivers_to_know(rig) -> None:
-    assert rig.backend().container_of(7) == "pod-7"
-    assert rig.backend().living() == {"pod-1": 1}
-
-
 def test_a_library_that_goes_on_to_serve_is_opened_once(rig) -> None:
     assert Nvidia.probe(rig.host, rig.library) is None
     rig.backend().inventory()
@@ -157,15 +151,3 @@ def test_a_node_without_the_library_says_so(rig) -> None:
     command = [sys.executable, "-c", code, str(rig.host.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/nowhere"})
     assert "libnvidia-ml.so.1 is not installed here" in done.stdout
-
-
-@pytest.mark.parametrize("call", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMinorNumber"])
-def test_a_driver_too_old_for_a_proof_offers_nothing(rig, nvml_build, monkeypatch, call: str) -> None:
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=(call,)))))
-    pynvml._nvmlGetFunctionPointer_cache.clear()
-    backend = rig.backend()
-    assert backend.inventory() == ()
-    with pytest.raises(DeviceError):
-        backend.address(rig.gpu(0).uuid, HANDLING)
-    rig.library.close()
-    pynvml._nvmlGetFunctionPointer_cache.clear()

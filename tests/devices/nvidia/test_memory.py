@@ -17,9 +17,9 @@ import pytest
 
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
 from scrubber.core.model import Findings, Outcome, Step
-from scrubber.cuda import device, memory, selftest
-from scrubber.cuda.card import CardBusyError, CudaError, KernelProgram, Span, Sweep
-from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
+from scrubber.cuda import device, selftest
+from scrubber.cuda.card import CardBusyError, CudaError, Span, Sweep
+from scrubber.cuda.patterns import ZERO
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
@@ -94,16 +94,6 @@ def test_a_clear_is_safe_to_run_twice(one):
     assert one.verify(nothing) == Findings(COVERED, SIZE)
 
 
-def test_without_a_write_coverage_is_zero(one):
-    assert one.clear(KEY, (), nothing).covered_bytes == 0
-
-
-def test_a_device_that_keeps_what_was_there_is_found_out(one, cuda, rig):
-    cuda.change(rig.gpu(0).uuid, lazy=True)
-    cleared = one.clear(KEY, PASSES, nothing)
-    assert cleared.mismatch is not None
-
-
 @pytest.mark.parametrize(("when", "size", "seen"), [("write 1", 2**28, 2**28), ("allocate 1", 2**31, 2**31 + TAKEN)])
 def test_memory_taken_by_another_process_prevents_a_proof(one, cuda, rig, when, size, seen):
     cuda.change(rig.gpu(0).uuid, taken_at=[when, size])
@@ -171,13 +161,6 @@ def test_memory_still_being_freed_is_no_leak(rig, cells):
     assert touch_for(rig, waited).clear(KEY, PASSES, nothing).mismatch is None
     assert SECRET not in cells.read_bytes()
     assert 14.0 < waited.skipped < FREED_WITHIN
-
-
-@pytest.mark.usefixtures("cells")
-def test_free_memory_is_waited_for_at_no_cost(rig):
-    waited = Skipping()
-    touch_for(rig, waited).clear(KEY, PASSES, nothing)
-    assert waited.skipped == 0
 
 
 def test_memory_without_a_visible_holder_is_a_device_fault(one, rig, cells):
@@ -378,13 +361,6 @@ def test_cuda_may_name_a_slice_by_its_gpus_uuid(cuda, rig, shown, opens):
         device.opened(slice_, rig.gpu(0).pci, rig.gpu(0).uuid)
 
 
-def test_a_driver_failing_during_allocation_is_a_device_fault(one, cuda, rig):
-    cuda.change(rig.gpu(0).uuid, fails_after=4)
-    with pytest.raises(DeviceError, match=r"cannot take memory of GPU-.*IllegalAddress") as caught:
-        one.clear(KEY, PASSES, nothing)
-    assert type(caught.value) is DeviceError
-
-
 def test_nothing_runs_on_the_device_before_the_clear(one, cuda, rig, cells, monkeypatch):
     before = cells.read_bytes()[TAKEN:]
     cuda.change(rig.gpu(0).uuid, dies_at="write 1")  # and with it this process
@@ -427,21 +403,6 @@ def test_a_device_that_cuda_does_not_know_is_not_opened():
         device.opened("GPU-unknown", "0000:00:00.0")
 
 
-def test_each_pass_reports_every_span_that_differs(card, cells):
-    held = memory.take(card)
-    steps: list[int] = []
-    assert sum(found.count for found in held.compare(ZERO, steps.append)) == len(SECRET)
-    assert sum(steps) == held.size
-    pattern = repeated(0x55)
-    held.write(pattern, steps.append)
-    assert held.check(pattern, steps.append) is None
-    assert held.invert(pattern, steps.append) is None
-    assert held.invert(pattern.flipped(), steps.append, down=True) is None
-    wrong = held.check(Pattern(PatternKind.CONSTANT, 0x5555555555555555, 0x5555555555555554), steps.append)
-    assert wrong == Mismatch(8, 0x54, 0x55, held.size // 16)
-    assert cells.read_bytes().count(b"\x55") >= held.size
-
-
 def test_a_block_is_queued_before_the_previous_one_is_written(card, monkeypatch):
     card.ready()
     seen: list[str] = []
@@ -465,10 +426,3 @@ def test_a_block_is_queued_before_the_previous_one_is_written(card, monkeypatch)
     monkeypatch.setattr(runtime, "memcpy", waits)
     card.sweep(Sweep.WRITE, ZERO, blocks(), lambda _size: None)
     assert seen == ["take", "write", "take", "write", "wait"]
-
-
-def test_a_planted_value_is_found_until_it_is_overwritten(card):
-    card.everywhere(KernelProgram.PLANT, 0xC0FFEE)
-    assert all(unit.wrong for unit in card.everywhere(KernelProgram.LISTEN, 0xC0FFEE))
-    card.everywhere(KernelProgram.SCRATCH, 2**60)
-    assert not any(unit.wrong for unit in card.everywhere(KernelProgram.LISTEN, 0xC0FFEE))

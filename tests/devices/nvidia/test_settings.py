@@ -15,19 +15,14 @@ from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
 
-def test_the_baseline_file_is_private(rig, tmp_path) -> None:
+def test_the_first_baseline_is_private_and_never_replaced(rig, tmp_path) -> None:
     file = kept(tmp_path)
     with rig.library.session() as session:
         first = settings.baseline(file, session, rig.gpu(0).uuid)
     assert first == captured(rig)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-
-def test_the_first_baseline_is_never_replaced(rig, tmp_path) -> None:
-    file = kept(tmp_path)
     with rig.library.session() as session:
-        first = settings.baseline(file, session, rig.gpu(0).uuid)
         rig.gpu(0).set(persistence_mode=0)
         assert settings.baseline(file, session, rig.gpu(0).uuid) == first
 
@@ -74,19 +69,15 @@ def spoilt(rig) -> dict[str, str]:
     values = whole["settings"]
     return {
         "cut": json.dumps(whole)[:-5],
-        "empty": "",
-        "list": "[]",
         "other": json.dumps(whole | {"uuid": rig.gpu(1).uuid}),
         "more": json.dumps(whole | {"settings": values | {"fan": 3}}),
-        "less": json.dumps(whole | {"settings": {"persistence": True}}),
         "kind": json.dumps(whole | {"settings": values | {"ecc": 1}}),
-        "layout": json.dumps(whole | {"settings": values | {"layout": [1]}}),
         "zero": json.dumps(whole | {"settings": values | {"application_clocks": [0, 1500]}}),
         "negative": json.dumps(whole | {"settings": values | {"power_limit": -1}}),
     }
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "zero", "negative"])
+@pytest.mark.parametrize("how", ["cut", "other", "more", "kind", "zero", "negative"])
 def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)

@@ -68,13 +68,13 @@ def test_a_faulty_gpu_after_its_reset_is_not_back(rig, then: dict[str, object], 
     assert not isinstance(caught.value, DeviceLostError)
 
 
-def test_an_old_driver_that_tells_no_recovery_action_is_enough(rig, gpu) -> None:
-    gpu.set({"field.230": None})
-    reset.reset(target(rig))
-
-
-def test_a_gpu_outside_a_fabric_need_not_join_after_reset(rig, gpu) -> None:
-    gpu.set({"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED})
+@pytest.mark.parametrize(
+    "state",
+    [{"field.230": None}, {"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED}, {"fabric.state": None}],
+    ids=["no recovery action", "outside a fabric", "no fabric"],
+)
+def test_only_what_was_there_before_must_be_back(rig, gpu, state: dict[str, object]) -> None:
+    gpu.set(state)
     reset.reset(target(rig))
 
 
@@ -92,12 +92,6 @@ def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None
     with pytest.raises(DeviceError, match=f"it came back at 0000:aa:00.0 and was at {before}"):
         reset.reset(target(rig))
     assert pauses == []
-
-
-def test_waiting_alone_asks_only_for_what_was_there_before(rig, gpu) -> None:
-    reset.wait_until_back(target(rig), joined=True)
-    gpu.set({"fabric.state": None})
-    reset.wait_until_back(target(rig), joined=False)
 
 
 # --- its slices ---
