@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 
 import pynvml
@@ -10,53 +9,9 @@ import pytest
 
 from tests.fakes.asking import code_of, first
 from tests.fakes.nvml.machine import Slice
-from tests.fakes.sweep import CALLS, Held
 from tests.patience import WITHIN
 
 pytestmark = pytest.mark.night
-
-CODES = sorted({getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")})
-
-
-def test_the_sweep_knows_every_function_of_the_library(stage):
-    listed = subprocess.run(["nm", "-D", "--defined-only", stage.library], check=True, capture_output=True, text=True)
-    functions = {line.split()[-1] for line in listed.stdout.splitlines() if " T nvml" in line}
-    assert functions - {"nvmlErrorString"} == CALLS.keys()
-
-
-def test_every_function_answers_on_a_healthy_gpu(session):
-    """Or says what is true of this machine: the sweep asks a GPU for what only a slice has, and the other way round."""
-    session.gpu(0).cut([Slice()])
-    session.gpu(1).set(persistence_mode=0)
-    held = Held.now()
-    fine = {0, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_TIMEOUT}
-    ended = {name: code_of(call, held) for name, call in CALLS.items() if not name.startswith(("nvmlShut", "nvmlInit"))}
-    strange = {name: code for name, code in ended.items() if code not in fine}
-    assert strange == {
-        "nvmlDeviceGetHandleByUUID": pynvml.NVML_ERROR_NOT_FOUND,
-        "nvmlDeviceGetGpuInstanceById": pynvml.NVML_ERROR_NOT_FOUND,
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": pynvml.NVML_ERROR_INVALID_ARGUMENT,
-        "nvmlGpuInstanceCreateComputeInstance": pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-        "nvmlGpuInstanceCreateComputeInstanceWithPlacement": pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-    }
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_every_function_fails_with_every_code(session, code):
-    session.gpu(0).cut([Slice()])
-    held = Held.now()
-    session.fail("*", code)
-    assert {name: code_of(call, held) for name, call in CALLS.items()} == dict.fromkeys(CALLS, code)
-
-
-def test_a_fault_is_of_one_function_by_its_name(session):
-    session.gpu(0).cut([Slice()])
-    held = Held.now()
-    for name, call in CALLS.items():
-        session.fail(name, pynvml.NVML_ERROR_UNKNOWN)
-        assert code_of(call, held) == pynvml.NVML_ERROR_UNKNOWN, name
-        assert code_of(pynvml.nvmlSystemGetDriverVersion) == 999 * (name == "nvmlSystemGetDriverVersion")
-        session.fail(name, None)
 
 
 def test_a_fault_may_be_of_one_gpu_and_its_slices(session):
