@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.devices.base import DeviceError, DeviceHandling, DriverClosedError
+from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
 from tests.devices.nvidia.conftest import namespace
@@ -131,15 +131,6 @@ def test_a_sliced_gpu_is_never_free_as_a_whole(rig) -> None:
     backend = rig.backend()
     rig.cut(0, Slice())
     assert backend.has_holders(rig.gpu(0).uuid) is None
-
-
-def test_holders_are_unknown_while_the_driver_is_released(rig) -> None:
-    backend = rig.backend()
-    backend.release_driver()
-    with pytest.raises(DriverClosedError):
-        backend.has_holders(rig.gpu(0).uuid)
-    with pytest.raises(DriverClosedError):
-        backend.vitals(rig.gpu(0).uuid)
 
 
 def test_memory_use_is_read_before_and_after_the_process_lists(rig) -> None:

@@ -213,17 +213,6 @@ def test_an_unloaded_driver_is_an_error_not_lost_gpus(rig) -> None:
         backend.inventory()
 
 
-def test_while_the_driver_is_released_known_gpus_stay_listed(rig) -> None:
-    backend = rig.backend()
-    before = backend.inventory()
-    backend.release_driver()
-    rig.gpu(0).set(absent=True)
-    assert backend.inventory() == before
-    assert backend.files(before[0].uuid)
-    backend.reacquire_driver()
-    assert backend.inventory()[1].index == 0
-
-
 def test_files_of_another_life_of_the_driver_are_not_trusted(rig) -> None:
     backend, uuid = rig.backend(), rig.gpu(0).uuid
     backend.inventory()

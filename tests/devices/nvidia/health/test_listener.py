@@ -67,15 +67,6 @@ def test_the_alarm_is_set_after_the_old_kernel_log(rig, kmsg):
     backend.close()
 
 
-def test_a_new_kernel_error_alarms_and_is_in_the_vitals(rig, kmsg, listen):
-    backend = listen()
-    assert not rings(backend, 0)
-    kmsg.xid(rig.gpu(3).pci, 154, ", GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
-    assert rings(backend)
-    (xid,) = backend.vitals(rig.gpu(3).uuid).xids
-    assert (xid.code, xid.action) == (154, "reset_gpu")
-
-
 def test_an_event_of_both_sources_counts_once(rig, kmsg, listen):
     backend = listen()
     rig.gpu(2).event(XID, 79)

@@ -207,15 +207,6 @@ def test_an_observation_does_not_hold_the_reset_lock(tmp_path) -> None:
     assert not locks.held(lock)
 
 
-def test_a_child_that_inherited_the_lock_keeps_it(tmp_path) -> None:
-    lock = tmp_path / "lock"
-    with locks.claimed(lock) as held:
-        heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=held)
-    assert locks.held(lock)
-    heir.communicate(b"\n")
-    assert not locks.held(lock)
-
-
 def test_an_unreadable_lock_is_an_error(tmp_path, monkeypatch) -> None:
     assert not locks.held(tmp_path / "none")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
