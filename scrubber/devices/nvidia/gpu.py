@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import Findings, Holder, Vitals
+from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
@@ -32,18 +32,13 @@ from scrubber.devices.nvidia.settings import StoredSettings
 from scrubber.ground.documents import strict_json
 
 
-def holders_unknown() -> tuple[Holder, ...] | None:
-    """The holders are unknown, so the device is not reset."""
-    return None
-
-
 class NvidiaGpu:
     """One device. NVML is closed after each step, because an open library keeps device nodes open."""
 
     def __init__(
         self,
         place: str,
-        reset_holders: Users = holders_unknown,
+        reset_holders: Users,
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
         open_card: OpenCard = device.opened,
@@ -213,24 +208,12 @@ class NvidiaGpu:
         if not pending:
             return
         try:
-            with self._no_reset(exclusive=True):
-                self._apply_notes(notes)
+            with self._no_reset(exclusive=True), self._library.session() as session:
+                pending_restore.apply_all(session, notes)
         except NotNowError:
             if {notes.file(), notes.file(self._place.uuid)} & pending.keys():
                 raise
             # Another worker recreates another slice, and that worker applies its own pending restore.
-
-    def _apply_notes(self, notes: PendingRestoreFiles) -> None:
-        pending = notes.read()  # again: only now does this worker hold the lock
-        try:
-            with self._library.session() as session:
-                pending_restore.apply_all(session, notes.gpu, pending.values())
-        except DeviceLostError:
-            raise
-        except DeviceError as error:
-            remedy = f"repair it and remove {', '.join(map(str, pending))}"
-            raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
-        notes.drop(pending)
 
     def _notes(self) -> PendingRestoreFiles:
         return PendingRestoreFiles(Path(self._place.baseline).parent, self._place.gpu)

@@ -52,8 +52,7 @@ class _Remembered:
 class _Listing:
     """One reading of all GPUs."""
 
-    present: list[tuple[int, Handle, Board]] = field(default_factory=list)
-    sliced: set[str] = field(default_factory=set)
+    present: list[tuple[int, Handle, Board, bool]] = field(default_factory=list)  # the last: whether it is sliced
     seen: list[Seen] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -81,7 +80,7 @@ class Inventory:
         seen = {each.info.uuid: each for each in found.seen}
         self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
         self._log(found.notes)
-        present = {board.uuid for _, _, board in found.present}
+        present = {board.uuid for _, _, board, _ in found.present}
         self._gpus |= present
         self._renew_for(self._gpus - present)
         return self._in_order()
@@ -144,10 +143,10 @@ class Inventory:
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
                 self._gpu(nvml, index, found)
         islands = self._neighbours.islands()
-        for index, handle, board in found.present:
+        for index, handle, board, sliced in found.present:
             island = islands.get(board.uuid)
             domain = self._neighbours.domain(board, island)
-            if board.uuid not in found.sliced:
+            if not sliced:
                 found.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
                 continue
             with _noting(found.notes, f"cannot read the slices of GPU {index}, so no new one is offered"):
@@ -162,9 +161,7 @@ class Inventory:
         board = self._remembered.boards[uuid]
         sliced = boards.sliced(nvml, handle)
         self._neighbours.observe(nvml, handle, board, sliced=sliced)
-        found.present.append((index, handle, board))
-        if sliced:
-            found.sliced.add(uuid)
+        found.present.append((index, handle, board, sliced))
 
     def _slices(
         self, nvml: Session, gpu: tuple[int, Handle, Board], domain: str | None, notes: list[str]

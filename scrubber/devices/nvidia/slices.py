@@ -43,20 +43,10 @@ class Partition:
     """The properties of a slice that stay while its position stays."""
 
     model: str
-    profile: str  # such as 1g.18gb, or 1g.18gb+me
+    resource: str  # the name of NVIDIA's device plugin, such as nvidia.com/mig-1g.18gb.me
     memory_bytes: int
-    capabilities: tuple[int, ...]  # numbers of the device nodes of its two instances
+    nodes: tuple[str, ...]  # the device nodes of its two instances
     access: tuple[Path, ...]  # the driver's access files of its two instances
-
-    @property
-    def resource(self) -> str:
-        """The resource name of NVIDIA's device plugin, where a plus becomes a dot."""
-        return f"nvidia.com/mig-{self.profile.replace('+', '.')}"
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The device nodes of its two instances."""
-        return tuple(f"nvidia-caps/nvidia-cap{number}" for number in self.capabilities)
 
 
 def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
@@ -76,13 +66,14 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
 def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Placement, handle: Handle) -> Partition:
     """Read all properties of a slice."""
     model: str = nvml.ask(pynvml.nvmlDeviceGetName, handle)
-    files = _access_files(host, board, place)
+    instance = host.proc_driver / f"capabilities/gpu{board.minor}/mig/gi{place.gpu_instance}"
+    access = instance / "access", instance / f"ci{place.compute_instance}/access"
     return Partition(
         model=model,
-        profile=_profile(nvml, gpu, place, model),
+        resource=f"nvidia.com/mig-{_profile(nvml, gpu, place, model).replace('+', '.')}",
         memory_bytes=boards.memory(nvml, handle).total,
-        capabilities=tuple(_capability(file) for file in files),
-        access=files,
+        nodes=tuple(f"nvidia-caps/nvidia-cap{_capability(file)}" for file in access),
+        access=access,
     )
 
 
@@ -105,11 +96,6 @@ def _place(nvml: Session, handle: Handle, number: int) -> Placement:
         gpu_instance=nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, handle),
         compute_instance=nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, handle),
     )
-
-
-def _access_files(host: Host, board: boards.Board, place: Placement) -> tuple[Path, ...]:
-    instance = host.proc_driver / f"capabilities/gpu{board.minor}/mig/gi{place.gpu_instance}"
-    return instance / "access", instance / f"ci{place.compute_instance}/access"
 
 
 def _capability(file: Path) -> int:

@@ -69,13 +69,13 @@ def test_an_invalid_address_opens_no_gpu(rig) -> None:
     changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"baseline": None}
     for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
         with pytest.raises(ValueError, match=r".+"):
-            NvidiaGpu(text)
+            NvidiaGpu(text, no_holders)
 
 
 @pytest.mark.usefixtures("root", "gpu")
 def test_without_a_full_observation_no_reset_runs(rig) -> None:
     with pytest.raises(DeviceError, match="its holders are unknown"):
-        NvidiaGpu(place(rig, 0), library=rig.library).reset()
+        NvidiaGpu(place(rig, 0), lambda: None, rig.library).reset()
     assert by_tool(rig) == []
 
 

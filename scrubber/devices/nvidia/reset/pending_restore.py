@@ -123,10 +123,21 @@ def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
     return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
 
 
-def apply_all(session: Session, gpu: str, earlier: Iterable[PendingRestore]) -> None:
-    """Apply earlier restores, except for slices that overlap slices that exist now."""
-    present = PendingRestore(persistence=False, layout=slices.layout(session, gpu))
-    apply(session, gpu, merged((present, *earlier)))
+def apply_all(session: Session, notes: PendingRestoreFiles) -> None:
+    """Apply the stored restores, except for slices that overlap slices that exist now, and remove them.
+
+    The caller holds the locks that keep others from creating slices.
+    """
+    pending = notes.read()
+    try:
+        present = PendingRestore(persistence=False, layout=slices.layout(session, notes.gpu))
+        apply(session, notes.gpu, merged((present, *pending.values())))
+    except DeviceLostError:
+        raise
+    except DeviceError as error:
+        remedy = f"repair it and remove {', '.join(map(str, pending))}"
+        raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
+    notes.drop(pending)
 
 
 def apply(session: Session, gpu: str, pending: PendingRestore) -> None:

@@ -162,13 +162,9 @@ def _virtual(session: Session, target: ResetTarget) -> str | None:
 
 
 def _model(target: ResetTarget) -> str | None:
-    if not _is_tesla_t4(target.function):
+    if (_read(target.function / "vendor"), _read(target.function / "device")) != (_NVIDIA, _TESLA_T4):
         return None
     return "a Tesla T4 has no function-level reset: reboot the node instead"
-
-
-def _is_tesla_t4(place: Path) -> bool:
-    return _read(place / "vendor") == _NVIDIA and _read(place / "device") == _TESLA_T4
 
 
 def _has_switches(host: Host) -> bool:

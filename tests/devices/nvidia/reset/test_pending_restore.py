@@ -276,7 +276,7 @@ def restore_all(rig, backend) -> None:
     """As the service has a worker do it."""
     [(gpu, address)] = backend.pending_restores().items()
     assert gpu == rig.gpu(0).uuid
-    assert NvidiaGpu(address.place, library=rig.library).restore_settings().drift == ()
+    assert NvidiaGpu(address.place, no_holders, rig.library).restore_settings().drift == ()
 
 
 def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> None:
