@@ -25,7 +25,7 @@ from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.restore import Restorer
 from scrubber.devices.nvidia.settings import StoredSettings
@@ -203,7 +203,7 @@ class NvidiaGpu:
             return StoredSettings()
 
     def _apply_pending(self) -> None:
-        notes = self._notes()
+        notes = self._place.notes
         pending = notes.read()
         if not pending:
             return
@@ -215,16 +215,10 @@ class NvidiaGpu:
                 raise
             # Another worker recreates another slice, and that worker applies its own pending restore.
 
-    def _notes(self) -> PendingRestoreFiles:
-        return PendingRestoreFiles(Path(self._place.baseline).parent, self._place.gpu)
-
-    def _lock(self, name: str) -> Path:
-        return locks.file_of(Path(self._place.resets), name)
-
     @contextmanager
     def _no_reset(self, *, exclusive: bool) -> Iterator[None]:
         """Keep resets of the GPU away. ``exclusive``: also keep other workers from creating slices."""
-        lock = self._lock(self._place.gpu)
+        lock = self._place.lock
         with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not exclusive):
             yield
 
@@ -236,17 +230,13 @@ class NvidiaGpu:
         return Restorer(session, self._place.gpu, first, self._place.settings)
 
     def _target(self) -> ResetTarget:
-        place = self._place
         return ResetTarget(
-            place.gpu,
-            place.pci_address,
-            place.host,
+            self._place,
             self._reset_holders,
             self._library,
-            tuple(map(self._lock, place.locks or (place.gpu,))),
-            self._notes(),
-            patience=preconditions.Patience.within(place.reset_seconds),
-            daemon_runs=self._daemon_runs,
+            preconditions.is_root(),
+            preconditions.Patience.within(self._place.reset_seconds),
+            self._daemon_runs,
         )
 
     def _demand_slice(self, parent: str) -> None:
@@ -263,7 +253,7 @@ class NvidiaGpu:
         if found := [fault for fault in faults if fault is not None]:
             raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(found)}")
         self._apply_pending()
-        notes = self._notes()
+        notes = self._place.notes
 
         def note(one: slices.Instance) -> None:
             notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))

@@ -86,11 +86,11 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 
     ``before`` runs when all preconditions hold, ``after`` when the GPU is back; the GPU has no holder either time.
     """
-    with locks.claimed(*target.locks) as held:
+    with locks.claimed(*target.place.reset_locks) as held:
         with target.library.session() as session:
             if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-            joined = joined_before_reset(session, target.uuid)
+            joined = joined_before_reset(session, target.place.gpu)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
@@ -109,10 +109,10 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 
 def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
     """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
-    now = PendingRestore(persistence, slices.layout_before_reset(session, target.uuid))
-    pending = pending_restore.merged((now, *target.notes.read().values()))
+    now = PendingRestore(persistence, slices.layout_before_reset(session, target.place.gpu))
+    pending = pending_restore.merged((now, *target.place.notes.read().values()))
     if pending:
-        target.notes.write(target.notes.file(), pending)
+        target.place.notes.write(target.place.notes.file(), pending)
     return pending
 
 
@@ -120,11 +120,11 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
     """Switch persistence off, close NVML, and reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
-            pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
+            pending_restore.persist(session, target.place.gpu, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
         _demand_no_holders(target)
-        run_tool(target.uuid, target.patience.tool, *held)
+        run_tool(target.place.gpu, target.patience.tool, *held)
     finally:
         target.library.reacquire_driver()
 
@@ -150,12 +150,12 @@ def _restore(target: ResetTarget, pending: PendingRestore) -> None:
         return
     try:
         with target.library.session() as session:
-            pending_restore.apply(session, target.uuid, pending)
+            pending_restore.apply(session, target.place.gpu, pending)
     except DeviceLostError:
         raise
     except DeviceError as error:
         raise DeviceError(f"cannot reset: {error}") from error
-    target.notes.drop(target.notes.read())
+    target.place.notes.drop(target.place.notes.read())
 
 
 def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRestore) -> None:
@@ -203,13 +203,15 @@ def _fault(target: ResetTarget, *, joined: bool) -> DeviceError | None:
 
 def _checked(session: Session, target: ResetTarget) -> Handle:
     try:
-        device = session.handle(target.uuid)
+        device = session.handle(target.place.gpu)
     except DeviceError:
         _demand_not_replaced(session, target)
         raise
     place = pci_address(session.ask(pynvml.nvmlDeviceGetPciInfo_v3, device))
-    if place != target.pci_address:
-        raise _ReplacedError(f"cannot reset: it came back at {place} and was at {target.pci_address}: reboot the node")
+    if place != target.place.pci_address:
+        raise _ReplacedError(
+            f"cannot reset: it came back at {place} and was at {target.place.pci_address}: reboot the node"
+        )
     boards.memory(session, device)
     if action := session.field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION):
         raise DeviceError(f"it needs {_ACTIONS.get(action, f'recovery action {action}')}")
@@ -219,12 +221,14 @@ def _checked(session: Session, target: ResetTarget) -> Handle:
 def _demand_not_replaced(session: Session, target: ResetTarget) -> None:
     """Raise if another device answers at the PCI address of the GPU."""
     try:
-        device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.pci_address)
+        device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.place.pci_address)
         uuid = session.ask(pynvml.nvmlDeviceGetUUID, device)
     except DeviceError:
         return  # no device does, yet
-    if uuid != target.uuid:
-        raise _ReplacedError(f"cannot reset: {uuid} answers at {target.pci_address} now, where {target.uuid} was")
+    if uuid != target.place.gpu:
+        raise _ReplacedError(
+            f"cannot reset: {uuid} answers at {target.place.pci_address} now, where {target.place.gpu} was"
+        )
 
 
 def run_tool(uuid: str, within: float, *held: int) -> None:

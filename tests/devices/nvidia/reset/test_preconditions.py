@@ -6,7 +6,6 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceLostError
-from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, file, no_holders, one_holder, refused, target
@@ -69,8 +68,7 @@ def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int
 
 def test_ampere_with_unknown_switches_or_manager_is_not_reset(rig, gpu) -> None:
     gpu.set(architecture=AMPERE)
-    host = Host(rig.host.root / "elsewhere", rig.host.proc)
-    assert "it is unknown whether NVSwitches connect it" in refused(rig, host=host)
+    assert "it is unknown whether NVSwitches connect it" in refused(rig, root=rig.host.root / "elsewhere")
     switches(rig)
     assert "it is unknown whether the fabric manager runs" in refused(rig)
 

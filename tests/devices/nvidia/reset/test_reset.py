@@ -14,7 +14,6 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import one_holder, refused, target
@@ -42,8 +41,8 @@ def stuck(*_: object) -> None:
 
 
 @pytest.fixture
-def kept_ready(rig, gpu, short_tmp) -> Iterator[Host]:
-    """A host whose persistence daemon, this process, keeps the GPU ready. Its socket's path must be short."""
+def kept_ready(rig, gpu, short_tmp) -> Iterator[Path]:
+    """A host whose persistence daemon, this process, keeps the GPU ready. The path of its socket must be short."""
     gpu.set(persistence_mode=1)
     root = Root.of(rig.machine, short_tmp / "r")
     place = root.path / "run/nvidia-persistenced/socket"
@@ -51,7 +50,7 @@ def kept_ready(rig, gpu, short_tmp) -> Iterator[Host]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(place))
         listening.listen()
-        yield Host(root.path, rig.host.proc)
+        yield root.path
 
 
 def daemon(gpu) -> Callable[[], tuple[Holder, ...]]:
@@ -65,7 +64,7 @@ def persisted(rig) -> list[str]:
 
 
 def test_the_persistence_daemon_closes_the_gpu_during_the_reset(rig, gpu, kept_ready) -> None:
-    reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))
+    reset.reset(target(rig, root=kept_ready, holders=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode", "nvidia-smi", "nvmlDeviceSetPersistenceMode"]
     assert gpu["persistence_mode"] == "1"
 
@@ -73,26 +72,26 @@ def test_the_persistence_daemon_closes_the_gpu_during_the_reset(rig, gpu, kept_r
 @pytest.mark.usefixtures("gpu")
 def test_a_process_with_the_daemons_name_prevents_a_reset(rig, kept_ready) -> None:
     users = one_holder(os.getpid() + 1, "nvidia-persiste")
-    assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
+    assert 'it is open in "nvidia-persiste"' in refused(rig, root=kept_ready, holders=lambda: users)
     assert persisted(rig) == []
 
 
 def test_a_daemon_that_keeps_the_device_prevents_a_reset(rig, gpu, kept_ready) -> None:
     users = one_holder(os.getpid(), "nvidia-persiste")
-    assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
+    assert 'it is open in "nvidia-persiste"' in refused(rig, root=kept_ready, holders=lambda: users)
     assert gpu["persistence_mode"] == "1"
 
 
 def test_a_failed_reset_does_not_change_the_persistence_mode(rig, gpu, kept_ready) -> None:
     rig.machine.set({"smi.reset": "in-use"})
     with pytest.raises(DeviceError, match="the driver knows a client"):
-        reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))
+        reset.reset(target(rig, root=kept_ready, holders=daemon(gpu)))
     assert gpu["persistence_mode"] == "1"
 
 
 def test_a_mode_that_cannot_be_switched_stops_the_reset(rig, gpu, kept_ready) -> None:
     gpu.fail("nvmlDeviceSetPersistenceMode", pynvml.NVML_ERROR_NO_PERMISSION)
-    assert "persistence mode cannot be switched off" in refused(rig, host=kept_ready)
+    assert "persistence mode cannot be switched off" in refused(rig, root=kept_ready)
 
 
 @pytest.mark.parametrize(("order", "first"), [("ok", ""), ("in-use", "the driver knows a client.*")])
@@ -105,13 +104,13 @@ def test_a_mode_not_restored_is_reported_with_other_failures(rig, gpu, kept_read
         return daemon(gpu)()
 
     with pytest.raises(DeviceError, match=f"{first}persistence mode cannot be switched on"):
-        reset.reset(target(rig, host=kept_ready, holders=users))
+        reset.reset(target(rig, root=kept_ready, holders=users))
 
 
 def test_a_device_with_a_stuck_tool_is_not_asked_again(rig, gpu, kept_ready, monkeypatch) -> None:
     monkeypatch.setattr(reset, "run_tool", stuck)
     with pytest.raises(DeviceError, match="still at it"):
-        reset.reset(target(rig, host=kept_ready, holders=daemon(gpu)))
+        reset.reset(target(rig, root=kept_ready, holders=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode"]
 
 
