@@ -109,6 +109,17 @@ def touch_for(rig, skipping: Skipping, **more: Any) -> NvidiaGpu:  # noqa: ANN40
     return NvidiaGpu(place(rig, 0, **more), no_holders, rig.library, clock=skipping.clock)
 
 
+def slice_of(rig, uuid: str, holders=no_holders, **more: Any) -> NvidiaGpu:  # noqa: ANN401 - see ``touch``
+    """A slice of the first GPU, as a worker child opens it."""
+    return touch(rig, 0, holders, uuid=uuid, parent=rig.gpu(0).uuid, **more)
+
+
+def there(rig) -> set[str]:
+    """The slices of the first GPU."""
+    state = rig.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+
+
 def lock(rig, number: int = 0) -> Path:
     """The lock file of that GPU."""
     return locks.file_of(rig.settings.parent / "resets", rig.gpu(number).uuid)

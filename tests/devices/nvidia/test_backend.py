@@ -83,16 +83,11 @@ def test_a_worker_for_a_slice_is_given_its_gpu(rig) -> None:
     assert place["idle_bytes"] == IDLE_AT_MOST
 
 
-def test_a_gpu_without_links_is_its_own_reset_domain(rig) -> None:
-    backend = rig.backend()
-    backend.inventory()
-    assert backend.reach(rig.gpu(0).uuid, HANDLING) == (str(rig.root.node(rig.gpu(0))),)
-
-
 def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     backend = rig.backend()
     uuid, _ = rig.cut(0, Slice(), Slice())
     backend.inventory()
+    assert backend.reach(rig.gpu(1).uuid, HANDLING) == (str(rig.root.node(rig.gpu(1))),)
     assert backend.reach(uuid, HANDLING) == (str(rig.root.node(rig.gpu(0))),)
     assert backend.reach(uuid, DeviceHandling(slices="recreate")) == backend.files(uuid)
 

@@ -19,21 +19,21 @@ from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, reset
 from scrubber.ground.documents import strict_json
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import Skipping, by_tool, no_holders, one_holder, place, touch, touch_for
+from tests.devices.nvidia.bench import (
+    Skipping,
+    by_tool,
+    no_holders,
+    one_holder,
+    place,
+    slice_of,
+    there,
+    touch,
+    touch_for,
+)
 from tests.fakes.nvml.machine import Process
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
 gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
-
-
-def slice_of(rig, uuid: str, holders=no_holders, **more: object) -> NvidiaGpu:
-    return touch(rig, 0, holders, uuid=uuid, parent=rig.gpu(0).uuid, **more)
-
-
-def there(rig) -> set[str]:
-    """The slices of the first GPU."""
-    state = rig.machine.read()
-    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
 
 
 def test_a_gpu_fits_the_port_and_asks_nvml_late(rig) -> None:

@@ -10,10 +10,9 @@ import pytest
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import SHORT, by_tool, target
-from tests.fakes.nvml.machine import Slice
+from tests.devices.nvidia.bench import SHORT, by_tool, target, there
 
-gpu = bench.gpu  # a fixture
+gpu, cut = bench.gpu, bench.cut  # fixtures
 
 
 @pytest.fixture
@@ -97,28 +96,16 @@ def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None
 # --- its slices ---
 
 
-@pytest.fixture
-def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must be free
-    """The GPU in slices of several kinds."""
-    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
-    return found
-
-
-def slices(rig) -> set[str]:
-    state = rig.machine.read()
-    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
-
-
 def test_slices_are_recreated_after_the_reset_of_their_gpu(rig, cut) -> None:
     reset.reset(target(rig))
     assert by_tool(rig)
-    assert slices(rig) == set(cut)
+    assert there(rig) == set(cut)
 
 
 def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:
     rig.machine.set({"smi.keeps_slices": 1})
     reset.reset(target(rig))
-    assert slices(rig) == set(cut)
+    assert there(rig) == set(cut)
     assert not [call for _, call, _ in rig.machine.calls() if "Create" in call]
 
 

@@ -16,7 +16,7 @@ from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, pending_restore, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import no_holders, target, touch
+from tests.devices.nvidia.bench import no_holders, slice_of, target, there, touch
 from tests.fakes.nvml.machine import Slice
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
@@ -38,21 +38,8 @@ def daemon(monkeypatch) -> None:
     monkeypatch.setattr("scrubber.devices.nvidia.reset.preconditions.persistence_daemon", lambda _host: 1)
 
 
-def baseline(rig) -> str:
-    return str(rig.settings / f"{rig.gpu(0).uuid}.json")
-
-
-def whole(rig, holders=no_holders, **more: object):
-    return touch(rig, 0, holders, baseline=baseline(rig), **more)
-
-
-def slice_of(rig, uuid: str, **more: object):
-    return whole(rig, uuid=uuid, parent=rig.gpu(0).uuid, **more)
-
-
-def there(rig) -> set[str]:
-    state = rig.machine.read()
-    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+def whole(rig):
+    return touch(rig, 0)
 
 
 def notes(rig) -> PendingRestoreFiles:
@@ -208,7 +195,7 @@ def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypat
     def refuse(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    touch(rig, 0, baseline=baseline(rig)).restore_settings()
+    whole(rig).restore_settings()
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DeviceError, match=r"cannot store what a reset must restore: .*No space left"):
         slice_of(rig, cut[0]).reset()
