@@ -20,7 +20,7 @@ from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
 from scrubber.cuda.card import KernelProgram
 from tests.cli.on_machine import FLAGS, needs_namespace
-from tests.fakes.cuda.fixtures import RESERVED, equip, in_this_process
+from tests.fakes.cuda.fixtures import equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE, HostGpu
 from tests.fakes.cuda.machine import CudaMachine
 from tests.fakes.nvml.machine import Process, Slice
@@ -196,23 +196,6 @@ def test_a_failed_part_does_not_stop_the_others(stage, small, tmp_path) -> None:
     assert why["scratch"].endswith("1 units do not hold what is written to them")
     page = (tmp_path / f"{NAME}.md").read_text()
     assert re.search(r"\| scratch \| FAILED \|", page)
-
-
-def test_unexpected_driver_memory_is_reported_with_all_measurements(stage, small, tmp_path) -> None:
-    taken = 2**28
-    small.change(stage.machine.gpu(0).uuid, taken_at=("check 3", taken))
-    assert measure(stage, small, tmp_path, *only("clear")).returncode == 1
-    why = faults(tmp_path)["clear"]
-    assert f"another process took {taken} bytes of its memory meanwhile" in why
-    found = measurements(tmp_path)["clear"]
-    assert found["zero: covered"] == [SMALL - 2 * PAGE]
-    books = {what.removeprefix("zero: books, "): it for what, it in found.items() if what.startswith("zero: books")}
-    assert books == {
-        "before: used": [0], "before: reserved": [RESERVED], "before: total": [SMALL + RESERVED],
-        "opened: free": [SMALL - 2 * PAGE], "opened: total": [SMALL], "after: free": [-taken], "after: total": [SMALL],
-    }  # fmt: skip
-    assert found["zero: others' memory came or went"] == [1]
-    assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
 
 
 RUN = """\

@@ -204,7 +204,7 @@ class Nvidia:
             slices=handling.slices,
             settings=of_policy(handling.settings),
             reset_seconds=handling.reset_seconds,
-            locks=tuple(sorted(self._inventory.locks(gpu))),
+            locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),
             idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),
         )
@@ -231,7 +231,7 @@ class Nvidia:
         gpu = self._inventory.gpu_of(uuid)
         if gpu is None:
             return locks.any_held(self._resets)
-        return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.own_locks(gpu))
+        return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.neighbours.of(gpu))
 
     def pending_restores(self) -> dict[str, Address]:
         """From the stored files: no inventory lists a GPU whose slices are gone. Answers while NVML is closed."""

@@ -23,7 +23,7 @@ from scrubber.devices.nvidia import holders, settings, slices
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
-from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
@@ -182,7 +182,8 @@ class NvidiaGpu:
 
     def _reset(self) -> None:
         with self._library.session() as session:
-            first = self._first_if_readable(session)  # before a cancelled reset can change settings
+            # Before a cancelled reset can change settings.
+            first = unless_silent(lambda: self._first(session), StoredSettings())
 
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
@@ -195,12 +196,6 @@ class NvidiaGpu:
         reset.reset(self._target(), before, after)
         if self._place.parent is not None:
             self._demand_slice(self._place.parent)
-
-    def _first_if_readable(self, session: Session) -> StoredSettings:
-        try:
-            return self._first(session)
-        except ResetRequiredError:  # the GPU answers nothing before its reset
-            return StoredSettings()
 
     def _apply_pending(self) -> None:
         notes = self._place.notes

@@ -65,7 +65,7 @@ class Inventory:
         self._library = library
         self._known: dict[str, Seen] = {}
         self._gpus: set[str] = set()  # UUIDs of all GPUs seen, sliced or not
-        self._neighbours = Neighbours()
+        self.neighbours = Neighbours()
         self._remembered = _Remembered("", 0)
         self._logged: frozenset[str] = frozenset()
         self._renewed = float("-inf")
@@ -111,14 +111,6 @@ class Inventory:
         """The properties of a GPU, also if it is not offered; None if not seen since NVML was opened."""
         return self._remembered.boards.get(gpu)
 
-    def locks(self, gpu: str) -> frozenset[str]:
-        """The lock names of all that a reset of the GPU takes down."""
-        return self._neighbours.down_with(gpu)
-
-    def own_locks(self, gpu: str) -> frozenset[str]:
-        """The lock names that show whether a reset takes down this GPU."""
-        return self._neighbours.of(gpu)
-
     def domain_nodes(self, uuid: str) -> tuple[str, ...]:
         """Device nodes of all GPUs that a reset takes down; for a slice, the reset of its whole GPU."""
         own = self.seen(uuid)
@@ -142,10 +134,10 @@ class Inventory:
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
                 self._gpu(nvml, index, found)
-        islands = self._neighbours.islands()
+        islands = self.neighbours.islands()
         for index, handle, board, sliced in found.present:
             island = islands.get(board.uuid)
-            domain = self._neighbours.domain(board, island)
+            domain = self.neighbours.domain(board, island)
             if not sliced:
                 found.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
                 continue
@@ -160,7 +152,7 @@ class Inventory:
             self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
         board = self._remembered.boards[uuid]
         sliced = boards.sliced(nvml, handle)
-        self._neighbours.observe(nvml, handle, board, sliced=sliced)
+        self.neighbours.observe(nvml, handle, board, sliced=sliced)
         found.present.append((index, handle, board, sliced))
 
     def _slices(
@@ -185,7 +177,7 @@ class Inventory:
 
     def _forget(self, instance: str, opening: int) -> None:
         if self._remembered.driver != instance:
-            self._neighbours = Neighbours()
+            self.neighbours = Neighbours()
         if (self._remembered.driver, self._remembered.opening) != (instance, opening):
             self._remembered = _Remembered(instance, opening)
 

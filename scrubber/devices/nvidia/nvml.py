@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -60,6 +60,7 @@ _NUMBERS = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
 
+T = TypeVar("T")
 Handle = Any  # pynvml's pointer to a device; valid only in its session
 
 
@@ -340,6 +341,14 @@ class Session:
         if kind is None:
             raise DeviceError(f"field {number} failed: it is not an integer")
         return int(getattr(values[0].value, kind))
+
+
+def unless_silent(read: Callable[[], T], otherwise: T) -> T:
+    """The result; ``otherwise`` if the device answers nothing until it is reset."""
+    try:
+        return read()
+    except ResetRequiredError:
+        return otherwise
 
 
 def pci_address(info: Any) -> str:  # noqa: ANN401 - pynvml ships no types

@@ -185,14 +185,6 @@ class PolicySettings(StoredSettings):
     left: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """The document of one device."""
-
-    uuid: str
-    settings: StoredSettings
-
-
 def capture(session: Session, uuid: str) -> StoredSettings:
     """The settings now."""
     device = session.handle(uuid)
@@ -205,8 +197,9 @@ def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
     """The settings that the device was first seen with; without a file, store the settings now."""
     try:
         if not path.exists():
-            _keep(path, encode(capture(session, uuid), uuid))
-        return decode(private_files.content(path), uuid)  # another worker may have written the file first
+            _keep(path, strict_json.encode(capture(session, uuid), indent=2))
+        # Another worker may have written the file first.
+        return strict_json.decode(StoredSettings, private_files.content(path))
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
 
@@ -223,22 +216,6 @@ def of_policy(values: Mapping[str, Any]) -> PolicySettings:
         values["application_clocks"] = clocks["memory"], clocks["graphics"]
     locks = ClockLocks(**{name: (it["min"], it["max"]) for name, it in ranges.items()})
     return PolicySettings(**values, locks=locks, left=left)
-
-
-def encode(settings: StoredSettings, uuid: str) -> bytes:
-    """The document to store, with the UUID of the device."""
-    return strict_json.encode(_Stored(uuid, settings), indent=2)
-
-
-def decode(text: bytes, uuid: str) -> StoredSettings:
-    """Parse a stored document. ValueError for anything that ``encode`` would not write for this device."""
-    stored = strict_json.decode(_Stored, text)
-    if stored.uuid != uuid:
-        raise ValueError("these are not the settings of this device")
-    numbers = (stored.settings.power_limit, *(stored.settings.application_clocks or ()))
-    if any(number is not None and number <= 0 for number in numbers):
-        raise ValueError("a power limit or a clock is not above 0")
-    return stored.settings
 
 
 def _keep(path: Path, text: bytes) -> None:

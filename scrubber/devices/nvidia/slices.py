@@ -21,7 +21,7 @@ import pynvml
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, Session
 
 _PROFILE = re.compile(r"MIG ((?:\d+c\.)?\d+g\.\d+gb)((?:[+-][a-z][a-z.]*)*)$")
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
@@ -168,14 +168,6 @@ def layout(session: Session, gpu: str) -> Layout:
     for _, slice_ in _numbered(session, device):
         found.setdefault(session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_), []).append(slice_)
     return tuple(_instance(session, device, number, parts) for number, parts in sorted(found.items()))
-
-
-def layout_before_reset(session: Session, gpu: str) -> Layout:
-    """The layout; empty for a GPU that answers nothing until its reset. A later check then finds its slices missing."""
-    try:
-        return layout(session, gpu)
-    except ResetRequiredError:
-        return ()
 
 
 def uuids(instances: Layout) -> frozenset[str]:

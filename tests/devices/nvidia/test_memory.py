@@ -317,35 +317,38 @@ def test_a_gpu_in_the_compute_mode_prohibited_is_cleared(rig, prohibited):
     assert rig.gpu(0)["compute_mode"] == "2"  # as the policy says
 
 
+CANNOT = "its compute mode is prohibited and cannot be changed: .*"
+
+
 @pytest.mark.parametrize(
-    ("code", "kind"), [(pynvml.NVML_ERROR_NO_PERMISSION, NotNowError), (pynvml.NVML_ERROR_UNKNOWN, DeviceError)]
+    ("code", "change", "kind", "words"),
+    [
+        pytest.param(pynvml.NVML_ERROR_NO_PERMISSION, lambda _rig: {}, NotNowError, CANNOT, id="forbidden"),
+        pytest.param(pynvml.NVML_ERROR_UNKNOWN, lambda _rig: {}, DeviceError, CANNOT, id="fails"),
+        pytest.param(
+            None,
+            lambda _rig: {"settings": of_policy({"leave": ["compute_mode"]})},
+            NotNowError,
+            r"prohibited, and the policy leaves it \(settings.leave\); change it on the node",
+            id="left by the policy",
+        ),
+        pytest.param(  # other slices may be in use
+            None,
+            lambda rig: {"parent": rig.gpu(0).uuid},
+            NotNowError,
+            "its GPU is prohibited; set it on the node",
+            id="slice",
+        ),
+    ],
 )
-def test_a_compute_mode_that_cannot_be_changed_is_named(rig, prohibited, code, kind):
+def test_a_compute_mode_that_is_not_changed_is_named(rig, prohibited, code, change, kind, words):
     rig.gpu(0).fail("nvmlDeviceSetComputeMode", code)
-    why = f"its compute mode is prohibited and cannot be changed: .*: nvidia-smi -i {rig.gpu(0).uuid} -c DEFAULT"
-    with pytest.raises(kind, match=why) as caught:
+    prohibited._holding._place = replace(prohibited._place, **change(rig))
+    with pytest.raises(kind, match=f"{words}: nvidia-smi -i {rig.gpu(0).uuid} -c DEFAULT") as caught:
         prohibited.clear(KEY, PASSES, nothing)
     assert type(caught.value) is kind
+    assert rig.gpu(0)["compute_mode"] == "2"
     assert rig.machine.clients() == ()
-
-
-def test_a_compute_mode_that_the_policy_leaves_is_kept(rig, prohibited):
-    prohibited._holding._place = replace(prohibited._place, settings=of_policy({"leave": ["compute_mode"]}))
-    with pytest.raises(
-        NotNowError, match=r"prohibited, and the policy leaves it \(settings.leave\); change it on the node"
-    ):
-        prohibited.clear(KEY, PASSES, nothing)
-    assert rig.gpu(0)["compute_mode"] == "2"
-
-
-def test_scrubbing_a_slice_keeps_the_compute_mode_of_its_gpu(rig, prohibited):
-    """Other slices may be in use."""
-    prohibited._holding._place = replace(prohibited._place, parent=rig.gpu(0).uuid)
-    with pytest.raises(
-        NotNowError, match=f"its GPU is prohibited; set it on the node: nvidia-smi -i {rig.gpu(0).uuid}"
-    ):
-        prohibited.clear(KEY, PASSES, nothing)
-    assert rig.gpu(0)["compute_mode"] == "2"
 
 
 @pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", True), ("another", False)])

@@ -11,6 +11,7 @@ import pytest
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import StoredSettings
+from scrubber.ground.documents import strict_json
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
@@ -65,19 +66,15 @@ def test_the_file_of_a_killed_writer_does_not_disturb(rig, tmp_path, monkeypatch
 
 
 def spoilt(rig) -> dict[str, str]:
-    whole = json.loads(settings.encode(captured(rig), rig.gpu(0).uuid))
-    values = whole["settings"]
+    values = json.loads(strict_json.encode(captured(rig)))
     return {
-        "cut": json.dumps(whole)[:-5],
-        "other": json.dumps(whole | {"uuid": rig.gpu(1).uuid}),
-        "more": json.dumps(whole | {"settings": values | {"fan": 3}}),
-        "kind": json.dumps(whole | {"settings": values | {"ecc": 1}}),
-        "zero": json.dumps(whole | {"settings": values | {"application_clocks": [0, 1500]}}),
-        "negative": json.dumps(whole | {"settings": values | {"power_limit": -1}}),
+        "cut": json.dumps(values)[:-5],
+        "more": json.dumps(values | {"fan": 3}),
+        "kind": json.dumps(values | {"ecc": 1}),
     }
 
 
-@pytest.mark.parametrize("how", ["cut", "other", "more", "kind", "zero", "negative"])
+@pytest.mark.parametrize("how", ["cut", "more", "kind"])
 def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)

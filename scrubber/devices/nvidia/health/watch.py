@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.core.model import AilmentKind, Sign
@@ -113,31 +113,74 @@ class BestSeenFile:
             logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
 
 
-@dataclass(slots=True)
-class _KnownSigns:
-    """The readings of one GPU."""
+class _GpuSigns:
+    """The signs of one GPU, as of the last reading."""
 
-    opening: int = -1  # of NVML, at the last reading
-    read_at: float = float("-inf")
-    found: dict[AilmentKind, Sign | None] = field(default_factory=dict)
-    since: dict[AilmentKind, float] = field(default_factory=dict)
-    replays: tuple[tuple[float, int], ...] = ()
-    lock: threading.Lock = field(default_factory=threading.Lock)  # its slices are read at the same time
+    def __init__(self, uuid: str, keeper: BestSeenFile) -> None:
+        self._uuid = uuid
+        self._keeper = keeper
+        self._lock = threading.Lock()  # its slices are read at the same time
+        self._opening = -1  # of NVML, at the last reading
+        self._read_at = float("-inf")
+        self._found: dict[AilmentKind, Sign | None] = {}
+        self._since: dict[AilmentKind, float] = {}
+        self._replays: tuple[tuple[float, int], ...] = ()
+        self._logged: set[AilmentKind] = set()
 
-    def lasts(self, kind: AilmentKind) -> bool:
-        """Whether the sign lasts, as of the last reading."""
-        return self.read_at - self.since.get(kind, self.read_at) >= LASTS[kind]
+    def lasting(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> tuple[Sign, ...]:
+        """The signs that last. A sliced GPU uses neither links nor fabric."""
+        with self._lock:
+            if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
+                self._since.pop(AilmentKind.LINKS, None)
+            if self._opening != nvml.opening or now - self._read_at >= EVERY:
+                self._read(nvml, gpu, now, whole=whole)
+                self._opening, self._read_at = nvml.opening, now
+            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
+            found = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
+            return tuple(sign for sign in found if self._lasts(sign.kind))
 
+    def _lasts(self, kind: AilmentKind) -> bool:
+        return self._read_at - self._since.get(kind, self._read_at) >= LASTS[kind]
 
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """What a reader needs to read one sign of a GPU."""
+    def _read(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> None:
+        self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))
+        self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
+        self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
+        if whole:
+            self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
+            self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
 
-    nvml: Session
-    uuid: str
-    gpu: Handle
-    known: _KnownSigns
-    now: float
+    def _note(self, kind: AilmentKind, now: float, read: Callable[[], Sign | None]) -> None:
+        try:
+            self._found[kind] = read()
+        except _FATAL:
+            raise
+        except NoPermissionError:
+            self._found.setdefault(kind, None)  # without permission nothing shows whether the sign has ended
+        except DeviceError as error:
+            if kind not in self._logged:
+                self._logged.add(kind)
+                logger.warning("cannot read a sign", gpu=self._uuid, sign=kind.value, error=str(error))
+        if self._found.get(kind) is None:
+            self._since.pop(kind, None)
+        else:
+            self._since.setdefault(kind, now)
+
+    def _pcie(self, nvml: Session, gpu: Handle, now: float) -> Sign | None:
+        lanes, replays = vitals.read_pcie(nvml, gpu)
+        counted = () if replays is None else ((now, replays),)
+        self._replays = (*(each for each in self._replays if now - each[0] <= vitals.REPLAY_WINDOW), *counted)
+        best = self._keeper.learn(self._uuid, Best(lanes=lanes or 0))
+        return vitals.judge_pcie(lanes, best.lanes, vitals.growth(self._replays))
+
+    def _links(self, nvml: Session, gpu: Handle) -> Sign | None:
+        up = vitals.links_up(nvml, gpu)
+        return vitals.links_down(self._keeper.learn(self._uuid, Best(links=up)).links, up)
+
+    def _fabric(self, nvml: Session, gpu: Handle) -> Sign | None:
+        reading = vitals.read_fabric(nvml, gpu)
+        best = self._keeper.learn(self._uuid, Best(joined=reading.joined))
+        return vitals.judge_fabric(reading, joined_before=best.joined)
 
 
 class SignWatch:
@@ -146,70 +189,13 @@ class SignWatch:
     def __init__(self, keeper: BestSeenFile, clock: Callable[[], float] = time.monotonic) -> None:
         self._keeper = keeper
         self._clock = clock
-        self._known: dict[str, _KnownSigns] = {}
-        self._logged: set[tuple[str, AilmentKind]] = set()
+        self._gpus: dict[str, _GpuSigns] = {}
 
     def links(self, uuid: str) -> frozenset[int]:
         """The NVLinks of a GPU that were up since the node booted. Does not ask the driver."""
         return self._keeper.of(uuid).links
 
     def signs(self, nvml: Session, uuid: str, gpu: Handle, *, whole: bool) -> tuple[Sign, ...]:
-        """The lasting signs of a GPU. A sliced GPU uses neither links nor fabric."""
-        known = self._known.setdefault(uuid, _KnownSigns())
-        with known.lock:
-            self._update(_Scan(nvml, uuid, gpu, known, self._clock()), whole=whole)
-            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
-            lasting = (sign for sign in known.found.values() if sign is not None and known.lasts(sign.kind))
-            return tuple(sign for sign in lasting if sign.kind not in unused)
-
-    def _update(self, scan: _Scan, *, whole: bool) -> None:
-        known, opening = scan.known, scan.nvml.opening
-        if known.opening != opening:  # perhaps after a reset, when links are still trained
-            known.since.pop(AilmentKind.LINKS, None)
-        if known.opening != opening or scan.now - known.read_at >= EVERY:
-            self._read(scan, whole=whole)
-            known.opening, known.read_at = opening, scan.now
-
-    def _read(self, scan: _Scan, *, whole: bool) -> None:
-        readers: dict[AilmentKind, Callable[[_Scan], Sign | None]] = {
-            AilmentKind.HEAT: lambda scan: vitals.heat(scan.nvml, scan.gpu),
-            AilmentKind.PCIE: self._pcie,
-            AilmentKind.SRAM: lambda scan: vitals.sram(scan.nvml, scan.gpu),
-        }
-        if whole:
-            readers |= {AilmentKind.LINKS: self._links, AilmentKind.FABRIC: self._fabric}
-        for kind, reader in readers.items():
-            self._note(scan, kind, reader)
-
-    def _note(self, scan: _Scan, kind: AilmentKind, reader: Callable[[_Scan], Sign | None]) -> None:
-        known = scan.known
-        try:
-            known.found[kind] = reader(scan)
-        except _FATAL:
-            raise
-        except NoPermissionError:
-            known.found.setdefault(kind, None)  # without permission nothing shows whether the sign has ended
-        except DeviceError as error:
-            if (scan.uuid, kind) not in self._logged:
-                self._logged.add((scan.uuid, kind))
-                logger.warning("cannot read a sign", gpu=scan.uuid, sign=kind.value, error=str(error))
-        if known.found.get(kind) is None:
-            known.since.pop(kind, None)
-        else:
-            known.since.setdefault(kind, scan.now)
-
-    def _pcie(self, scan: _Scan) -> Sign | None:
-        known, (lanes, replays) = scan.known, vitals.read_pcie(scan.nvml, scan.gpu)
-        counted = () if replays is None else ((scan.now, replays),)
-        known.replays = (*(each for each in known.replays if scan.now - each[0] <= vitals.REPLAY_WINDOW), *counted)
-        best = self._keeper.learn(scan.uuid, Best(lanes=lanes or 0))
-        return vitals.judge_pcie(lanes, best.lanes, vitals.growth(known.replays))
-
-    def _links(self, scan: _Scan) -> Sign | None:
-        up = vitals.links_up(scan.nvml, scan.gpu)
-        return vitals.links_down(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
-
-    def _fabric(self, scan: _Scan) -> Sign | None:
-        reading = vitals.read_fabric(scan.nvml, scan.gpu)
-        best = self._keeper.learn(scan.uuid, Best(joined=reading.joined))
-        return vitals.judge_fabric(reading, joined_before=best.joined)
+        """The lasting signs of a GPU, ``whole`` or sliced."""
+        signs = self._gpus.setdefault(uuid, _GpuSigns(uuid, self._keeper))
+        return signs.lasting(nvml, gpu, self._clock(), whole=whole)

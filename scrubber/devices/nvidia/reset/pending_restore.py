@@ -40,15 +40,6 @@ class PendingRestore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """The document of one pending restore."""
-
-    uuid: str  # of the GPU
-    persistence: bool
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
 class PendingRestoreFiles:
     """The stored pending restores of one GPU and its slices."""
 
@@ -64,7 +55,7 @@ class PendingRestoreFiles:
         found = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
             try:
-                found[path] = _decoded(private_files.content(path), self.gpu)
+                found[path] = strict_json.decode(PendingRestore, private_files.content(path))
             except FileNotFoundError:  # another worker has just applied it
                 continue
             except (OSError, ValueError) as error:
@@ -74,9 +65,8 @@ class PendingRestoreFiles:
 
     def write(self, path: Path, pending: PendingRestore) -> None:
         """Write the file atomically and sync it to disk."""
-        text = strict_json.encode(_Stored(self.gpu, pending.persistence, pending.layout), indent=2)
         try:
-            with private_files.beside(path, text) as aside:
+            with private_files.beside(path, strict_json.encode(pending, indent=2)) as aside:
                 aside.replace(path)
             self._sync()
         except OSError as error:
@@ -176,14 +166,3 @@ def _divide(session: Session, gpu: str, layout: Layout) -> None:
         raise
     except DeviceError as error:
         raise DeviceError(f"its slices did not come back: {error}") from error
-
-
-def _decoded(text: bytes, gpu: str) -> PendingRestore:
-    """The pending restore in a file; ValueError for anything unexpected."""
-    stored = strict_json.decode(_Stored, text)
-    if stored.uuid != gpu:
-        raise ValueError("it is not a pending restore of this device")
-    places: list[Instance | Part] = [*stored.layout, *(part for one in stored.layout for part in one.parts)]
-    if any(min(one.profile, one.start, one.size) < 0 for one in places):
-        raise ValueError("a position of a slice is negative")
-    return PendingRestore(stored.persistence, stored.layout)

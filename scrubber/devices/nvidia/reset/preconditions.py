@@ -18,7 +18,7 @@ from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
 from scrubber.ground import process_names
 
 _FABRIC_MANAGER = "nv-fabricmanager"
@@ -107,10 +107,7 @@ def persistence_daemon(host: Host) -> int | None:
 
 def ask_before_reset(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - depends on the function
     """The answer of the device; None if it is not supported, or if the device answers nothing until its reset."""
-    try:
-        return session.ask_optional(question, session.handle(target.place.gpu))
-    except ResetRequiredError:
-        return None
+    return unless_silent(lambda: session.ask_optional(question, session.handle(target.place.gpu)), None)
 
 
 def rights(target: ResetTarget) -> str | None:

@@ -27,7 +27,7 @@ import pynvml
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import boards, slices
 from scrubber.devices.nvidia.health import vitals
-from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, ResetRequiredError, Session, pci_address
+from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, Session, pci_address, unless_silent
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
@@ -90,7 +90,7 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
         with target.library.session() as session:
             if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-            joined = joined_before_reset(session, target.place.gpu)
+            joined = _joined(session, target)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
@@ -109,7 +109,7 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 
 def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
     """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
-    now = PendingRestore(persistence, slices.layout_before_reset(session, target.place.gpu))
+    now = PendingRestore(persistence, unless_silent(lambda: slices.layout(session, target.place.gpu), ()))
     pending = pending_restore.merged((now, *target.place.notes.read().values()))
     if pending:
         target.place.notes.write(target.place.notes.file(), pending)
@@ -166,12 +166,10 @@ def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRest
         raise DeviceError(f"{error}; {second}") from error
 
 
-def joined_before_reset(session: Session, uuid: str) -> bool:
+def _joined(session: Session, target: ResetTarget) -> bool:
     """Whether the GPU has joined an NVSwitch fabric, which CUDA then needs to start. False if unknown."""
-    try:
-        return vitals.read_fabric(session, session.handle(uuid)).joined
-    except ResetRequiredError:
-        return False
+    gpu = target.place.gpu
+    return unless_silent(lambda: vitals.read_fabric(session, session.handle(gpu)).joined, otherwise=False)
 
 
 def wait_until_back(target: ResetTarget, *, joined: bool) -> None:

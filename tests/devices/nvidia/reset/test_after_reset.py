@@ -10,7 +10,7 @@ import pytest
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import SHORT, by_tool, target, there
+from tests.devices.nvidia.bench import SHORT, target, there
 
 gpu, cut = bench.gpu, bench.cut  # fixtures
 
@@ -94,12 +94,6 @@ def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None
 
 
 # --- its slices ---
-
-
-def test_slices_are_recreated_after_the_reset_of_their_gpu(rig, cut) -> None:
-    reset.reset(target(rig))
-    assert by_tool(rig)
-    assert there(rig) == set(cut)
 
 
 def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:

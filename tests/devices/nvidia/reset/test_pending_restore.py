@@ -336,9 +336,8 @@ def test_a_failed_write_leaves_no_file_behind(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"uuid": "GPU-2"},
         {"more": 1},
-        {"layout": [{"profile": -9, "start": 0, "size": 4, "parts": []}]},
+        {"layout": [{"profile": 9}]},
         None,
     ],
 )

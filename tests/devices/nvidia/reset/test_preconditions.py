@@ -23,20 +23,10 @@ def test_a_free_gpu_is_reset_by_the_tool(rig, gpu) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_reset_needs_root(rig) -> None:
-    assert refused(rig, privileged=False) == "cannot reset: it takes root: run the service as root"
-
-
-@pytest.mark.usefixtures("gpu")
 def test_each_process_with_the_device_open_is_named(rig) -> None:
     users = one_holder() + one_holder(12, "nv-hostengine")
     words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first (`systemctl stop nvidia-dcgm`)'
     assert refused(rig, holders=lambda: users) == f"cannot reset: {words}"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_unknown_holders_prevent_a_reset(rig) -> None:
-    assert "its holders are unknown: run the service as root" in refused(rig, holders=lambda: None)
 
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
@@ -110,12 +100,6 @@ def test_all_obstacles_are_reported_at_once_in_order(rig, gpu) -> None:
 def test_a_new_process_before_the_reset_aborts_the_reset(rig) -> None:
     looks = iter([no_holders(), *[one_holder()] * 1000])
     assert 'it is open in "train" (pid 4711)' in refused(rig, holders=lambda: next(looks))
-
-
-def test_a_gpu_that_only_asks_for_a_reset_is_reset(rig, gpu) -> None:
-    gpu.set(reset_required=1)
-    reset.reset(target(rig))
-    assert by_tool(rig)
 
 
 def test_a_lost_gpu_is_lost_and_is_not_reset(rig, gpu) -> None:
