@@ -19,7 +19,7 @@ from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Span
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
-from scrubber.devices.nvidia.inventory import boards
+from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.nvml import Library
 
 COLD_SHARE = 4  # forks for each new process

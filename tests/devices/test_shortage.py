@@ -22,13 +22,12 @@ from scrubber.core.model import Blame, Outcome, Step
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import Caller, in_turn
-from scrubber.devices.nvidia.health.best_seen import BestSeenFile
+from scrubber.devices.nvidia import settings, slices
+from scrubber.devices.nvidia.health.watch import BestSeenFile
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import partitions
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.devices.nvidia.reset import locks, smi
+from scrubber.devices.nvidia.reset import locks, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
-from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.simulated import chip, containers, layout, memory
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
@@ -82,21 +81,21 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),
     "nvidia.host.driver_version": ((Path, "read_text"), lambda it: it.host.driver_version()),
     "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),
-    "nvidia.inventory.partitions._capability": ((Path, "read_text"), lambda it: partitions._capability(it.file)),
+    "nvidia.slices._capability": ((Path, "read_text"), lambda it: slices._capability(it.file)),
     "nvidia.reset.locks._claimed": ((os, "open"), Ground.claimed_lock),
     "nvidia.reset.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),
     "nvidia.reset.locks._locked": ((fcntl, "flock"), lambda it: locks.held(it.lock)),
     "nvidia.reset.pending_restore.read": ((os, "open"), Ground.read_notes),
     "nvidia.reset.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
     "nvidia.reset.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
-    "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
-    "nvidia.settings.settings.baseline": (
+    "nvidia.reset.reset.run_tool": ((subprocess, "Popen"), lambda _it: reset.run_tool("GPU-1", LONG)),
+    "nvidia.settings.baseline": (
         (os, "open"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
-    "nvidia.settings.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
+    "nvidia.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
 }  # fmt: skip
 # These find another answer for other errors.
 ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
-    "nvidia.health.best_seen._kept": (
+    "nvidia.health.watch._kept": (
         (os, "open"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
 }  # fmt: skip
 

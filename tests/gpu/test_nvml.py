@@ -17,8 +17,10 @@ import pytest
 
 from benchmarks.nvml_questions import answered, questions
 from scrubber.core.model import Vitals
+from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
-from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia.settings import StoredSettings
+from scrubber.ground.documents import strict_json
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from tests.gpu.conftest import PROC
@@ -151,7 +153,7 @@ def test_settings_are_read_alike_twice_and_can_be_kept(nvml, gpu, tell) -> None:
     first = settings.capture(nvml, uuid)
     tell(f"settings: {first}")
     assert settings.capture(nvml, uuid) == first
-    assert settings.decode(settings.encode(first, uuid), uuid) == first
+    assert strict_json.decode(StoredSettings, strict_json.encode(first)) == first
 
 
 def test_a_process_that_opened_the_device_is_found(nvidia, device, tell) -> None:

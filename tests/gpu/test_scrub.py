@@ -23,9 +23,9 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.idle import Idle, InUse
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.holders import NOISE
-from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.inventory.boards import Board
 from tests.gpu.inside import CANARY, DEEDS, KERNELS
 
 pytestmark = pytest.mark.gpu

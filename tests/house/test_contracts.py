@@ -72,7 +72,7 @@ PLANTED = [
     ("scrubber/node/__init__.py", "from scrubber import ledger", MEMORY),
     ("scrubber/steps/evict.py", "from policies import model", MEMORY),
     ("scrubber/devices/calls.py", "from scrubber import config", MEMORY),
-    ("scrubber/devices/nvidia/health/signs.py", "from scrubber.steps import on_device", LOOKS),
+    ("scrubber/devices/nvidia/health/vitals.py", "from scrubber.steps import on_device", LOOKS),
     ("scrubber/observe/observer.py", "from scrubber.steps import evict", LOOKS),
     ("scrubber/observe/driver_calls.py", "from scrubber.jobs import driver_release", LOOKS),
     ("scrubber/observe/health.py", "from policies import model", MEMORY),

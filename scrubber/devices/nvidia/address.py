@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.reset import preconditions
-from scrubber.devices.nvidia.settings.settings import PolicySettings
+from scrubber.devices.nvidia.reset import locks
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
+from scrubber.devices.nvidia.settings import PolicySettings
 
 UNNAMED = PolicySettings()
+SECONDS = 60.0  # for a reset without a time limit of its step
 WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
@@ -25,12 +28,12 @@ class WorkerTarget:
     baseline: str  # the file with the settings that the whole GPU was first seen with
     resets: str  # the folder of reset locks
     slices: str = WAIT
-    idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
+    idle_bytes: int = IDLE_AT_MOST  # in use without a holder
     settings: PolicySettings = UNNAMED
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores
     pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace
-    reset_seconds: float = preconditions.SECONDS  # the time limit of the step
+    reset_seconds: float = SECONDS  # the time limit of the step
     links: tuple[int, ...] = ()  # NVLinks of the whole GPU that were up since the node booted
 
     @property
@@ -43,3 +46,18 @@ class WorkerTarget:
     def gpu(self) -> str:
         """The UUID of the whole GPU; for a slice, of its parent."""
         return self.parent or self.uuid
+
+    @property
+    def lock(self) -> Path:
+        """The reset lock of the whole GPU."""
+        return locks.file_of(Path(self.resets), self.gpu)
+
+    @property
+    def reset_locks(self) -> tuple[Path, ...]:
+        """The locks of all that the reset takes down."""
+        return tuple(locks.file_of(Path(self.resets), name) for name in self.locks or (self.gpu,))
+
+    @property
+    def notes(self) -> PendingRestoreFiles:
+        """Where a reset stores what it must restore."""
+        return PendingRestoreFiles(Path(self.baseline).parent, self.gpu)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -10,26 +9,24 @@ from pathlib import Path
 
 import pynvml
 
-from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import boards, holders
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
-from scrubber.devices.nvidia.health import vitals, xid_log
-from scrubber.devices.nvidia.health.best_seen import BestSeenFile
-from scrubber.devices.nvidia.health.listener import Lines, Listener
-from scrubber.devices.nvidia.health.vitals import Signs
-from scrubber.devices.nvidia.health.watch import SignWatch
+from scrubber.devices.nvidia.health import vitals, xids
+from scrubber.devices.nvidia.health.listener import Listener
+from scrubber.devices.nvidia.health.watch import BestSeenFile, SignWatch
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
-from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.inventory.inventory import Inventory
-from scrubber.devices.nvidia.nvml import SLICE, Library
+from scrubber.devices.nvidia.inventory import Inventory
+from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore
-from scrubber.devices.nvidia.settings.settings import of_policy
+from scrubber.devices.nvidia.settings import of_policy
 from scrubber.ground.documents import strict_json
 from scrubber.node.cgroups import Containers
+from scrubber.node.kernellog import KernelLog
 
 
 class Nvidia:
@@ -45,9 +42,9 @@ class Nvidia:
         host: Host,
         containers: Containers,
         settings: Path,
-        library: Library | None = None,
-        kernel: Lines | None = None,
-        whole: Callable[[int], bool] = xid_log.always,
+        library: Library,
+        kernel: KernelLog | None = None,
+        whole: Callable[[int], bool] = xids.always,
     ) -> None:
         """Open nothing yet. The caller provides the lookup of containers and the kernel log.
 
@@ -59,11 +56,11 @@ class Nvidia:
         self._containers = containers
         self._settings = settings
         self._resets = _resets(settings)
-        self._library = library or Library()
-        self._inventory = Inventory(host, self._library)
+        self._library = library
+        self._inventory = Inventory(host, library)
         self._baselines = holders.Baselines()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
-        self._listener = Listener(self._library, kernel, _steady, whole)
+        self._listener = Listener(library, kernel, whole)
 
     @staticmethod
     def quiet(settings: Path, within: float) -> bool:
@@ -74,19 +71,16 @@ class Nvidia:
             return False
 
     @staticmethod
-    def probe(host: Host, library: Library | None = None) -> str | None:
+    def probe(host: Host, library: Library) -> str | None:
         """None if there are GPUs to serve; otherwise one sentence that says why not.
 
-        A given library stays open: without persistence mode, setting up its GPUs takes seconds for each, and a service
+        The library stays open: without persistence mode, setting up its GPUs takes seconds for each, and a service
         should pay that once. It need not wait for that.
         """
-        own = library or Library()
         try:
             host.driver()
-            with own.session() as nvml:
+            with library.session() as nvml:
                 count = nvml.ask(pynvml.nvmlDeviceGetCount)
-            if library is None:
-                own.close()
         except DriverOpeningError:
             return None
         except DeviceError as error:
@@ -145,34 +139,21 @@ class Nvidia:
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Vitals and holders from one reading of NVML. Holders of a sliced or silent GPU are unknown."""
-        loaded, most_idle = self.driver(), self._most_idle(uuid)
-        in_use: bool | None = None
-
-        def leaked(usage: Usage) -> int:
-            nonlocal in_use
-            idle = self._baselines.learn(uuid, loaded, usage, most_idle)
-            in_use = self._used(usage, idle)
-            return holders.leaked(usage, idle)
-
+        loaded, most_idle, in_use = self.driver(), self._most_idle(uuid), None
         with self._library.session() as nvml:
-            found = vitals.of(
-                nvml,
-                uuid,
-                self._host.runs,
-                leaked,
-                self._signs(uuid),
-            )
+            found, usage = vitals.read(nvml, uuid, self._host.runs, lambda gpu: self._signs(nvml, uuid, gpu))
+        if usage is not None:
+            idle = self._baselines.learn(uuid, loaded, usage, most_idle)
+            found, in_use = replace(found, leaked_bytes=holders.leaked(usage, idle)), self._used(usage, idle)
         return self._with_logged(uuid, found), in_use
 
     def reported(self, uuid: str) -> Vitals:
         """XIDs and fatal errors of NVSwitches. Works while NVML is closed or hangs."""
         return self._with_logged(uuid, Vitals(partial=True))
 
-    def _signs(self, uuid: str) -> Signs:
+    def _signs(self, nvml: Session, uuid: str, handle: Handle) -> tuple[Sign, ...]:
         gpu = self._inventory.gpu_of(uuid)
-        if gpu is None:
-            return vitals.no_signs
-        return lambda nvml, handle: self._watch.signs(nvml, gpu, handle, whole=gpu == uuid)
+        return () if gpu is None else self._watch.signs(nvml, gpu, handle, whole=gpu == uuid)
 
     def _with_logged(self, uuid: str, found: Vitals) -> Vitals:
         place = self._inventory.place_of(uuid)
@@ -223,7 +204,7 @@ class Nvidia:
             slices=handling.slices,
             settings=of_policy(handling.settings),
             reset_seconds=handling.reset_seconds,
-            locks=tuple(sorted(self._inventory.locks(gpu))),
+            locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),
             idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),
         )
@@ -250,7 +231,7 @@ class Nvidia:
         gpu = self._inventory.gpu_of(uuid)
         if gpu is None:
             return locks.any_held(self._resets)
-        return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.own_locks(gpu))
+        return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.neighbours.of(gpu))
 
     def pending_restores(self) -> dict[str, Address]:
         """From the stored files: no inventory lists a GPU whose slices are gone. Answers while NVML is closed."""
@@ -281,11 +262,6 @@ class Nvidia:
     def reacquire_driver(self) -> None:
         """Open NVML again."""
         self._library.reacquire_driver(opened=True)
-
-
-def _steady() -> float:
-    """A clock that stops during suspend and is never adjusted, like the clock of kernel messages."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 def _resets(settings: Path) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import Findings, Holder, Sign, Vitals
+from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
@@ -19,29 +19,17 @@ from scrubber.devices.base import (
     Progress,
     Users,
 )
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import holders, settings, slices
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
-from scrubber.devices.nvidia.health import signs, vitals
-from scrubber.devices.nvidia.holders import Usage
-from scrubber.devices.nvidia.inventory import slices
+from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
-from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset, smi
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
+from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
-from scrubber.devices.nvidia.settings import restore as restoring
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia.restore import Restorer
+from scrubber.devices.nvidia.settings import StoredSettings
 from scrubber.ground.documents import strict_json
-
-
-def _beyond(idle: int) -> Callable[[Usage], int]:
-    return lambda usage: holders.leaked(usage, idle)
-
-
-def holders_unknown() -> tuple[Holder, ...] | None:
-    """The holders are unknown, so the device is not reset."""
-    return None
 
 
 class NvidiaGpu:
@@ -50,7 +38,7 @@ class NvidiaGpu:
     def __init__(
         self,
         place: str,
-        reset_holders: Users = holders_unknown,
+        reset_holders: Users,
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
         open_card: OpenCard = device.opened,
@@ -79,7 +67,7 @@ class NvidiaGpu:
                 self._recreate(self._place.parent)
                 return "the slice was recreated"
             self._reset()
-            return f"by {smi.PROGRAM}"
+            return f"by {reset.PROGRAM}"
 
     def prepare(self) -> None:
         """Start CUDA and make the context, which takes longer than the passes over the memory."""
@@ -152,11 +140,8 @@ class NvidiaGpu:
             if self._place.restore_only:
                 return Findings()
             with self._library.session() as session:
-                gpu, first = self._place.gpu, self._first(session)
-                if self._place.parent is not None:
-                    found = Findings(drift=restoring.shared(session, gpu, first, self._place.settings))
-                else:
-                    found = restoring.restore(session, gpu, first, self._place.settings)
+                restorer = self._restorer(session, self._first(session))
+                found = restorer.restore() if self._place.parent is None else Findings(drift=restorer.shared())
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
                 return found
@@ -178,14 +163,12 @@ class NvidiaGpu:
             return self._vitals_in(session)
 
     def _vitals_in(self, session: Session) -> Vitals:
-        idle = self._place.idle_bytes
-        leaked = holders.leaked if idle is None else _beyond(idle)
-        return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
-
-    def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
-        """A slice has no links."""
+        # A slice has no links.
         links = frozenset(self._place.links) if self._place.parent is None else frozenset()
-        return signs.at_once(session, gpu, links)
+        found, usage = vitals.read(
+            session, self._place.uuid, self._place.host.runs, lambda gpu: vitals.at_once(session, gpu, links)
+        )
+        return found if usage is None else replace(found, leaked_bytes=holders.leaked(usage, self._place.idle_bytes))
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:
@@ -199,62 +182,38 @@ class NvidiaGpu:
 
     def _reset(self) -> None:
         with self._library.session() as session:
-            first = self._first_if_readable(session)  # before a cancelled reset can change settings
-        gpu, of_slice = self._place.gpu, self._place.parent is not None
+            # Before a cancelled reset can change settings.
+            first = unless_silent(lambda: self._first(session), StoredSettings())
 
         def after(session: Session) -> None:
             """The GPU has no holder now. A whole GPU has a settings step of its own."""
-            if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._place.settings)
+            if self._place.parent is not None:
+                self._restorer(session, self._first(session)).restore()
 
         def before(session: Session) -> None:
-            restoring.before_reset(session, gpu, first, self._place.settings)
+            self._restorer(session, first).before_reset()
 
         reset.reset(self._target(), before, after)
         if self._place.parent is not None:
             self._demand_slice(self._place.parent)
 
-    def _first_if_readable(self, session: Session) -> StoredSettings:
-        try:
-            return self._first(session)
-        except ResetRequiredError:  # the GPU answers nothing before its reset
-            return StoredSettings()
-
     def _apply_pending(self) -> None:
-        notes = self._notes()
+        notes = self._place.notes
         pending = notes.read()
         if not pending:
             return
         try:
-            with self._no_reset(exclusive=True):
-                self._apply_notes(notes)
+            with self._no_reset(exclusive=True), self._library.session() as session:
+                pending_restore.apply_all(session, notes)
         except NotNowError:
             if {notes.file(), notes.file(self._place.uuid)} & pending.keys():
                 raise
             # Another worker recreates another slice, and that worker applies its own pending restore.
 
-    def _apply_notes(self, notes: PendingRestoreFiles) -> None:
-        pending = notes.read()  # again: only now does this worker hold the lock
-        try:
-            with self._library.session() as session:
-                pending_restore.apply_all(session, notes.gpu, pending.values())
-        except DeviceLostError:
-            raise
-        except DeviceError as error:
-            remedy = f"repair it and remove {', '.join(map(str, pending))}"
-            raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
-        notes.drop(pending)
-
-    def _notes(self) -> PendingRestoreFiles:
-        return PendingRestoreFiles(Path(self._place.baseline).parent, self._place.gpu)
-
-    def _lock(self, name: str) -> Path:
-        return locks.file_of(Path(self._place.resets), name)
-
     @contextmanager
     def _no_reset(self, *, exclusive: bool) -> Iterator[None]:
         """Keep resets of the GPU away. ``exclusive``: also keep other workers from creating slices."""
-        lock = self._lock(self._place.gpu)
+        lock = self._place.lock
         with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not exclusive):
             yield
 
@@ -262,18 +221,17 @@ class NvidiaGpu:
         """The settings that the whole GPU was first seen with."""
         return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
 
+    def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
+        return Restorer(session, self._place.gpu, first, self._place.settings)
+
     def _target(self) -> ResetTarget:
-        place = self._place
         return ResetTarget(
-            place.gpu,
-            place.pci_address,
-            place.host,
+            self._place,
             self._reset_holders,
             self._library,
-            tuple(map(self._lock, place.locks or (place.gpu,))),
-            self._notes(),
-            patience=preconditions.Patience.within(place.reset_seconds),
-            daemon_runs=self._daemon_runs,
+            preconditions.is_root(),
+            preconditions.Patience.within(self._place.reset_seconds),
+            self._daemon_runs,
         )
 
     def _demand_slice(self, parent: str) -> None:
@@ -290,7 +248,7 @@ class NvidiaGpu:
         if found := [fault for fault in faults if fault is not None]:
             raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(found)}")
         self._apply_pending()
-        notes = self._notes()
+        notes = self._place.notes
 
         def note(one: slices.Instance) -> None:
             notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))

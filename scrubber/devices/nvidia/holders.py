@@ -19,7 +19,7 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.nvidia.inventory import boards
+from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.nvml import (
     ArgumentError,
     BufferTooSmallError,

@@ -21,11 +21,9 @@ from scrubber.cuda.coverage import Account, MemoryCounts
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, NotNowError
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import boards, holders, restore
 from scrubber.devices.nvidia.address import WorkerTarget
-from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.devices.nvidia.settings import restore
 
 T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
@@ -56,13 +54,7 @@ class HeldMemory:
         clock: Clock = CLOCK,
     ) -> None:
         """``counts``: those of the service, read after the last tenant; None: read them."""
-        self._uuid = place.uuid
-        self._pci_address = place.pci_address
-        self._host = place.host
-        self._dev = {Path("/dev"), place.host.dev}
-        self._parent = place.parent
-        self._settings = place.settings
-        self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
+        self._place = place
         self._library = library
         self._open_card = open_card
         self._counts = counts
@@ -82,13 +74,13 @@ class HeldMemory:
     def undisturbed(self) -> tuple[int, tuple[Uncovered, ...]]:
         """Like ``account``; NotNowError if the memory of another process has changed."""
         if fault := coverage.disturbance(self._account(), self.memory().size):
-            raise NotNowError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
+            raise NotNowError(f"cannot prove what the memory of {self._place.uuid} holds: {fault}")
         return self.account()
 
     def account(self) -> tuple[int, tuple[Uncovered, ...]]:
         """The bytes that a process could allocate, and those of them that this worker has not allocated."""
         account = self._account()
-        return account.allocatable, coverage.uncovered(account, self.memory().size, self._idle)
+        return account.allocatable, coverage.uncovered(account, self.memory().size, self._place.idle_bytes)
 
     def _account(self) -> Account:
         held = self._all()
@@ -104,25 +96,31 @@ class HeldMemory:
 
     def _open(self) -> tuple[Card, MemoryCounts]:
         if self._opened is None:
-            most = self._idle + holders.NOISE
+            most = self._place.idle_bytes + holders.NOISE
             before = MemoryCounts(*self._counts) if self._counts is not None else None
             if before is None or before.used > most:  # memory of a process that has ended may be free by now
                 before = once_freed(self._read_counts, lambda counts: counts.used <= most, self._clock)
             if before.used > most:
                 # A full observation has just found no holder, so only a reset frees this memory.
                 fault = f"{before.used} bytes of its memory are in use by no visible process"
-                raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
+                raise DeviceError(f"cannot prove what the memory of {self._place.uuid} holds: {fault}")
             with cuda_errors_translated():
                 self._opened = self._card(), before
         return self._opened
 
     def _card(self) -> Card:
         """Open the device. Without a node that only CUDA needs, CUDA answers as if the device were broken."""
-        asked = self._uuid, self._pci_address, self._parent, self._host.memory_manager(self._pci_address)
+        asked = (
+            self._place.uuid,
+            self._place.pci_address,
+            self._place.parent,
+            self._place.host.memory_manager(self._place.pci_address),
+        )
         try:
             return self._open_card(*asked)
         except CudaError as error:
-            uvm = [it / "nvidia-uvm" for it in self._dev if (it / "nvidiactl").exists()]
+            dev = {Path("/dev"), self._place.host.dev}
+            uvm = [it / "nvidia-uvm" for it in dev if (it / "nvidiactl").exists()]
             if lacking := [str(it) for it in uvm if not it.exists()]:
                 remedy = "load the module nvidia_uvm on the node (nvidia-modprobe -u -c 0)"
                 raise CardBusyError(f"{error}; {lacking[0]} is missing: {remedy}") from error
@@ -133,19 +131,19 @@ class HeldMemory:
 
     def _allow_cuda(self) -> tuple[str, ...]:
         """Change a compute mode that keeps CUDA out; returns the change. NVML is slow: called only if CUDA failed."""
-        gpu, forbidden = self._parent or self._uuid, False
+        gpu, forbidden = self._place.gpu, False
         try:
             with suppress(DeviceError), self._library.session() as session:  # else the error of CUDA says why
                 forbidden = restore.forbids_cuda(session, gpu)
             if not forbidden:
                 return ()
-            if self._parent is not None:  # other slices may be in use: their settings are not changed
+            if self._place.parent is not None:  # other slices may be in use: their settings are not changed
                 raise NotNowError(
-                    f"cannot open {self._uuid}: the compute mode of its GPU is prohibited;"
+                    f"cannot open {self._place.uuid}: the compute mode of its GPU is prohibited;"
                     f" set it on the node: nvidia-smi -i {gpu} -c DEFAULT"
                 )
             with self._library.session() as session:
-                return restore.allow_cuda(session, gpu, self._settings)
+                return restore.allow_cuda(session, gpu, self._place.settings)
         finally:
             with suppress(DeviceError):  # the error before is the better one
                 self._library.close()
@@ -153,7 +151,7 @@ class HeldMemory:
     def _read_counts(self) -> MemoryCounts:
         """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""
         with self._library.session() as session:
-            counts = boards.memory(session, session.handle(self._uuid))
+            counts = boards.memory(session, session.handle(self._place.uuid))
         self._library.close()
         return MemoryCounts(counts.total, counts.reserved, counts.used)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -60,6 +60,7 @@ _NUMBERS = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
 
+T = TypeVar("T")
 Handle = Any  # pynvml's pointer to a device; valid only in its session
 
 
@@ -116,6 +117,27 @@ class VersionSkewError(DeviceError):
     """The library and the kernel driver have different versions: one of them was replaced."""
 
 
+_KINDS: dict[int, type[DeviceError]] = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: DeviceLostError,
+    pynvml.NVML_ERROR_NOT_FOUND: NotFoundError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: ArgumentError,
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: BufferTooSmallError,
+    pynvml.NVML_ERROR_IN_USE: InUseError,
+    pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
+    **dict.fromkeys(_GONE, DriverGoneError),
+    **dict.fromkeys(_NOT_SUPPORTED, NotSupportedError),
+}
+_REMEDIES: dict[int, str] = {
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced: reboot the node, or load the new one",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not installed here",
+    **dict.fromkeys(_GONE, "the driver is not loaded"),
+}
+
+
 class Library:
     """NVML, opened by the first session.
 
@@ -126,7 +148,7 @@ class Library:
         self._sets_up_gpus = sets_up_gpus
         self._condition = threading.Condition()  # guards the next three; never held during a call to NVML
         self._active: list[str] = []  # the names of the threads in a session, or in the first call for a GPU
-        self._awaited: set[int] = set()  # the indices of the GPUs that have not returned their first handle
+        self.awaited: set[int] = set()  # the indices of the GPUs that have not returned their first handle
         self._released = 0  # calls of release_driver without their reacquire_driver
         self._opening = threading.Lock()  # held while NVML is opened or closed, which may hang
         self._open = False
@@ -186,7 +208,7 @@ class Library:
         """Wait until ``within`` seconds after the opening. Returns whether every GPU has returned its first handle."""
         with self._condition:
             left = self._opened_at + within - time.monotonic()
-            return self._condition.wait_for(lambda: not self._awaited, max(0.0, left))
+            return self._condition.wait_for(lambda: not self.awaited, max(0.0, left))
 
     def close(self) -> None:
         """Close NVML until the next session."""
@@ -230,7 +252,7 @@ class Library:
                 )
                 thread.start()
                 self._active.append(thread.name)
-                self._awaited.add(index)
+                self.awaited.add(index)
 
     def _set_up(self, index: int) -> None:
         try:
@@ -240,7 +262,7 @@ class Library:
         finally:
             with self._condition:
                 self._active.remove(threading.current_thread().name)
-                self._awaited.discard(index)
+                self.awaited.discard(index)
                 self._condition.notify_all()
 
     def _close(self) -> None:
@@ -253,22 +275,10 @@ class Library:
         for error in filter(None, (*failures, _failure(pynvml.nvmlShutdown))):
             raise _translate(error, "cannot close NVML") from error
 
-    def gpu(self, index: int) -> Handle:
-        """For sessions."""
-        if index in self._awaited:
-            raise DeviceError("it has not answered since NVML was opened")
-        return self.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
-
-    def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
-        """For sessions."""
-        try:
-            return _call(f"{function.__name__} failed", function, *arguments)
-        except NotSupportedError:
-            raise
-        except DeviceError as error:
-            self.handles = {}  # the device may be lost, or destroyed and created again
-            self._broken |= isinstance(error, DriverGoneError)
-            raise
+    def failed(self, error: DeviceError) -> None:
+        """For sessions: after an error the device may be lost, or destroyed and created again."""
+        self.handles = {}
+        self._broken |= isinstance(error, DriverGoneError)
 
 
 class Session:
@@ -289,11 +299,19 @@ class Session:
 
     def gpu(self, index: int) -> Handle:
         """The handle of a GPU by its index. DeviceError at once if the GPU has not answered since NVML was opened."""
-        return self._library.gpu(index)
+        if index in self._library.awaited:
+            raise DeviceError("it has not answered since NVML was opened")
+        return self.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
         """The result of a pynvml function; DeviceError if it fails."""
-        return self._library.ask(function, *arguments)
+        try:
+            return _call(f"{function.__name__} failed", function, *arguments)
+        except NotSupportedError:
+            raise
+        except DeviceError as error:
+            self._library.failed(error)
+            raise
 
     def events(self) -> Handle:
         """A new event set, valid until it is freed or NVML is closed, which changes ``opening``."""
@@ -325,6 +343,14 @@ class Session:
         return int(getattr(values[0].value, kind))
 
 
+def unless_silent(read: Callable[[], T], otherwise: T) -> T:
+    """The result; ``otherwise`` if the device answers nothing until it is reset."""
+    try:
+        return read()
+    except ResetRequiredError:
+        return otherwise
+
+
 def pci_address(info: Any) -> str:  # noqa: ANN401 - pynvml ships no types
     """The address as in sysfs. NVML writes the domain with eight digits and upper case."""
     function = info.busId.rpartition(".")[2] or "0"
@@ -348,31 +374,8 @@ def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
 
 
 def _translate(error: pynvml.NVMLError, what: str) -> DeviceError:
-    text = f"{what}: {error}"
     if (lack := shortage.of(error)) is not None:  # NVML does not say why it cannot open its files
         return ShortageError(lack)
-    match error.value:
-        case pynvml.NVML_ERROR_GPU_IS_LOST | pynvml.NVML_ERROR_GPU_NOT_FOUND:
-            return DeviceLostError(text)
-        case pynvml.NVML_ERROR_NOT_FOUND:
-            return NotFoundError(text)
-        case pynvml.NVML_ERROR_INVALID_ARGUMENT:
-            return ArgumentError(text)
-        case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            return BufferTooSmallError(text)
-        case pynvml.NVML_ERROR_IN_USE:
-            return InUseError(text)
-        case pynvml.NVML_ERROR_NO_PERMISSION:
-            return NoPermissionError(text)
-        case pynvml.NVML_ERROR_RESET_REQUIRED:
-            return ResetRequiredError(text)
-        case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            return VersionSkewError(f"{text}; the driver was replaced: reboot the node, or load the new one")
-        case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return DriverGoneError(f"{text}; libnvidia-ml.so.1 is not installed here")
-        case code if code in _GONE:
-            return DriverGoneError(f"{text}; the driver is not loaded")
-        case code if code in _NOT_SUPPORTED:
-            return NotSupportedError(text)
-        case _:
-            return DeviceError(text)
+    return _KINDS.get(error.value, DeviceError)(
+        "; ".join(filter(None, (f"{what}: {error}", _REMEDIES.get(error.value))))
+    )

@@ -18,13 +18,12 @@ import pytest
 from scrubber.core.model import Holder
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, preconditions, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings, of_policy
+from scrubber.devices.nvidia.settings import StoredSettings, of_policy
 from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
@@ -110,27 +109,26 @@ def touch_for(rig, skipping: Skipping, **more: Any) -> NvidiaGpu:  # noqa: ANN40
     return NvidiaGpu(place(rig, 0, **more), no_holders, rig.library, clock=skipping.clock)
 
 
+def slice_of(rig, uuid: str, holders=no_holders, **more: Any) -> NvidiaGpu:  # noqa: ANN401 - see ``touch``
+    """A slice of the first GPU, as a worker child opens it."""
+    return touch(rig, 0, holders, uuid=uuid, parent=rig.gpu(0).uuid, **more)
+
+
+def there(rig) -> set[str]:
+    """The slices of the first GPU."""
+    state = rig.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+
+
 def lock(rig, number: int = 0) -> Path:
     """The lock file of that GPU."""
     return locks.file_of(rig.settings.parent / "resets", rig.gpu(number).uuid)
 
 
-def target(rig, **more):
-    """The first GPU as a reset target, with root rights and short time limits."""
-    gpu = rig.gpu(0)
-    notes = PendingRestoreFiles(rig.settings, gpu.uuid)
-    plain = ResetTarget(
-        gpu.uuid,
-        gpu.pci,
-        rig.host,
-        no_holders,
-        rig.library,
-        (lock(rig),),
-        notes,
-        privileged=True,
-        patience=SHORT,
-    )
-    return replace(plain, **more)
+def target(rig, root: Path | None = None, **more):
+    """The first GPU as a reset target, with root rights and short time limits. ``root``: of the host."""
+    gpu = strict_json.decode(WorkerTarget, place(rig, 0, root=str(root or rig.host.root)))
+    return replace(ResetTarget(gpu, no_holders, rig.library, privileged=True, patience=SHORT), **more)
 
 
 def kept(tmp_path: Path) -> Path:
@@ -155,7 +153,7 @@ def by_tool(rig) -> list[str]:
     return [about for _, call, about in rig.machine.calls() if call == "nvidia-smi"]
 
 
-def refused(rig, **more: object) -> str:
+def refused(rig, **more: Any) -> str:  # noqa: ANN401 - see ``touch``
     """The error of a reset that changes nothing."""
     with pytest.raises(DeviceError) as caught:
         reset.reset(target(rig, **more))

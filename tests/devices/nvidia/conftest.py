@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.health import listener, nvml_events
+from scrubber.devices.nvidia.health import listener
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.cgroups import Containers
@@ -108,7 +108,7 @@ def kmsg(rig) -> Iterator[Kmsg]:
 @pytest.fixture
 def listen(rig, monkeypatch) -> Iterator[Callable[..., Nvidia]]:
     """Start a backend that waits for NVML events. Afterwards close it and check for leftover threads."""
-    monkeypatch.setattr(nvml_events, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
+    monkeypatch.setattr(listener, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
     monkeypatch.setattr(listener, "JOIN_TIMEOUT", SOON / 1000)
     before = ours()
     made = []

@@ -6,40 +6,23 @@ device or a driver may lack. ``test_nvml`` shows the kind of each error.
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-
 import pynvml
 import pytest
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError
-from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.nvml import DriverGoneError, NotFoundError, NotSupportedError, VersionSkewError
 from tests.devices.nvidia.test_nvml import CODES, KINDS
 from tests.fakes.nvml.machine import Slice
 
-SOON, LONG = 0.05, 10.0
 ONE_OF_EACH_KIND = {KINDS.get(code): code for code in (*reversed(CODES), pynvml.NVML_ERROR_UNKNOWN)}.values()
 
-UNTOLD = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        pynvml.NVML_ERROR_DEPRECATED,
-    }
+UNTOLD, LOST, GONE = (
+    {code for code, kind in KINDS.items() if kind in kinds}
+    for kinds in ([NotSupportedError], [DeviceLostError, NotFoundError], [DriverGoneError, VersionSkewError])
 )
-LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND, pynvml.NVML_ERROR_NOT_FOUND})
-GONE = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-)
-CROWD = frozenset({pynvml.NVML_ERROR_INSUFFICIENT_SIZE})
+CROWD = {pynvml.NVML_ERROR_INSUFFICIENT_SIZE}
 
 OPEN, BY_UUID, MIG = "nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"
 PARENT, MEMORY = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetMemoryInfo_v2"
@@ -216,33 +199,3 @@ def test_with_an_error_the_inventory_is_true_or_lacks_something(small, call: str
             }
             assert lesser <= {*UNNAMED.get(call, ())}, f"{call} -> {code}"
             assert not lesser or code in UNTOLD | {pynvml.NVML_ERROR_INVALID_ARGUMENT}, f"{call} -> {code}"
-
-
-@pytest.mark.parametrize("call", sorted(HEALTH_OF_A_GPU - {OPEN, BY_UUID}))
-async def test_a_hanging_call_times_out_and_delays_no_other_device(small, call: str) -> None:
-    backend, caller = small.backend(), Caller()
-    one, other = small.gpu(0).uuid, next(uuid for uuid in names(backend) if uuid.startswith("MIG-"))
-    small.library.close()  # so that handles are asked for anew
-    with small.gpu(0).hanging(call) as file:
-        with pytest.raises(UnresponsiveError):
-            await caller.ask(one, lambda: (backend.has_holders(one), backend.vitals(one)), SOON)
-        assert await caller.ask(other, lambda: backend.vitals(other), LONG) == Vitals()
-        with pytest.raises(UnresponsiveError):
-            await caller.ask(one, lambda: backend.vitals(one), LONG)
-        file.unlink()
-        while caller.stuck():  # noqa: ASYNC110 -- a thread does not report it
-            await asyncio.sleep(0.001)
-    assert await caller.ask(one, lambda: (backend.has_holders(one), backend.vitals(one)), LONG) == (False, Vitals())
-
-
-@pytest.mark.parametrize("call", [OPEN, BY_UUID])
-async def test_a_call_hanging_before_a_gpu_is_found_times_out(small, call: str) -> None:
-    backend, caller, uuid = small.backend(), Caller(), small.gpu(0).uuid
-    with small.machine.hanging(call) as file:
-        for question in (backend.vitals, backend.has_holders):
-            with pytest.raises(UnresponsiveError):
-                await caller.ask(uuid, partial(question, uuid), SOON)
-        file.unlink()
-        while caller.stuck():  # noqa: ASYNC110 -- same
-            await asyncio.sleep(0.001)
-    assert await caller.ask(uuid, lambda: backend.vitals(uuid), LONG) == Vitals()

@@ -296,12 +296,6 @@ static int create_between(const At *at, u32 id, u32 first, u32 last, Handle **ou
     return INSUFFICIENT_RESOURCES;
 }
 
-API int nvmlDeviceCreateGpuInstance(const Handle *device, u32 id, Handle **out)
-{
-    ABOUT_GPU(device);
-    return create_between(&at, id, 0, 7, out);
-}
-
 API int nvmlDeviceCreateGpuInstanceWithPlacement(const Handle *device, u32 id, const Placement *placement, Handle **out)
 {
     ABOUT_GPU(device);
@@ -458,12 +452,6 @@ static int create_ci(const At *at, u32 profile, u32 first, u32 last, Handle **ou
     capability_shown(at, ci);
     *out = handle_of(COMPUTE_INSTANCE, at->gpu, -1, at->gi, ci);
     return refused;
-}
-
-API int nvmlGpuInstanceCreateComputeInstance(const Handle *instance, u32 profile, Handle **out)
-{
-    OPENED(instance, 1 << GPU_INSTANCE);
-    return create_ci(&at, profile, 0, 7, out);
 }
 
 API int nvmlGpuInstanceCreateComputeInstanceWithPlacement(const Handle *instance, u32 profile,

@@ -1,7 +1,7 @@
 """The stand-in for nvidia-smi: it resets a pretend GPU as the state says, and refuses when anybody still uses it.
 
-``smi.reset`` in the state: ok, in-use, unsupported, no-permission, fails, fails-and-lost, hang. With ok it looks for
-itself who is there: a process with the device's file open, one that the GPU lists, one that has NVML open.
+``smi.reset`` in the state: ok, in-use, hang. With ok it looks for itself who is there: a process with the device's file
+open, one that the GPU lists, one that has NVML open.
 ``smi.then.KEY`` is how the GPU is afterwards, such as ``smi.then.uuid`` for one that came back as another.
 ``hang.nvidia-smi`` names a file: as long as it is there, the tool goes on after it took the slices away.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.fakes.nvml.machine import Gpu, Machine, State
 
-OK, UNSUPPORTED, NO_PERMISSION, NOT_FOUND, NO_DRIVER, LOST, REFUSED = 0, 3, 4, 6, 9, 15, 255
+OK, NOT_FOUND, NO_DRIVER, LOST, REFUSED = 0, 6, 9, 15, 255
 REPOSITORY = Path(__file__).parents[3]
 
 _WRAPPER = """\
@@ -62,15 +62,12 @@ def _run(machine: Machine, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="nvidia-smi", add_help=False, allow_abbrev=False)
     parser.add_argument("--gpu-reset", "-r", action="store_true")
     parser.add_argument("--id", "-i")
-    parser.add_argument("--persistence-mode", "-pm", choices=("0", "1"))
     asked = parser.parse_args(arguments)
     if not machine.path.exists():
         return _say("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", NO_DRIVER)
     meant = [gpu for gpu in machine.gpus if _means(gpu, asked.id)]
     if not meant:
         return _say("No devices were found", NOT_FOUND)
-    if asked.persistence_mode is not None:
-        return _persist(meant, asked.persistence_mode)
     return _reset_all(machine, meant) if asked.gpu_reset else OK
 
 
@@ -86,12 +83,6 @@ def _means(gpu: Gpu, name: str | None) -> bool:
     return name is None or bus or name in (gpu.uuid, str(gpu.number))
 
 
-def _persist(gpus: list[Gpu], mode: str) -> int:
-    for gpu in gpus:
-        gpu.set(persistence_mode=mode)
-    return _say("All done.", OK)
-
-
 def _reset_all(machine: Machine, gpus: list[Gpu]) -> int:
     for gpu in gpus:
         code = _reset(machine, gpu)
@@ -102,26 +93,9 @@ def _reset_all(machine: Machine, gpus: list[Gpu]) -> int:
 
 def _reset(machine: Machine, gpu: Gpu) -> int:
     state = machine.read()
-    where = state[gpu.prefix + "pci"]
-    match state.get("smi.reset", "ok"):
-        case "hang":
-            return _hang()
-        case "unsupported":
-            return _say(f"Resetting GPU {where} is not supported.", UNSUPPORTED)
-        case "no-permission":
-            return _say(f"Unable to reset GPU {where}: Insufficient Permissions", NO_PERMISSION)
-        case "fails":
-            return _say(f"GPU {where} could not be reset: Unknown Error", REFUSED)
-        case "fails-and-lost":
-            gpu.set(lost=True)
-            return _say(f"GPU {where} could not be reset: GPU is lost", REFUSED)
-        case order:
-            return _attempt(machine, gpu, order)
-
-
-def _attempt(machine: Machine, gpu: Gpu, order: str) -> int:
-    state = machine.read()
-    where = state[gpu.prefix + "pci"]
+    where, order = state[gpu.prefix + "pci"], state.get("smi.reset", "ok")
+    if order == "hang":
+        return _hang()
     if state.get(gpu.prefix + "lost", "0") != "0":
         return _say(f"Unable to determine the device handle for GPU {where}: GPU is lost", LOST)
     users = _users(machine, gpu)

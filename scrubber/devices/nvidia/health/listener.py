@@ -2,24 +2,30 @@
 
 Both threads store what they read, and make the alarm file readable, which wakes the monitor. If one thread is stuck in
 the driver, the other one goes on.
+
+An event set belongs to one opening of NVML. ``Library`` frees the set before it closes NVML, so that a reset finds the
+driver unused. The thread creates a new set when NVML is open again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import threading
-from collections.abc import Callable, Iterable
-from typing import Protocol
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pynvml
 
 from scrubber.core.model import AilmentKind, Sign, Xid
 from scrubber.devices.base import DeviceError, DriverClosedError
-from scrubber.devices.nvidia.health import kernel_messages, xid_log
-from scrubber.devices.nvidia.health.kernel_messages import GpuError, SwitchError
-from scrubber.devices.nvidia.health.nvml_events import NvmlEvents
-from scrubber.devices.nvidia.health.xid_log import XidLog
-from scrubber.devices.nvidia.nvml import Library
+from scrubber.devices.nvidia.health import xids
+from scrubber.devices.nvidia.health.xids import GpuError, SwitchError, XidLog
+from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Library, NotSupportedError, Session
 from scrubber.ground import log
+from scrubber.node.kernellog import KernelLog
 
 logger = log.get("listener")
 
@@ -37,45 +43,25 @@ OVERDUE_SECONDS = 30.0  # without a report of a thread; opening the driver takes
 LOG, EVENTS = "kernel-log", "nvml-events"  # the threads
 _MEANS = {LOG: f"not seen: {UNSEEN}", EVENTS: "no device can be reset until it comes back or the service is restarted"}
 
-
-class Lines(Protocol):
-    """The kernel log."""
-
-    def open(self) -> str:
-        """Open the log; returns why it cannot be read, or an empty string."""
-
-    def fileno(self) -> int:
-        """The file that is readable when there are new messages."""
-
-    def messages(self) -> Iterable[tuple[int, str]]:
-        """The new messages, each with its time in microseconds."""
-
-    def close(self) -> None:
-        """Close the log."""
+WAIT_MS = 250  # a reset, and the end of the service, wait up to this long for the event thread
+REFUSED_FOR = 60.0  # seconds until a GPU that refused its events is asked again
+_XID = pynvml.nvmlEventTypeXidCriticalError
+_KINDS = _XID | pynvml.nvmlEventTypeGpuRecoveryAction
+_NO_INSTANCE = 2**32 - 1
 
 
 class Listener:
-    """The errors of every GPU.
+    """The errors of every GPU. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice."""
 
-    ``clock`` must stop while the machine is suspended, as the clock of kernel messages does. Both clocks still differ;
-    each message that is read when it is logged shows by how much.
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        kernel: Lines | None,
-        clock: Callable[[], float],
-        whole: Callable[[int], bool] = xid_log.always,
-    ) -> None:
+    def __init__(self, library: Library, kernel: KernelLog | None, whole: Callable[[int], bool] = xids.always) -> None:
         self._nvml_events = NvmlEvents(library)
         self._kernel = kernel
-        self._clock = clock
         self._lock = threading.Lock()  # guards the next six, and the alarm
         self._xids = XidLog(whole)
         self._fatal: tuple[float, SwitchError] | None = None  # the last one, and its time
         self._logged = False  # whether the kernel log is read
-        self._behind = 0.0  # seconds by which the clock of its messages is behind ``clock``
+        # Seconds by which the clock of kernel messages is behind ours; a message that is read at once shows it.
+        self._behind = 0.0
         self._due: dict[str, float] = {}  # when each thread must report that it is alive
         self._overdue: set[str] = set()  # threads that did not
         self._alarm = self._end = -1
@@ -121,7 +107,7 @@ class Listener:
 
     def switches(self) -> tuple[Sign, ...]:
         """The recent fatal errors of the NVSwitches of this node."""
-        now = self._clock()
+        now = _steady()
         with self._lock:
             fatal = self._fatal
         if fatal is None or now - fatal[0] >= FATAL_SECONDS:
@@ -163,15 +149,15 @@ class Listener:
             self._kernel.close()
 
     def _read(self, microseconds: int, text: str, *, live: bool) -> None:
-        error = kernel_messages.read(text)
-        now = self._clock()
+        error = xids.read(text)
+        now = _steady()
         behind = now - microseconds / 1e6
         with self._lock:
             self._behind = behind if live else min(behind, self._behind)  # no message is from the future
             if isinstance(error, GpuError):
                 if self._xids.add_logged(error, microseconds, now):
                     self._raise_alarm()
-            elif error is not None and error.fatal:
+            elif error is not None:
                 self._fatal = (microseconds / 1e6 + self._behind, error)
                 self._raise_alarm()
 
@@ -180,7 +166,7 @@ class Listener:
         while not _readable(self._end, 0.0):
             self._report_alive()
             try:
-                event = self._nvml_events.next()
+                events = self._nvml_events.next()
             except DriverClosedError:
                 self._pause(RELEASED_PAUSE)
                 continue
@@ -193,14 +179,14 @@ class Listener:
                 continue
             pause = FIRST_PAUSE
             logged.clear()
-            if event is not None:
-                self._received(event.xid)
+            for xid in events:
+                self._received(xid)
             self._count_waiting()
         with self._lock:
             self._due.pop(EVENTS, None)
 
     def _received(self, xid: GpuError | None) -> None:
-        now = self._clock()
+        now = _steady()
         with self._lock:
             if xid is None:
                 self._raise_alarm()
@@ -215,17 +201,17 @@ class Listener:
     def _count_waiting(self) -> None:
         """Count waiting NVML events. Every thread does this, because the event thread may be stuck in the driver."""
         with self._lock:
-            if self._xids.settle(self._clock(), xid_log.GRACE if self._logged else 0.0):
+            if self._xids.settle(_steady(), xids.GRACE if self._logged else 0.0):
                 self._raise_alarm()
 
     def _report_alive(self, pause: float = 0.0) -> None:
         """Report that this thread is alive, and will be after the pause."""
         with self._lock:
-            self._due[threading.current_thread().name] = self._clock() + pause + OVERDUE_SECONDS
+            self._due[threading.current_thread().name] = _steady() + pause + OVERDUE_SECONDS
 
     def _check_threads(self) -> None:
         """Log each overdue thread once."""
-        now = self._clock()
+        now = _steady()
         with self._lock:
             overdue = {name for name, due in self._due.items() if now > due}
             new, self._overdue = overdue - self._overdue, overdue
@@ -236,6 +222,112 @@ class Listener:
         """Make the alarm file readable. Call with the lock held, so that the file is still open."""
         if self._alarm >= 0:
             os.eventfd_write(self._alarm, 1)
+
+
+@dataclass(slots=True)
+class _EventSet:
+    """One event set and its GPUs, by handle: a lost GPU does not answer what its address is."""
+
+    opening: int
+    events: Handle
+    places: dict[int, str] = field(default_factory=dict)
+    ask_again_at: float = float("inf")  # for the GPUs that refused
+
+
+class NvmlEvents:
+    """The events of all GPUs: XIDs, and changes of the recovery action. For one thread."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._set: _EventSet | None = None
+        self._logged_notes: frozenset[str] = frozenset()
+
+    def next(self) -> tuple[GpuError | None, ...]:
+        """Wait briefly for an event; empty without one. DeviceError if NVML cannot report events.
+
+        None is an event that is no XID: the caller reads the vitals.
+        """
+        with self._library.session() as nvml:
+            try:
+                current = self._begin(nvml)
+                data = nvml.ask(_event, current.events)
+            except DeviceError:
+                self._end(nvml)
+                raise
+            return () if data is None else (self._xid(nvml, current, data),)
+
+    def _begin(self, nvml: Session) -> _EventSet:
+        found = self._set
+        if found is None or found.opening != nvml.opening:  # NVML was closed, which freed the set
+            self._set = None
+            self._set = found = _EventSet(nvml.opening, nvml.events())
+            self._register(nvml, found)
+        elif time.monotonic() > found.ask_again_at:
+            self._register(nvml, found)
+        if not found.places:
+            raise NotSupportedError("no GPU reports events")
+        return found
+
+    def _end(self, nvml: Session) -> None:
+        ended, self._set = self._set, None  # even if freeing fails: the next call creates a new set
+        if ended is not None:
+            nvml.free(ended.events)
+
+    def _register(self, nvml: Session, current: _EventSet) -> None:
+        """Add every GPU that is not in the set; a GPU that refuses does not prevent the others."""
+        notes = set()
+        for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
+            try:
+                _add(nvml, current, nvml.gpu(index))
+            except DriverGoneError:
+                raise
+            except DeviceError as error:
+                notes.add(f"cannot receive the events of GPU {index}, only its kernel messages: {error}")
+        current.ask_again_at = time.monotonic() + REFUSED_FOR if notes else float("inf")
+        for note in sorted(notes - self._logged_notes):
+            logger.warning(note)
+        self._logged_notes = self._logged_notes | notes if notes else frozenset()
+
+    def _xid(self, nvml: Session, current: _EventSet, data: pynvml.c_nvmlEventData_t) -> GpuError | None:
+        if data.eventType != _XID:
+            return None
+        place = current.places.get(_pointer(data.device)) or _place(nvml, data.device)
+        instance = None if data.gpuInstanceId == _NO_INSTANCE else data.gpuInstanceId
+        return GpuError(place, data.eventData, instance)
+
+
+def _add(nvml: Session, current: _EventSet, gpu: Handle) -> None:
+    if _pointer(gpu) in current.places:
+        return
+    place = _place(nvml, gpu)
+    kinds = nvml.ask(pynvml.nvmlDeviceGetSupportedEventTypes, gpu) & _KINDS
+    if not kinds & _XID:
+        raise NotSupportedError("it reports no XIDs")
+    nvml.ask(pynvml.nvmlDeviceRegisterEvents, gpu, kinds, current.events)
+    current.places[_pointer(gpu)] = place
+
+
+def _event(events: Handle) -> pynvml.c_nvmlEventData_t | None:
+    try:
+        return pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_TIMEOUT:  # no event
+            return None
+        raise
+
+
+def _place(nvml: Session, handle: Handle) -> str:
+    info = nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    return xids.place(info.domain, info.bus, info.device)
+
+
+def _pointer(handle: Handle) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _steady() -> float:
+    """A clock that stops during suspend and is never adjusted, like the clock of kernel messages."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 def _thread(name: str, work: Callable[[], None]) -> threading.Thread:

@@ -1,24 +1,29 @@
 """Health as the driver reports it now.
 
 A value that the device or driver does not support counts as healthy. Those are few, read with ``ask_optional`` or
-``field``. Any other missing answer is an error, never health.
+``field``. Any other missing answer is an error, never health. Signs that must last are judged in ``watch``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from ctypes import byref
 from dataclasses import dataclass
 
 import pynvml
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import boards, holders, nvlinks
 from scrubber.devices.nvidia.holders import IsRunning, Usage
-from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.nvml import SLICE, Handle, RecoveryAction, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import SLICE, Handle, NoPermissionError, RecoveryAction, ResetRequiredError, Session
 
-Signs = Callable[[Session, Handle], tuple[Sign, ...]]
+Signs = Callable[[Handle], tuple[Sign, ...]]  # of a whole GPU
+
+REPLAY_WINDOW = 60.0  # seconds over which replays of a PCIe link are counted
+# More replays than this are a fault. A good link has almost none; a failing link was not measured yet.
+REPLAYS = 8
 
 _REBOOT: dict[int, str] = {
     RecoveryAction.NODE_REBOOT: "the driver asks for a reboot of the node",
@@ -26,19 +31,21 @@ _REBOOT: dict[int, str] = {
 }
 
 
-def no_signs(_nvml: Session, _gpu: Handle) -> tuple[Sign, ...]:
-    """The default: no signs are read."""
-    return ()
+_YES = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE  # in all of these; 0 is not reported, 2 is no
+_FABRIC_FAULTS = {
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "its bandwidth is degraded",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY: "its routes are being recovered",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "its routes are unhealthy",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "it recovers from an access that timed out",
+}
+_CLOCK_FAULTS = {
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "it is too hot: the hardware reduces its clocks",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "its power supply makes the hardware reduce its clocks",
+}
 
 
-def of(
-    nvml: Session,
-    uuid: str,
-    is_running: IsRunning,
-    leaked: Callable[[Usage], int] = holders.leaked,
-    signs: Signs = no_signs,
-) -> Vitals:
-    """Health of a GPU or a slice. ``leaked`` returns the bytes that no running process explains.
+def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple[Vitals, Usage | None]:
+    """Health of a GPU or a slice, still without leaked memory, and the usage of which the caller computes that.
 
     ``signs`` reads the signs of the whole GPU, in addition to a reboot that the driver asks for.
     A GPU that is now sliced is reported as lost and relaid: it cannot be offered as a whole any more.
@@ -47,21 +54,22 @@ def of(
         handle = nvml.handle(uuid)
         gpu = _gpu(nvml, uuid, handle)
         if gpu is handle and boards.sliced(nvml, gpu):
-            return Vitals(lost=True, relaid=True)
+            return Vitals(lost=True, relaid=True), None
         pending, failed = _remaps(nvml, gpu)
         action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        return Vitals(
+        usage = holders.read_usage(nvml, handle, is_running)
+        found = Vitals(
             ecc_uncorrectable=_uncorrectable(nvml, gpu),
             remap_pending=pending,
             remap_failed=failed,
             reset_required=action not in {None, RecoveryAction.NONE, *_REBOOT},
-            leaked_bytes=leaked(holders.read_usage(nvml, handle, is_running)),
-            signs=(*_reboots(action), *signs(nvml, gpu)),
+            signs=(*_reboots(action), *signs(gpu)),
         )
     except DeviceLostError:
-        return Vitals(lost=True)
+        return Vitals(lost=True), None
     except ResetRequiredError:
-        return Vitals(reset_required=True)
+        return Vitals(reset_required=True), None
+    return found, usage
 
 
 def worsened(before: Vitals, after: Vitals) -> str | None:
@@ -132,3 +140,117 @@ def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
 def _reboots(action: int | None) -> tuple[Sign, ...]:
     """The reboot that the driver asks for, if any. Any other action counts as a request for a reset."""
     return (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[action]),) if action in _REBOOT else ()
+
+
+def at_once(nvml: Session, gpu: Handle, links_before: frozenset[int]) -> tuple[Sign, ...]:
+    """The signs for a worker, whose reading is the last before a device counts as clean."""
+    found = [_allowed(lambda: sram(nvml, gpu))]
+    if links_before:
+        found.append(_allowed(lambda: links_down(links_before, links_up(nvml, gpu))))
+    return tuple(sign for sign in found if sign is not None)
+
+
+def _allowed(read: Callable[[], Sign | None]) -> Sign | None:
+    """Without permission there is no sign. The service reads all signs at the end of a job too."""
+    try:
+        return read()
+    except NoPermissionError:
+        return None
+
+
+def heat(nvml: Session, gpu: Handle) -> Sign | None:
+    """Clocks that the hardware reduces, for heat or low power. Reductions by the driver are normal."""
+    reasons = nvml.ask_optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu) or 0
+    faults = [words for bit, words in _CLOCK_FAULTS.items() if reasons & bit]
+    return Sign(AilmentKind.HEAT, "; ".join(faults)) if faults else None
+
+
+def sram(nvml: Session, gpu: Handle) -> Sign | None:
+    """On-chip memory with more uncorrectable errors than the driver tolerates. Not supported: no sign."""
+    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    known = nvml.ask_optional(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status)) is not None
+    detail = "it had more uncorrectable errors in its memory on the chip than the driver tolerates"
+    return Sign(AilmentKind.SRAM, detail) if known and status.bThresholdExceeded else None
+
+
+def links_up(nvml: Session, gpu: Handle) -> frozenset[int]:
+    """The numbers of the NVLinks that are up."""
+    return frozenset(link for link, up in nvlinks.states(nvml, gpu) if up)
+
+
+def links_down(before: frozenset[int], up: frozenset[int]) -> Sign | None:
+    """NVLinks that are down. ``before``: all links that were up since the node booted; others may have no cable.
+
+    A link that the driver does not report any more counts as down. Error counters are not read: NVML calls none of
+    them fatal, and a failed recovery leaves the link down.
+    """
+    down = sorted(before - up)
+    if not down:
+        return None
+    detail = f"{len(down)} of {len(before)} NVLinks that were up are down: {', '.join(map(str, down))}"
+    return Sign(AilmentKind.LINKS, detail)
+
+
+def read_pcie(nvml: Session, gpu: Handle) -> tuple[int | None, int | None]:
+    """The lanes of the PCIe link, and its replays since the driver was loaded; None if not supported."""
+    lanes: int | None = nvml.ask_optional(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
+    return lanes, nvml.ask_optional(pynvml.nvmlDeviceGetPcieReplayCounter, gpu)
+
+
+def judge_pcie(lanes: int | None, lanes_before: int, replays_lately: int) -> Sign | None:
+    """A link with fewer lanes than before, or many replays. ``lanes_before``: the most since the node booted."""
+    faults = []
+    if lanes is not None and lanes < lanes_before:
+        faults.append(f"its PCIe link has {lanes} lanes and had {lanes_before}")
+    if replays_lately > REPLAYS:
+        faults.append(f"{replays_lately} PCIe replays within {REPLAY_WINDOW:g} s")
+    return Sign(AilmentKind.PCIE, "; ".join(faults)) if faults else None
+
+
+def growth(counted: tuple[tuple[float, int], ...]) -> int:
+    """The growth of a counter over its readings; a lower value means that the counter restarted."""
+    pairs = itertools.pairwise(count for _, count in counted)
+    return sum(after if after < before else after - before for before, after in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricReading:
+    """The numbers of NVML. ``status`` and ``health`` are valid once the state is completed."""
+
+    state: int = pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+    status: int = pynvml.NVML_SUCCESS
+    health: int = 0
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has been through its registration, well or not."""
+        return bool(self.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
+
+
+def read_fabric(nvml: Session, gpu: Handle) -> FabricReading:
+    """Read with version 2 of the structure: version 1 has no health, and older drivers do not support version 3."""
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    if nvml.ask_optional(pynvml.nvmlDeviceGetGpuFabricInfoV, gpu, byref(info)) is None:
+        return FabricReading()
+    return FabricReading(int(info.state), int(info.status), int(info.healthMask))
+
+
+def judge_fabric(reading: FabricReading, *, joined_before: bool) -> Sign | None:
+    """A GPU has left its fabric if it was in one since the node booted, and is not, or does not report it any more.
+
+    A GPU that was never in a fabric is no fault: a virtual machine may have none. If there should be one, CUDA does not
+    start, so the GPU is never proven clean.
+    """
+    if not reading.joined:
+        return Sign(AilmentKind.FABRIC, "it has left its fabric") if joined_before else None
+    if reading.status != pynvml.NVML_SUCCESS:
+        return Sign(AilmentKind.FABRIC, f"it could not join its fabric: error {reading.status} of NVML")
+    faults = [words for shift, words in _FABRIC_FAULTS.items() if (reading.health >> shift) & 3 == _YES]
+    if (wrong := _configuration(reading.health)) > pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
+        faults.append(f"its configuration is wrong (kind {wrong})")
+    return Sign(AilmentKind.FABRIC, f"in its fabric {'; '.join(faults)}") if faults else None
+
+
+def _configuration(health: int) -> int:
+    mask = int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION)
+    return health >> int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION) & mask

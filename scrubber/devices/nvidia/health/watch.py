@@ -2,6 +2,9 @@
 
 A sign must last: a sign that is gone at the next reading is not reported. Each sign is read separately. If a sign
 cannot be read, its last value stays, so that an error never ends a sign.
+
+The best values of each GPU since the node booted are stored on disk, so that a restarted service does not take a broken
+GPU for a normal one. A lower value than the best one means a fault.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from scrubber.core.model import AilmentKind, Sign
+from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
-from scrubber.devices.nvidia.health import signs
-from scrubber.devices.nvidia.health.best_seen import Best, BestSeenFile
+from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.nvml import (
     DriverGoneError,
     Handle,
@@ -23,7 +27,8 @@ from scrubber.devices.nvidia.nvml import (
     Session,
     VersionSkewError,
 )
-from scrubber.ground import log
+from scrubber.ground import log, private_files
+from scrubber.ground.documents import strict_json
 
 logger = log.get("signs")
 
@@ -41,31 +46,141 @@ LASTS = {
 _FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError, VersionSkewError)
 
 
-@dataclass(slots=True)
-class _KnownSigns:
-    """The readings of one GPU."""
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best link speed and width that were seen on a GPU."""
 
-    opening: int = -1  # of NVML, at the last reading
-    read_at: float = float("-inf")
-    found: dict[AilmentKind, Sign | None] = field(default_factory=dict)
-    since: dict[AilmentKind, float] = field(default_factory=dict)
-    replays: tuple[tuple[float, int], ...] = ()
-    lock: threading.Lock = field(default_factory=threading.Lock)  # its slices are read at the same time
+    links: frozenset[int] = frozenset()  # NVLinks that were up
+    lanes: int = 0  # of the PCIe link
+    joined: bool = False  # a fabric
 
-    def lasts(self, kind: AilmentKind) -> bool:
-        """Whether the sign lasts, as of the last reading."""
-        return self.read_at - self.since.get(kind, self.read_at) >= LASTS[kind]
+    def with_(self, other: Best) -> Best:
+        """The better of both in each value."""
+        return Best(self.links | other.links, max(self.lanes, other.lanes), self.joined or other.joined)
 
 
 @dataclass(frozen=True, slots=True)
-class _Scan:
-    """What a reader needs to read one sign of a GPU."""
+class _Stored:
+    """The document of one GPU."""
 
-    nvml: Session
-    uuid: str
-    gpu: Handle
-    known: _KnownSigns
-    now: float
+    boot: str
+    seen: Best
+
+
+class BestSeenFile:
+    """The best values of every GPU, in one file per GPU."""
+
+    def __init__(self, folder: Path, boot_id: Callable[[], str]) -> None:
+        """``boot_id`` returns the ID of this boot; values of another boot are ignored."""
+        self._folder = folder
+        self._boot_id = boot_id
+        self._known: dict[str, Best] = {}
+
+    def of(self, gpu: str) -> Best:
+        """The best link speed and width that were seen on a GPU."""
+        if gpu not in self._known:
+            self._known[gpu] = self._kept(gpu)
+        return self._known[gpu]
+
+    def learn(self, gpu: str, seen: Best) -> Best:
+        """Update the best values with a reading, and return them."""
+        before = self.of(gpu)
+        best = before.with_(seen)
+        if best != before:
+            self._known[gpu] = best
+            self._keep(gpu, best)
+        return best
+
+    def _file(self, gpu: str) -> Path:
+        return self._folder / f"{gpu}.json"
+
+    def _kept(self, gpu: str) -> Best:
+        try:
+            stored = strict_json.decode(_Stored, private_files.content(self._file(gpu)))
+            return stored.seen if stored.boot == self._boot_id() else Best()
+        except (FileNotFoundError, NotADirectoryError):
+            return Best()
+        except (OSError, ValueError) as error:
+            shortage.demand_none(error)  # the file is well: without its values a fault would not show
+            logger.warning("cannot read the best values of a GPU: its values now count", gpu=gpu, error=str(error))
+            return Best()
+
+    def _keep(self, gpu: str, best: Best) -> None:
+        try:
+            with private_files.beside(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best))) as aside:
+                aside.replace(self._file(gpu))
+        except OSError as error:
+            logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
+
+
+class _GpuSigns:
+    """The signs of one GPU, as of the last reading."""
+
+    def __init__(self, uuid: str, keeper: BestSeenFile) -> None:
+        self._uuid = uuid
+        self._keeper = keeper
+        self._lock = threading.Lock()  # its slices are read at the same time
+        self._opening = -1  # of NVML, at the last reading
+        self._read_at = float("-inf")
+        self._found: dict[AilmentKind, Sign | None] = {}
+        self._since: dict[AilmentKind, float] = {}
+        self._replays: tuple[tuple[float, int], ...] = ()
+        self._logged: set[AilmentKind] = set()
+
+    def lasting(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> tuple[Sign, ...]:
+        """The signs that last. A sliced GPU uses neither links nor fabric."""
+        with self._lock:
+            if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
+                self._since.pop(AilmentKind.LINKS, None)
+            if self._opening != nvml.opening or now - self._read_at >= EVERY:
+                self._read(nvml, gpu, now, whole=whole)
+                self._opening, self._read_at = nvml.opening, now
+            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
+            found = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
+            return tuple(sign for sign in found if self._lasts(sign.kind))
+
+    def _lasts(self, kind: AilmentKind) -> bool:
+        return self._read_at - self._since.get(kind, self._read_at) >= LASTS[kind]
+
+    def _read(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> None:
+        self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))
+        self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
+        self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
+        if whole:
+            self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
+            self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
+
+    def _note(self, kind: AilmentKind, now: float, read: Callable[[], Sign | None]) -> None:
+        try:
+            self._found[kind] = read()
+        except _FATAL:
+            raise
+        except NoPermissionError:
+            self._found.setdefault(kind, None)  # without permission nothing shows whether the sign has ended
+        except DeviceError as error:
+            if kind not in self._logged:
+                self._logged.add(kind)
+                logger.warning("cannot read a sign", gpu=self._uuid, sign=kind.value, error=str(error))
+        if self._found.get(kind) is None:
+            self._since.pop(kind, None)
+        else:
+            self._since.setdefault(kind, now)
+
+    def _pcie(self, nvml: Session, gpu: Handle, now: float) -> Sign | None:
+        lanes, replays = vitals.read_pcie(nvml, gpu)
+        counted = () if replays is None else ((now, replays),)
+        self._replays = (*(each for each in self._replays if now - each[0] <= vitals.REPLAY_WINDOW), *counted)
+        best = self._keeper.learn(self._uuid, Best(lanes=lanes or 0))
+        return vitals.judge_pcie(lanes, best.lanes, vitals.growth(self._replays))
+
+    def _links(self, nvml: Session, gpu: Handle) -> Sign | None:
+        up = vitals.links_up(nvml, gpu)
+        return vitals.links_down(self._keeper.learn(self._uuid, Best(links=up)).links, up)
+
+    def _fabric(self, nvml: Session, gpu: Handle) -> Sign | None:
+        reading = vitals.read_fabric(nvml, gpu)
+        best = self._keeper.learn(self._uuid, Best(joined=reading.joined))
+        return vitals.judge_fabric(reading, joined_before=best.joined)
 
 
 class SignWatch:
@@ -74,70 +189,13 @@ class SignWatch:
     def __init__(self, keeper: BestSeenFile, clock: Callable[[], float] = time.monotonic) -> None:
         self._keeper = keeper
         self._clock = clock
-        self._known: dict[str, _KnownSigns] = {}
-        self._logged: set[tuple[str, AilmentKind]] = set()
+        self._gpus: dict[str, _GpuSigns] = {}
 
     def links(self, uuid: str) -> frozenset[int]:
         """The NVLinks of a GPU that were up since the node booted. Does not ask the driver."""
         return self._keeper.of(uuid).links
 
     def signs(self, nvml: Session, uuid: str, gpu: Handle, *, whole: bool) -> tuple[Sign, ...]:
-        """The lasting signs of a GPU. A sliced GPU uses neither links nor fabric."""
-        known = self._known.setdefault(uuid, _KnownSigns())
-        with known.lock:
-            self._update(_Scan(nvml, uuid, gpu, known, self._clock()), whole=whole)
-            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
-            lasting = (sign for sign in known.found.values() if sign is not None and known.lasts(sign.kind))
-            return tuple(sign for sign in lasting if sign.kind not in unused)
-
-    def _update(self, scan: _Scan, *, whole: bool) -> None:
-        known, opening = scan.known, scan.nvml.opening
-        if known.opening != opening:  # perhaps after a reset, when links are still trained
-            known.since.pop(AilmentKind.LINKS, None)
-        if known.opening != opening or scan.now - known.read_at >= EVERY:
-            self._read(scan, whole=whole)
-            known.opening, known.read_at = opening, scan.now
-
-    def _read(self, scan: _Scan, *, whole: bool) -> None:
-        readers: dict[AilmentKind, Callable[[_Scan], Sign | None]] = {
-            AilmentKind.HEAT: lambda scan: signs.heat(scan.nvml, scan.gpu),
-            AilmentKind.PCIE: self._pcie,
-            AilmentKind.SRAM: lambda scan: signs.sram(scan.nvml, scan.gpu),
-        }
-        if whole:
-            readers |= {AilmentKind.LINKS: self._links, AilmentKind.FABRIC: self._fabric}
-        for kind, reader in readers.items():
-            self._note(scan, kind, reader)
-
-    def _note(self, scan: _Scan, kind: AilmentKind, reader: Callable[[_Scan], Sign | None]) -> None:
-        known = scan.known
-        try:
-            known.found[kind] = reader(scan)
-        except _FATAL:
-            raise
-        except NoPermissionError:
-            known.found.setdefault(kind, None)  # without permission nothing shows whether the sign has ended
-        except DeviceError as error:
-            if (scan.uuid, kind) not in self._logged:
-                self._logged.add((scan.uuid, kind))
-                logger.warning("cannot read a sign", gpu=scan.uuid, sign=kind.value, error=str(error))
-        if known.found.get(kind) is None:
-            known.since.pop(kind, None)
-        else:
-            known.since.setdefault(kind, scan.now)
-
-    def _pcie(self, scan: _Scan) -> Sign | None:
-        known, reading = scan.known, signs.read_pcie(scan.nvml, scan.gpu)
-        counted = () if reading.replays is None else ((scan.now, reading.replays),)
-        known.replays = (*(each for each in known.replays if scan.now - each[0] <= signs.REPLAY_WINDOW), *counted)
-        best = self._keeper.learn(scan.uuid, Best(lanes=reading.lanes or 0))
-        return signs.judge_pcie(reading, best.lanes, signs.growth(known.replays))
-
-    def _links(self, scan: _Scan) -> Sign | None:
-        up = signs.links_up(scan.nvml, scan.gpu)
-        return signs.links_down(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
-
-    def _fabric(self, scan: _Scan) -> Sign | None:
-        reading = signs.read_fabric(scan.nvml, scan.gpu)
-        best = self._keeper.learn(scan.uuid, Best(joined=reading.joined))
-        return signs.judge_fabric(reading, joined_before=best.joined)
+        """The lasting signs of a GPU, ``whole`` or sliced."""
+        signs = self._gpus.setdefault(uuid, _GpuSigns(uuid, self._keeper))
+        return signs.lasting(nvml, gpu, self._clock(), whole=whole)

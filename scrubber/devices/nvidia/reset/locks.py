@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from hashlib import sha256
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.ground import private_files
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")  # a file name, not a path
 _OF_SLICES = ".slices"  # not .lock, because this lock is no reset
 _CHECK_SECONDS = 0.25  # seconds to retry, because a check whether a lock is held takes it for a moment
 _POLL_SECONDS = 0.01
@@ -31,8 +28,7 @@ _POLL_SECONDS = 0.01
 
 def file_of(folder: Path, name: str) -> Path:
     """The lock file of a GPU, or of a reset domain that has a name of its own."""
-    plain = name if _PLAIN.fullmatch(name) else sha256(name.encode()).hexdigest()
-    return folder / f"{plain}.lock"
+    return folder / f"{name}.lock"
 
 
 def of_slices(lock: Path) -> Path:

@@ -18,10 +18,10 @@ from pathlib import Path
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
-from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.inventory.slices import Instance, Layout, Part
+from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import Session
-from scrubber.devices.nvidia.settings.knobs import on_or_off
+from scrubber.devices.nvidia.settings import on_or_off
+from scrubber.devices.nvidia.slices import Instance, Layout, Part
 from scrubber.ground import private_files
 from scrubber.ground.documents import strict_json
 
@@ -40,15 +40,6 @@ class PendingRestore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """The document of one pending restore."""
-
-    uuid: str  # of the GPU
-    persistence: bool
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
 class PendingRestoreFiles:
     """The stored pending restores of one GPU and its slices."""
 
@@ -64,7 +55,7 @@ class PendingRestoreFiles:
         found = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
             try:
-                found[path] = _decoded(private_files.content(path), self.gpu)
+                found[path] = strict_json.decode(PendingRestore, private_files.content(path))
             except FileNotFoundError:  # another worker has just applied it
                 continue
             except (OSError, ValueError) as error:
@@ -74,9 +65,8 @@ class PendingRestoreFiles:
 
     def write(self, path: Path, pending: PendingRestore) -> None:
         """Write the file atomically and sync it to disk."""
-        text = strict_json.encode(_Stored(self.gpu, pending.persistence, pending.layout), indent=2)
         try:
-            with private_files.beside(path, text) as aside:
+            with private_files.beside(path, strict_json.encode(pending, indent=2)) as aside:
                 aside.replace(path)
             self._sync()
         except OSError as error:
@@ -123,10 +113,21 @@ def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
     return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
 
 
-def apply_all(session: Session, gpu: str, earlier: Iterable[PendingRestore]) -> None:
-    """Apply earlier restores, except for slices that overlap slices that exist now."""
-    present = PendingRestore(persistence=False, layout=slices.layout(session, gpu))
-    apply(session, gpu, merged((present, *earlier)))
+def apply_all(session: Session, notes: PendingRestoreFiles) -> None:
+    """Apply the stored restores, except for slices that overlap slices that exist now, and remove them.
+
+    The caller holds the locks that keep others from creating slices.
+    """
+    pending = notes.read()
+    try:
+        present = PendingRestore(persistence=False, layout=slices.layout(session, notes.gpu))
+        apply(session, notes.gpu, merged((present, *pending.values())))
+    except DeviceLostError:
+        raise
+    except DeviceError as error:
+        remedy = f"repair it and remove {', '.join(map(str, pending))}"
+        raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
+    notes.drop(pending)
 
 
 def apply(session: Session, gpu: str, pending: PendingRestore) -> None:
@@ -165,14 +166,3 @@ def _divide(session: Session, gpu: str, layout: Layout) -> None:
         raise
     except DeviceError as error:
         raise DeviceError(f"its slices did not come back: {error}") from error
-
-
-def _decoded(text: bytes, gpu: str) -> PendingRestore:
-    """The pending restore in a file; ValueError for anything unexpected."""
-    stored = strict_json.decode(_Stored, text)
-    if stored.uuid != gpu:
-        raise ValueError("it is not a pending restore of this device")
-    places: list[Instance | Part] = [*stored.layout, *(part for one in stored.layout for part in one.parts)]
-    if any(min(one.profile, one.start, one.size) < 0 for one in places):
-        raise ValueError("a position of a slice is negative")
-    return PendingRestore(stored.persistence, stored.layout)

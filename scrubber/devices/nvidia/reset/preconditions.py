@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,12 +16,10 @@ from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
+from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
 from scrubber.ground import process_names
-
-SECONDS = 60.0  # for a reset without a time limit of its step
 
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)
@@ -59,28 +57,24 @@ class ResetTarget:
     are unknown. ``daemon_runs`` says whether root runs a program of that name on the node; None if unknown.
     """
 
-    uuid: str
-    pci_address: str
-    host: Host
+    place: WorkerTarget
     holders: Users
     library: Library
-    locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
-    notes: PendingRestoreFiles  # where to store the pending restore
-    privileged: bool = field(default_factory=lambda: is_root())  # noqa: PLW0108 - found when it is called: tests replace it
-    patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
+    privileged: bool
+    patience: Patience
     daemon_runs: Callable[[str], bool] | None = None
 
     @property
     def function(self) -> Path:
         """The folder of the GPU in sysfs."""
-        return self.host.sys_pci / self.pci_address
+        return self.place.host.sys_pci / self.place.pci_address
 
 
 def failed(session: Session, target: ResetTarget) -> tuple[str, ...]:
     """All preconditions that fail, each with its remedy."""
     found = (
         rights(target),
-        open_holders(target.holders(), beside=persistence_daemon(target.host)),
+        open_holders(target.holders(), beside=persistence_daemon(target.place.host)),
         _listed(session, target),
         _fabric(session, target),
         _virtual(session, target),
@@ -113,10 +107,7 @@ def persistence_daemon(host: Host) -> int | None:
 
 def ask_before_reset(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - depends on the function
     """The answer of the device; None if it is not supported, or if the device answers nothing until its reset."""
-    try:
-        return session.ask_optional(question, session.handle(target.uuid))
-    except ResetRequiredError:
-        return None
+    return unless_silent(lambda: session.ask_optional(question, session.handle(target.place.gpu)), None)
 
 
 def rights(target: ResetTarget) -> str | None:
@@ -144,8 +135,8 @@ def _fabric(session: Session, target: ResetTarget) -> str | None:
     if ask_before_reset(session, target, pynvml.nvmlDeviceGetArchitecture) not in _NEED_A_FABRIC_MANAGER:
         return None
     if not target.function.exists():
-        return f"it is unknown whether NVSwitches connect it: mount the node's {target.host.sys_pci}"
-    if not _has_switches(target.host):
+        return f"it is unknown whether NVSwitches connect it: mount the node's {target.place.host.sys_pci}"
+    if not _has_switches(target.place.host):
         return None
     if target.daemon_runs is None:
         return "NVSwitches connect it and it is unknown whether the fabric manager runs: reboot the node instead"
@@ -162,13 +153,9 @@ def _virtual(session: Session, target: ResetTarget) -> str | None:
 
 
 def _model(target: ResetTarget) -> str | None:
-    if not _is_tesla_t4(target.function):
+    if (_read(target.function / "vendor"), _read(target.function / "device")) != (_NVIDIA, _TESLA_T4):
         return None
     return "a Tesla T4 has no function-level reset: reboot the node instead"
-
-
-def _is_tesla_t4(place: Path) -> bool:
-    return _read(place / "vendor") == _NVIDIA and _read(place / "device") == _TESLA_T4
 
 
 def _has_switches(host: Host) -> bool:

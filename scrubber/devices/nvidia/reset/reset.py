@@ -8,20 +8,27 @@ it closes NVML, and checks the holders once more; the service has closed its own
 same GPU answers at the same PCI address and needs no further recovery, and restores persistence mode and slices. If
 this process is killed before that, the next worker of the GPU restores them (``pending_restore``). The locks are held
 all the time, and for as long as the tool runs (``locks``).
+
+If the service kills the worker that started the tool, the tool runs on, because a reset cannot be cancelled. The tool
+may not always have the device open: the lock that it inherits keeps other workers away.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Callable
-from ctypes import byref
 from time import monotonic, sleep
+from typing import NoReturn
 
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia.inventory import boards, slices
-from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, ResetRequiredError, Session, pci_address
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, smi
+from scrubber.devices.nvidia import boards, slices
+from scrubber.devices.nvidia.health import vitals
+from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, Session, pci_address, unless_silent
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
@@ -40,6 +47,31 @@ _ACTIONS: dict[int, str] = {
     RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
 }
 
+PROGRAM = "nvidia-smi"
+_FAILED = f"cannot reset: {PROGRAM}"
+_ENDS_WITHIN = 2.0  # seconds at most; a killed process that lives longer is stuck in the driver
+_ENDING = 0.1  # of the time limit
+_LONGEST = 300  # characters of its output in a message
+_IN_USE = ("in use by", "being used by", "is the primary gpu")
+_UNSUPPORTED = ("not supported", "unsupported")
+_NO_PERMISSION = ("insufficient permission", "does not have permission", "permission denied")
+_STATUS_UNSUPPORTED, _STATUS_NO_PERMISSION = 3, 4
+_STATUSES = {  # the other documented statuses
+    2: "a wrong argument",
+    6: "no such device",
+    8: "power cables that are not attached",
+    9: "a driver that is not loaded",
+    10: "a problem with interrupts",
+    12: "no NVML library",
+    13: "an NVML library that is too old",
+    14: "a damaged InfoROM",
+    15: "a device that has fallen off the bus",
+}
+
+
+class ResetStuckError(DeviceError):
+    """A reset that still runs and cannot be killed: NVML must not be called for this device."""
+
 
 class _ReplacedError(DeviceError):
     """Another device has the PCI address, or the GPU has another address: waiting does not help."""
@@ -54,18 +86,18 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 
     ``before`` runs when all preconditions hold, ``after`` when the GPU is back; the GPU has no holder either time.
     """
-    with locks.claimed(*target.locks) as held:
+    with locks.claimed(*target.place.reset_locks) as held:
         with target.library.session() as session:
             if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-            joined = joined_before_reset(session, target.uuid)
+            joined = _joined(session, target)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
             _reset_closed(target, held, mode)
             wait_until_back(target, joined=joined)
-        except (DeviceLostError, smi.ResetStuckError):
+        except (DeviceLostError, ResetStuckError):
             raise  # NVML cannot be asked now: the pending restore stays stored
         except DeviceError as error:
             _restore_after(error, target, pending)
@@ -77,10 +109,10 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
 
 def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
     """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
-    now = PendingRestore(persistence, slices.layout_before_reset(session, target.uuid))
-    pending = pending_restore.merged((now, *target.notes.read().values()))
+    now = PendingRestore(persistence, unless_silent(lambda: slices.layout(session, target.place.gpu), ()))
+    pending = pending_restore.merged((now, *target.place.notes.read().values()))
     if pending:
-        target.notes.write(target.notes.file(), pending)
+        target.place.notes.write(target.place.notes.file(), pending)
     return pending
 
 
@@ -88,11 +120,11 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
     """Switch persistence off, close NVML, and reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
-            pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
+            pending_restore.persist(session, target.place.gpu, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
         _demand_no_holders(target)
-        smi.reset(target.uuid, target.patience.tool, *held)
+        run_tool(target.place.gpu, target.patience.tool, *held)
     finally:
         target.library.reacquire_driver()
 
@@ -118,12 +150,12 @@ def _restore(target: ResetTarget, pending: PendingRestore) -> None:
         return
     try:
         with target.library.session() as session:
-            pending_restore.apply(session, target.uuid, pending)
+            pending_restore.apply(session, target.place.gpu, pending)
     except DeviceLostError:
         raise
     except DeviceError as error:
         raise DeviceError(f"cannot reset: {error}") from error
-    target.notes.drop(target.notes.read())
+    target.place.notes.drop(target.place.notes.read())
 
 
 def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRestore) -> None:
@@ -134,12 +166,10 @@ def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRest
         raise DeviceError(f"{error}; {second}") from error
 
 
-def joined_before_reset(session: Session, uuid: str) -> bool:
+def _joined(session: Session, target: ResetTarget) -> bool:
     """Whether the GPU has joined an NVSwitch fabric, which CUDA then needs to start. False if unknown."""
-    try:
-        return bool(_fabric(session, session.handle(uuid)) == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
-    except ResetRequiredError:
-        return False
+    gpu = target.place.gpu
+    return unless_silent(lambda: vitals.read_fabric(session, session.handle(gpu)).joined, otherwise=False)
 
 
 def wait_until_back(target: ResetTarget, *, joined: bool) -> None:
@@ -160,7 +190,7 @@ def _fault(target: ResetTarget, *, joined: bool) -> DeviceError | None:
     try:
         with target.library.session() as session:
             device = _checked(session, target)
-            if joined and _fabric(session, device) != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+            if joined and not vitals.read_fabric(session, device).joined:
                 return DeviceError("it has not joined its fabric again")
     except _ReplacedError:
         raise
@@ -171,31 +201,88 @@ def _fault(target: ResetTarget, *, joined: bool) -> DeviceError | None:
 
 def _checked(session: Session, target: ResetTarget) -> Handle:
     try:
-        device = session.handle(target.uuid)
+        device = session.handle(target.place.gpu)
     except DeviceError:
         _demand_not_replaced(session, target)
         raise
     place = pci_address(session.ask(pynvml.nvmlDeviceGetPciInfo_v3, device))
-    if place != target.pci_address:
-        raise _ReplacedError(f"cannot reset: it came back at {place} and was at {target.pci_address}: reboot the node")
+    if place != target.place.pci_address:
+        raise _ReplacedError(
+            f"cannot reset: it came back at {place} and was at {target.place.pci_address}: reboot the node"
+        )
     boards.memory(session, device)
     if action := session.field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION):
         raise DeviceError(f"it needs {_ACTIONS.get(action, f'recovery action {action}')}")
     return device
 
 
-def _fabric(session: Session, device: Handle) -> int | None:
-    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    answer = session.ask_optional(pynvml.nvmlDeviceGetGpuFabricInfoV, device, byref(info))
-    return None if answer is None else int(info.state)
-
-
 def _demand_not_replaced(session: Session, target: ResetTarget) -> None:
     """Raise if another device answers at the PCI address of the GPU."""
     try:
-        device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.pci_address)
+        device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.place.pci_address)
         uuid = session.ask(pynvml.nvmlDeviceGetUUID, device)
     except DeviceError:
         return  # no device does, yet
-    if uuid != target.uuid:
-        raise _ReplacedError(f"cannot reset: {uuid} answers at {target.pci_address} now, where {target.uuid} was")
+    if uuid != target.place.gpu:
+        raise _ReplacedError(
+            f"cannot reset: {uuid} answers at {target.place.pci_address} now, where {target.place.gpu} was"
+        )
+
+
+def run_tool(uuid: str, within: float, *held: int) -> None:
+    """Have the tool reset one device only; returns when it reports a reset. ``held``: open files that it inherits.
+
+    NotNowError if the tool did nothing, which is no fault of the device. After any other DeviceError, what the attempt
+    did to the device is not known.
+    """
+    try:
+        process = subprocess.Popen(
+            (PROGRAM, "--gpu-reset", "-i", uuid),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # its children join its group and can be killed with it
+            env=os.environ | {"LC_ALL": "C"},
+            pass_fds=held,
+        )
+    except OSError as error:
+        raise NotNowError(f"{_FAILED}: it cannot be started ({error.strerror})") from error
+    try:
+        said, _ = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        _kill(process, within)
+    check(process.returncode, said.decode(errors="replace"))
+
+
+def check(status: int, said: str) -> None:
+    """Raise what exit status and output mean. The output alone can say in use; a reset needs both."""
+    words = said.lower()
+    if any(fragment in words for fragment in _IN_USE):
+        why = "the driver knows a client that no observation shows: find it, or reboot the node"
+        raise NotNowError(f"{_FAILED}: {why}")
+    if status == 0 and "successfully reset" in words:
+        return
+    if status == _STATUS_NO_PERMISSION or any(fragment in words for fragment in _NO_PERMISSION):
+        raise NotNowError(f"{_FAILED}: it takes root and CAP_SYS_ADMIN")
+    if status == _STATUS_UNSUPPORTED or any(fragment in words for fragment in _UNSUPPORTED):
+        raise NotNowError(f"{_FAILED}: it says that this device cannot be reset")
+    raise DeviceError(f"{_FAILED}: {_failure(status, said)}")
+
+
+def _failure(status: int, said: str) -> str:
+    meaning = f" ({_STATUSES[status]})" if status in _STATUSES else ""
+    printable = "".join(letter if letter.isprintable() else " " for letter in said)
+    return f"it ended with status {status}{meaning}: {' '.join(printable.split())[:_LONGEST] or 'it said nothing'}"
+
+
+def _kill(process: subprocess.Popen[bytes], within: float) -> NoReturn:
+    os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
+    try:
+        process.communicate(timeout=min(_ENDS_WITHIN, _ENDING * within))
+    except subprocess.TimeoutExpired:
+        if process.stdout is not None:
+            process.stdout.close()
+        raise ResetStuckError(
+            f"{_FAILED}: it (pid {process.pid}) was not done within {within:g} s and cannot be killed: reboot the node"
+        ) from None
+    raise DeviceError(f"{_FAILED}: it was not done within {within:g} s and was killed")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from scrubber.devices.nvidia.health import nvml_events
+from scrubber.devices.nvidia.health import listener
 
 XID, RECOVERY = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeGpuRecoveryAction
 FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error"
@@ -62,7 +62,7 @@ def stuck(rig) -> Iterator[Path]:
 
     Stops the thread before its next wait, because a wait that has begun would still end.
     """
-    arrived, go_on, wait = threading.Event(), threading.Event(), nvml_events._event
+    arrived, go_on, wait = threading.Event(), threading.Event(), listener._event
 
     def met(events: object) -> object:
         arrived.set()
@@ -70,7 +70,7 @@ def stuck(rig) -> Iterator[Path]:
         return wait(events)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nvml_events, "_event", met)
+        patch.setattr(listener, "_event", met)
         assert arrived.wait(SOON / 1000)
     with rig.machine.hanging("nvmlEventSetWait_v2") as file:
         go_on.set()

@@ -1,19 +1,47 @@
-"""What the driver says unasked reaches the vitals: by the kernel's log and by NVML's events, of which one is enough."""
+"""What the driver reports reaches the vitals through the kernel's log and through NVML's events. One of both is enough.
+
+Two threads listen: neither waits for the other, a stuck one is reported, and both end.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
+import pynvml
+import pytest
 from structlog.testing import capture_logs
 
-from scrubber.core.model import Vitals
-from scrubber.devices.nvidia.health import listener, xid_log
+from scrubber.core.model import AilmentKind, Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import nvml
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.health import listener, xids
+from scrubber.devices.nvidia.health.xids import GpuError
 from scrubber.node.kernellog import KernelLog
-from tests.devices.nvidia.health.events_seen import XID, await_call, await_code, await_more, calls, codes, rings, thread
-from tests.fakes.kmsg import USER
+from tests.devices.nvidia.health.events_seen import (
+    FATAL,
+    RECOVERY,
+    XID,
+    asked,
+    await_call,
+    await_code,
+    await_more,
+    calls,
+    codes,
+    rings,
+    stuck,
+    thread,
+    until,
+    uptime,
+)
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
+
+UNKNOWN = pynvml.NVML_ERROR_UNKNOWN
 
 
 def test_old_kernel_errors_are_known_at_once(rig, kmsg, listen):
@@ -37,23 +65,6 @@ def test_the_alarm_is_set_after_the_old_kernel_log(rig, kmsg):
     backend = rig.backend(kernel=Slow(kmsg.path))
     assert rings(backend, 0)
     backend.close()
-
-
-def test_a_new_kernel_error_alarms_and_is_in_the_vitals(rig, kmsg, listen):
-    backend = listen()
-    assert not rings(backend, 0)
-    kmsg.xid(rig.gpu(3).pci, 154, ", GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
-    assert rings(backend)
-    (xid,) = backend.vitals(rig.gpu(3).uuid).xids
-    assert (xid.code, xid.action) == (154, "reset_gpu")
-
-
-def test_a_program_cannot_make_a_gpu_sick(rig, kmsg, listen):
-    backend = listen()
-    kmsg.say(f"NVRM: Xid (PCI:{rig.gpu(0).pci[:-2]}): 79, pid=1, name=x, GPU has fallen off the bus.", facility=USER)
-    kmsg.xid(rig.gpu(1).pci, 13, f"): 79, NVRM: Xid (PCI:{rig.gpu(0).pci[:-2]}): 79, ")
-    assert rings(backend)
-    assert (codes(backend, rig.gpu(0).uuid), codes(backend, rig.gpu(1).uuid)) == ([], [13])
 
 
 def test_an_event_of_both_sources_counts_once(rig, kmsg, listen):
@@ -112,18 +123,18 @@ def test_listening_stops_while_the_driver_is_released_and_then_resumes(rig, kmsg
 
 
 def test_a_missing_kernel_log_is_logged_and_nvml_counts(rig, listen, monkeypatch):
-    monkeypatch.setattr(xid_log, "GRACE", 3600.0)  # there is no other word to wait for
+    monkeypatch.setattr(xids, "GRACE", 3600.0)  # there is no other word to wait for
     with capture_logs() as logs:
         backend = listen()
     (said,) = [line for line in logs if line["event"] == "cannot read the kernel's log"]
     assert said["error"].endswith("dev/kmsg: no such file or directory")
     rig.gpu(2).event(XID, 48)
     assert rings(backend)
-    assert codes(backend, rig.gpu(2).uuid) == [48]
+    assert (codes(backend, rig.gpu(2).uuid), codes(backend, rig.gpu(1).uuid)) == ([48], [])
 
 
 def test_the_kernel_logs_end_is_logged_and_nvml_counts(rig, kmsg, listen, monkeypatch):
-    monkeypatch.setattr(xid_log, "GRACE", 3600.0)
+    monkeypatch.setattr(xids, "GRACE", 3600.0)
     backend = listen()
     kernel = thread("kernel-log")
     with capture_logs() as logs:
@@ -146,3 +157,305 @@ def test_a_log_that_has_ended_already_delays_no_start(rig, kmsg, listen, monkeyp
     assert time.monotonic() - began < 30
     rig.gpu(2).event(XID, 48)
     assert rings(backend)
+
+
+# --- a thread that is stuck, that waits, or that has ended ---
+
+
+def test_a_hanging_nvml_wait_delays_nothing_but_resets(rig, kmsg, listen, monkeypatch):
+    """It is logged once, prevents a reset, and does not keep the service from ending."""
+    for module, name in ((listener, "JOIN_TIMEOUT"), (listener, "OVERDUE_SECONDS"), (nvml, "ANSWER_TIMEOUT")):
+        monkeypatch.setattr(module, name, 0.05)
+    backend = listen()
+    uuid, warning = rig.gpu(1).uuid, "a listener thread does not return"
+    with stuck(rig) as file, capture_logs() as logs:
+        with pytest.raises(DeviceError, match=r"has not returned \(nvml-events\)"):
+            backend.release_driver()
+        rings(backend, 100)  # for longer than it may be silent
+        for _ in range(2):
+            backend.vitals(uuid)
+        assert (warning, "nvml-events") in [(line["event"], line.get("thread")) for line in logs]
+        assert len([line for line in logs if line.get("thread") == "nvml-events"]) == 1
+        kmsg.xid(rig.gpu(1).pci, 79)
+        assert rings(backend)
+        left = thread("nvml-events")
+        backend.close()
+        file.unlink()
+        left.join(WITHIN)
+    assert logs[-1]["event"] == "a listener thread does not end: it is stuck in the driver"
+    assert [xid.code for xid in backend.reported(uuid).xids] == [79]
+
+
+class Clock:
+    """Goes when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """The one that a backend hears by."""
+    clock = Clock()
+    monkeypatch.setattr("scrubber.devices.nvidia.health.listener._steady", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("kmsg")  # in which nothing is said
+def test_a_thread_that_only_waits_does_not_count_as_hanging(rig, listen, monkeypatch, clock):
+    monkeypatch.setattr(listener, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 3600.0)
+    rig.machine.fail("nvmlEventSetWait_v2", UNKNOWN)
+    backend = listen()
+    due, silent = backend._listener._due, listener.OVERDUE_SECONDS
+    until(lambda: due["nvml-events"] == clock.now + 3600.0 + silent)  # it is in its pause
+    with capture_logs() as logs:
+        for _ in range(4):
+            clock.now += silent / 2
+            until(lambda: due["kernel-log"] == clock.now + silent)
+            backend.reported(rig.gpu(0).uuid)
+    assert logs == []
+
+
+def test_threads_that_have_ended_are_not_missed(rig, kmsg, listen, monkeypatch):
+    backend = listen()
+    kernel, missed = thread("kernel-log"), list[list[str]]()
+    monkeypatch.setattr(listener, "OVERDUE_SECONDS", -3600.0)  # who is there, is late
+    kmsg.close()
+    kernel.join(30)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    for end in (lambda: None, backend.close):
+        end()
+        backend._listener._overdue.clear()
+        with capture_logs() as logs:
+            backend.reported(rig.gpu(0).uuid)
+        missed.append([line["thread"] for line in logs])
+    assert missed == [["nvml-events"], []]
+
+
+@pytest.fixture
+def waiting(rig, kmsg, listen, monkeypatch) -> Nvidia:  # noqa: ARG001 - a log in which nothing is said
+    """One that has heard XID 79 of the second GPU from NVML, and waits for the kernel's word."""
+    monkeypatch.setattr(xids, "GRACE", 3600.0)
+    backend: Nvidia = listen()
+    rig.gpu(1).event(XID, 79)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    assert codes(backend, rig.gpu(1).uuid) == []
+    return backend
+
+
+def test_events_read_before_a_hang_are_reported_with_an_alarm(rig, waiting, monkeypatch):
+    with stuck(rig):
+        monkeypatch.setattr(xids, "GRACE", 0.0)
+        assert not rings(waiting, 0)
+        assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79]
+        assert rings(waiting, 0)
+
+
+def test_an_event_confirmed_after_the_end_sets_no_alarm(rig, waiting):
+    waiting.close()
+    place = rig.gpu(1).pci.partition(".")[0]
+    waiting._listener._received(GpuError(place, 48))  # said just before the end, if the threads end in that order
+    assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79, 48]
+
+
+def test_events_set_the_alarm_even_while_waiting_fails(rig, waiting, monkeypatch):
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(listener, name, 0.01)
+    rig.machine.fail("nvmlEventSetWait_v2", UNKNOWN)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    assert not rings(waiting, 0)
+    monkeypatch.setattr(xids, "GRACE", 0.0)
+    assert rings(waiting)
+
+
+def files() -> Counter[str]:
+    """What this process has open."""
+    found: Counter[str] = Counter()
+    for entry in [*Path("/proc/self/fd").iterdir()]:
+        with suppress(FileNotFoundError):  # the folder itself
+            found[str(entry.readlink())] += 1
+    return found
+
+
+def test_threads_listen_only_between_alarm_and_end(rig, kmsg, listen):
+    before = files()
+    quiet = rig.backend(kernel=KernelLog(kmsg.path))
+    quiet.inventory()
+    quiet.clear_alarm()
+    quiet.close()
+    assert quiet.vitals(rig.gpu(0).uuid) == Vitals()
+    rig.library.close()
+    backend = listen()
+    assert backend.alarm() == backend.alarm()
+    backend.close()
+    backend.close()
+    rig.library.close()
+    assert not files() - before
+
+
+# --- NVML's events, whatever refuses or fails on the way ---
+
+
+def test_a_changed_recovery_action_wakes_the_service(rig, listen):
+    backend = listen(kernel=False)
+    rig.gpu(2).set({"field.230": 1})
+    rig.gpu(2).event(RECOVERY)
+    assert rings(backend)
+    assert backend.vitals(rig.gpu(2).uuid) == Vitals(reset_required=True)
+
+
+def test_a_reopened_driver_is_listened_to_again(rig, listen):
+    backend = listen(kernel=False)
+    rig.library.renew()
+    await_call(rig, "nvmlEventSetCreate", 2)
+    await_more(rig, "nvmlEventSetWait_v2", 1)
+    rig.gpu(2).event(XID, 48)
+    assert rings(backend)
+    assert calls(rig, "nvmlEventSetFree") == 1
+
+
+def test_pauses_grow_to_thirty_seconds_and_start_over_after_success(rig, listen, monkeypatch):
+    pauses, readable = list[float](), listener._readable
+
+    def briefly(descriptor: int, within: float) -> bool:
+        if within:
+            pauses.append(within)
+        return readable(descriptor, min(within, 0.002))
+
+    monkeypatch.setattr(listener, "_readable", briefly)
+    listen(kernel=False)
+    with capture_logs() as logs:
+        for _ in range(2):
+            rig.machine.fail("nvmlEventSetWait_v2", UNKNOWN)
+            until(lambda: len(pauses) >= 8)
+            rig.machine.fail("nvmlEventSetWait_v2", None)
+            await_more(rig, "nvmlEventSetWait_v2", 2)
+            assert pauses[:8] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+            pauses.clear()
+    assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "words"),
+    [
+        ("nvmlDeviceGetCount_v2", UNKNOWN, "nvmlDeviceGetCount failed: Unknown Error"),
+        ("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "the driver is not loaded"),
+        ("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED, "no GPU reports events"),
+    ],
+)
+def test_an_event_set_without_its_gpus_is_not_used(rig, listen, monkeypatch, call: str, code: int, words: str):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(listener, "REFUSED_FOR", 0.0)
+    backend = listen(kernel=False)
+    rig.machine.fail(call, code)
+    with capture_logs() as logs:
+        rig.library.renew()
+        await_call(rig, "nvmlEventSetCreate", 4)
+    assert words in {line.get("error", "").rpartition("; ")[2] for line in logs}
+    rig.machine.fail(call, None)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)
+
+
+def test_an_event_set_that_cannot_be_freed_is_replaced(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
+    backend = listen(kernel=False)
+    rig.machine.set({f"fail.nvmlEventSet{what}": pynvml.NVML_ERROR_UNKNOWN for what in ("Wait_v2", "Free")})
+    await_call(rig, "nvmlEventSetFree", 3)
+    rig.machine.set({f"fail.nvmlEventSet{what}": None for what in ("Wait_v2", "Free")})
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)
+
+
+def test_a_gpu_that_refuses_events_is_retried_alone(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "REFUSED_FOR", 0.0)
+    rig.gpu(0).set(event_types=0)
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with capture_logs() as logs:
+        backend = listen(kernel=False)
+        rig.gpu(2).event(XID, 48)
+        assert rings(backend)
+    refusals = [line["event"] for line in logs if line["event"].startswith("cannot receive the events of")]
+    assert [text.partition(":")[0] for text in refusals] == [
+        f"cannot receive the events of GPU {number}, only its kernel messages" for number in (0, 1)
+    ]
+    backend.clear_alarm()
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", None)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)
+    assert codes(backend, rig.gpu(1).uuid) == [79]
+    assert sorted(Counter(asked(rig, "nvmlDeviceRegisterEvents")).values())[:-1] == [1] * (len(rig.machine.gpus) - 2)
+
+
+def test_a_gpu_that_refuses_events_is_asked_only_once(rig, listen):
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    listen(kernel=False)
+    await_more(rig, "nvmlEventSetWait_v2", 3)
+    assert calls(rig, "nvmlDeviceRegisterEvents") == len(rig.machine.gpus)
+
+
+# --- fatal errors of switches, on whatever clock the kernel tells the time ---
+
+
+def test_a_fatal_switch_error_concerns_every_gpu_and_no_slice(rig, kmsg, listen, monkeypatch):
+    (slice_,) = rig.cut(7, Slice("1g.18gb"))
+    backend = listen()
+    kmsg.say("nvidia-nvswitch1: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate")
+    kmsg.say(FATAL.replace("nvswitch3", "nvswitch5"))
+    kmsg.say(FATAL)  # the last one counts
+    assert rings(backend)
+    for gpu in map(rig.gpu, range(7)):
+        (sign,) = backend.vitals(gpu.uuid).signs
+        expected = "nvswitch3 of this node: SXid 24007, Link 30 sourcetrack timeout error"
+        assert (sign.kind, sign.detail) == (AilmentKind.SWITCH, expected)
+        assert backend.reported(gpu.uuid) == Vitals(signs=(sign,), partial=True)
+    assert (backend.vitals(slice_), backend.reported(slice_)) == (Vitals(), Vitals(partial=True))
+    monkeypatch.setattr(listener, "FATAL_SECONDS", 0.0)
+    assert backend.vitals(rig.gpu(0).uuid) == Vitals()
+
+
+@pytest.fixture
+def window(monkeypatch) -> float:
+    """For how long a fatal error of a switch counts: so that this machine runs for longer than that already."""
+    seconds = uptime() / 3
+    monkeypatch.setattr(listener, "FATAL_SECONDS", seconds)
+    return seconds
+
+
+@pytest.mark.parametrize("windows", [2, -2], ids=["behind", "ahead"])
+def test_a_switch_error_read_now_is_new_despite_clock_differences(rig, kmsg, listen, window, windows):
+    backend = listen()
+    kmsg.say(FATAL, at=uptime() - windows * window)
+    assert rings(backend)
+    assert [sign.kind for sign in backend.vitals(rig.gpu(0).uuid).signs] == [AilmentKind.SWITCH]
+    kmsg.xid(rig.gpu(1).pci, 13)
+    await_code(backend, rig.gpu(1).uuid, 13)
+    assert backend.vitals(rig.gpu(0).uuid).signs  # by a message with another time it becomes no older
+
+
+@pytest.mark.parametrize("windows", [0, 2])
+def test_an_old_switch_error_keeps_the_time_of_its_message(rig, kmsg, listen, window, windows):
+    kmsg.say(FATAL, at=uptime() - windows * window)
+    kmsg.say("the newest", at=uptime())
+    assert bool(listen().vitals(rig.gpu(0).uuid).signs) is not bool(windows)
+
+
+@pytest.mark.parametrize("share", [0.5, -0.5], ids=["behind", "ahead"])
+def test_an_event_from_nvml_alone_uses_the_kernels_clock(rig, kmsg, listen, share):
+    """Else the kernel's next word, or its old ones after a restart, would be older than what was judged, or be news."""
+    backend, place, ago = listen(), rig.gpu(1), share * uptime()
+    before = uptime() - ago
+    kmsg.xid(rig.gpu(2).pci, 13, at=before)
+    await_code(backend, rig.gpu(2).uuid, 13)
+    place.event(XID, 79)
+    await_code(backend, place.uuid, 79)
+    after = uptime() - ago
+    (xid,) = backend.vitals(place.uuid).xids
+    assert before <= xid.at <= after
+    assert xid.number == round(xid.at * 1e6)

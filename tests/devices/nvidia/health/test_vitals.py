@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -9,14 +10,18 @@ import pynvml
 import pytest
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia.health.vitals import worsened
 from scrubber.devices.nvidia.nvml import RecoveryAction
+from tests.devices.nvidia.bench import touch
+from tests.devices.nvidia.conftest import boot
+from tests.devices.nvidia.health.test_watch import DOWN
 from tests.fakes.nvml.machine import Slice
 
 ACTION = "field.230"
 PREFIX = "NVML_GPU_RECOVERY_ACTION_"
 ACTIONS = {name.removeprefix(PREFIX): value for name, value in vars(pynvml).items() if name.startswith(PREFIX)}
+NO_ROWS = {f"remap.{what}": None for what in ("corrected", "uncorrected", "pending", "failure")}
 
 
 def vitals(rig, number: int = 0) -> Vitals:
@@ -24,31 +29,32 @@ def vitals(rig, number: int = 0) -> Vitals:
     return found
 
 
-def test_a_gpu_that_is_well(rig) -> None:
-    assert vitals(rig) == Vitals()
-
-
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ({"ecc.total.1.0": 3}, Vitals(ecc_uncorrectable=3)),
-        ({"remap.pending": 1}, Vitals(remap_pending=True)),
-        ({"remap.failure": 1}, Vitals(remap_failed=True)),
-        ({"lost": 1}, Vitals(lost=True)),
-        ({"absent": 1}, Vitals(lost=True)),
-        ({"reset_required": 1}, Vitals(reset_required=True)),
+        pytest.param({}, Vitals(), id="well"),
+        pytest.param({"ecc.total.1.0": 3}, Vitals(ecc_uncorrectable=3), id="ecc"),
+        pytest.param({"ecc.total.0.0": 9, "ecc.total.1.1": 9}, Vitals(), id="corrected errors, and old ones"),
+        pytest.param({"remap.pending": 1}, Vitals(remap_pending=True), id="pending"),
+        pytest.param({"remap.failure": 1}, Vitals(remap_failed=True), id="failed"),
+        pytest.param(NO_ROWS | {"retired.pending": 1}, Vitals(remap_pending=True), id="pages instead of rows"),
+        pytest.param(NO_ROWS | {"ecc.current": 0}, Vitals(), id="neither rows nor ECC"),
+        pytest.param({"lost": 1}, Vitals(lost=True), id="lost"),
+        pytest.param({"absent": 1}, Vitals(lost=True), id="absent"),
+        pytest.param({"reset_required": 1}, Vitals(reset_required=True), id="reset required"),
+        pytest.param({ACTION: 99}, Vitals(reset_required=True), id="unknown action"),
+        pytest.param({"field_fail.230": pynvml.NVML_ERROR_NOT_SUPPORTED}, Vitals(), id="unsupported field"),
+        pytest.param({"field_fail.230": pynvml.NVML_ERROR_INVALID_ARGUMENT}, Vitals(), id="unknown field"),
+        pytest.param({"field_fail.230": pynvml.NVML_ERROR_GPU_IS_LOST}, Vitals(lost=True), id="field of a lost GPU"),
+        pytest.param(
+            {"field_fail.230": pynvml.NVML_ERROR_RESET_REQUIRED}, Vitals(reset_required=True), id="field before a reset"
+        ),
     ],
-    ids=["ecc", "pending", "failed", "lost", "absent", "reset required"],
 )
 def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) -> None:
     rig.gpu(0).set(state)
     assert vitals(rig, 0) == expected
     assert vitals(rig, 1) == Vitals()
-
-
-def test_corrected_errors_and_errors_before_the_baseline_do_not_count(rig) -> None:
-    rig.gpu(0).set({"ecc.total.0.0": 9, "ecc.total.1.1": 9})
-    assert vitals(rig) == Vitals()
 
 
 REBOOTS = {
@@ -89,53 +95,9 @@ def test_a_reboot_requested_during_a_test_is_reported(rig) -> None:
     assert worsened(asked, asked) is None
 
 
-def test_an_unknown_recovery_action_still_counts(rig) -> None:
-    rig.gpu(0).set({ACTION: 99})
-    assert vitals(rig).reset_required
-
-
-@pytest.mark.parametrize(
-    "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT], ids=["unsupported", "unknown"]
-)
-def test_a_driver_without_recovery_actions_requests_none(rig, code: int) -> None:
-    rig.gpu(0).set({"field_fail.230": code})
-    assert vitals(rig) == Vitals()
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (pynvml.NVML_ERROR_GPU_IS_LOST, Vitals(lost=True)),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, Vitals(reset_required=True)),
-    ],
-    ids=["lost", "reset required"],
-)
-def test_a_field_may_tell_what_a_call_does(rig, code: int, expected: Vitals) -> None:
-    rig.gpu(0).set({"field_fail.230": code})
-    assert vitals(rig) == expected
-
-
 def test_a_field_that_fails_is_no_health(rig) -> None:
     rig.gpu(0).set({"field_fail.230": pynvml.NVML_ERROR_UNKNOWN})
     with pytest.raises(DeviceError, match="field 230"):
-        vitals(rig)
-
-
-def test_older_gpus_retire_pages_instead_of_rows(rig) -> None:
-    rig.gpu(0).set({f"remap.{what}": None for what in ("corrected", "uncorrected", "pending", "failure")})
-    rig.gpu(0).set({"retired.pending": 1})
-    assert vitals(rig) == Vitals(remap_pending=True)
-
-
-def test_a_gpu_with_neither_and_without_ecc_is_well(rig) -> None:
-    rig.gpu(0).set({f"remap.{what}": None for what in ("corrected", "uncorrected", "pending", "failure")})
-    rig.gpu(0).set({"ecc.current": 0})
-    assert vitals(rig) == Vitals()
-
-
-def test_a_device_whose_memory_cannot_be_read_is_not_healthy(rig) -> None:
-    rig.gpu(0).fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with pytest.raises(DeviceError, match="nvmlDeviceGetMemoryInfo"):
         vitals(rig)
 
 
@@ -182,9 +144,42 @@ def test_a_sliced_gpu_that_fell_off_the_bus_is_lost(rig) -> None:
     assert backend.vitals(uuid) == Vitals(lost=True)
 
 
-def test_without_a_driver_there_is_no_health(rig) -> None:
-    backend, uuid = rig.backend(), rig.gpu(0).uuid
-    assert backend.vitals(uuid) == Vitals()
-    rig.machine.unload()
-    with pytest.raises(DeviceError, match="the driver is not loaded"):
+# --- what a worker reads at the last observation before a device counts as clean ---
+
+
+def test_a_worker_learns_which_links_were_up_since_boot(rig) -> None:
+    uuid = rig.gpu(0).uuid
+
+    def links_up() -> list[int]:
+        backend = rig.backend()
+        backend.inventory()
         backend.vitals(uuid)
+        links: list[int] = json.loads(backend.address(uuid, DeviceHandling()).place)["links"]
+        return links
+
+    assert links_up() == [*range(18)]
+    rig.gpu(0).set({"nvlink.3": DOWN, "nvlink.17": DOWN})
+    assert links_up() == [*range(18)]  # it is another service, and remembers
+    boot(rig.host, "boot-2")
+    assert links_up() == sorted({*range(18)} - {3, 17})
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetNvLinkState"])
+def test_an_unreadable_value_is_no_sign_for_a_worker(rig, call: str) -> None:
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_NO_PERMISSION)
+    hands = touch(rig, 0, links=[*range(18)])
+    assert (hands.vitals(), rig.backend().vitals(rig.gpu(0).uuid)) == (Vitals(), Vitals())
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match=call.removesuffix("Status")):
+        hands.vitals()
+
+
+def test_a_worker_reports_links_that_are_down_or_gone(rig) -> None:
+    rig.gpu(0).set({"nvlink.3": DOWN, "nvlink.5": DOWN})
+    (sign,) = touch(rig, 0, links=[0, 1, 3]).vitals().signs
+    assert sign == Sign(AilmentKind.LINKS, "1 of 3 NVLinks that were up are down: 3")
+    assert touch(rig, 0, links=[0, 1]).vitals() == touch(rig, 0).vitals() == Vitals()
+    rig.gpu(0).fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert [sign.kind for sign in touch(rig, 0, links=[0]).vitals().signs] == [AilmentKind.LINKS]
+    [uuid] = rig.cut(0, Slice())
+    assert touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, links=[3]).vitals() == Vitals()  # a slice has no links

@@ -10,10 +10,9 @@ import pytest
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import SHORT, by_tool, target
-from tests.fakes.nvml.machine import Slice
+from tests.devices.nvidia.bench import SHORT, target, there
 
-gpu = bench.gpu  # a fixture
+gpu, cut = bench.gpu, bench.cut  # fixtures
 
 
 @pytest.fixture
@@ -68,13 +67,13 @@ def test_a_faulty_gpu_after_its_reset_is_not_back(rig, then: dict[str, object], 
     assert not isinstance(caught.value, DeviceLostError)
 
 
-def test_an_old_driver_that_tells_no_recovery_action_is_enough(rig, gpu) -> None:
-    gpu.set({"field.230": None})
-    reset.reset(target(rig))
-
-
-def test_a_gpu_outside_a_fabric_need_not_join_after_reset(rig, gpu) -> None:
-    gpu.set({"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED})
+@pytest.mark.parametrize(
+    "state",
+    [{"field.230": None}, {"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED}, {"fabric.state": None}],
+    ids=["no recovery action", "outside a fabric", "no fabric"],
+)
+def test_only_what_was_there_before_must_be_back(rig, gpu, state: dict[str, object]) -> None:
+    gpu.set(state)
     reset.reset(target(rig))
 
 
@@ -94,37 +93,13 @@ def test_the_same_device_at_another_address_is_refused(rig, gpu, pauses) -> None
     assert pauses == []
 
 
-def test_waiting_alone_asks_only_for_what_was_there_before(rig, gpu) -> None:
-    reset.wait_until_back(target(rig), joined=True)
-    gpu.set({"fabric.state": None})
-    reset.wait_until_back(target(rig), joined=False)
-
-
 # --- its slices ---
-
-
-@pytest.fixture
-def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must be free
-    """The GPU in slices of several kinds."""
-    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
-    return found
-
-
-def slices(rig) -> set[str]:
-    state = rig.machine.read()
-    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
-
-
-def test_slices_are_recreated_after_the_reset_of_their_gpu(rig, cut) -> None:
-    reset.reset(target(rig))
-    assert by_tool(rig)
-    assert slices(rig) == set(cut)
 
 
 def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:
     rig.machine.set({"smi.keeps_slices": 1})
     reset.reset(target(rig))
-    assert slices(rig) == set(cut)
+    assert there(rig) == set(cut)
     assert not [call for _, call, _ in rig.machine.calls() if "Create" in call]
 
 

@@ -11,12 +11,12 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
+from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.reset import locks, pending_restore, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import no_holders, target, touch
+from tests.devices.nvidia.bench import no_holders, slice_of, target, there, touch
 from tests.fakes.nvml.machine import Slice
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
@@ -38,21 +38,8 @@ def daemon(monkeypatch) -> None:
     monkeypatch.setattr("scrubber.devices.nvidia.reset.preconditions.persistence_daemon", lambda _host: 1)
 
 
-def baseline(rig) -> str:
-    return str(rig.settings / f"{rig.gpu(0).uuid}.json")
-
-
-def whole(rig, holders=no_holders, **more: object):
-    return touch(rig, 0, holders, baseline=baseline(rig), **more)
-
-
-def slice_of(rig, uuid: str, **more: object):
-    return whole(rig, uuid=uuid, parent=rig.gpu(0).uuid, **more)
-
-
-def there(rig) -> set[str]:
-    state = rig.machine.read()
-    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+def whole(rig):
+    return touch(rig, 0)
 
 
 def notes(rig) -> PendingRestoreFiles:
@@ -81,31 +68,22 @@ def whole_again(rig, cut) -> None:
     assert (there(rig), rig.gpu(0)["persistence_mode"], files(rig)) == (set(cut), "1", [])
 
 
-def test_a_pending_restore_is_stored_whole_and_private(rig, cut_off) -> None:
+@pytest.mark.parametrize(
+    "deed",
+    [
+        pytest.param(lambda rig, cut: slice_of(rig, cut[1]).reset(), id="the next reset"),
+        pytest.param(lambda rig, _cut: whole(rig).restore_settings(), id="the settings of the GPU"),
+        pytest.param(lambda rig, cut: slice_of(rig, cut[2]).restore_settings(), id="the settings of a slice"),
+        pytest.param(lambda rig, cut: slice_of(rig, cut[2], slices="recreate").reset(), id="a recreated slice"),
+    ],
+)
+def test_the_next_step_restores_what_an_interrupted_reset_took(rig, cut_off, deed) -> None:
     file = notes(rig).file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     (pending,) = notes(rig).read().values()
     assert pending.persistence
     assert slices.uuids(pending.layout) == frozenset(cut_off)
-
-
-def test_the_next_reset_restores_what_an_interrupted_one_took(rig, cut_off) -> None:
-    slice_of(rig, cut_off[1]).reset()
-    whole_again(rig, cut_off)
-
-
-def test_restoring_a_gpus_settings_finishes_its_pending_restore(rig, cut_off) -> None:
-    whole(rig).restore_settings()
-    whole_again(rig, cut_off)
-
-
-def test_restoring_a_slices_settings_finishes_its_gpus_pending_restore(rig, cut_off) -> None:
-    slice_of(rig, cut_off[2]).restore_settings()
-    whole_again(rig, cut_off)
-
-
-def test_recreating_a_slice_completes_the_pending_restore_of_its_gpu(rig, cut_off) -> None:
-    slice_of(rig, cut_off[2], slices="recreate").reset()
+    deed(rig, cut_off)
     whole_again(rig, cut_off)
 
 
@@ -217,7 +195,7 @@ def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypat
     def refuse(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    touch(rig, 0, baseline=baseline(rig)).restore_settings()
+    whole(rig).restore_settings()
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DeviceError, match=r"cannot store what a reset must restore: .*No space left"):
         slice_of(rig, cut[0]).reset()
@@ -285,7 +263,7 @@ def restore_all(rig, backend) -> None:
     """As the service has a worker do it."""
     [(gpu, address)] = backend.pending_restores().items()
     assert gpu == rig.gpu(0).uuid
-    assert NvidiaGpu(address.place, library=rig.library).restore_settings().drift == ()
+    assert NvidiaGpu(address.place, no_holders, rig.library).restore_settings().drift == ()
 
 
 def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> None:
@@ -297,18 +275,11 @@ def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> N
     backend.release_driver()
     assert list(backend.pending_restores()) == [rig.gpu(0).uuid]
     backend.reacquire_driver()
-    restore_all(rig, backend)
-    whole_again(rig, cut_off)
-    assert backend.pending_restores() == {}
-
-
-def test_a_restore_of_slices_changes_no_setting(rig, cut_off) -> None:
     rig.gpu(0).set(compute_mode=3)
-    backend = rig.backend()
-    backend.inventory()
     restore_all(rig, backend)
     whole_again(rig, cut_off)
-    assert rig.gpu(0)["compute_mode"] == "3"
+    assert rig.gpu(0)["compute_mode"] == "3"  # a restore changes no setting
+    assert backend.pending_restores() == {}
 
 
 def test_one_missing_slice_is_a_pending_restore(rig, cut, monkeypatch) -> None:
@@ -365,12 +336,8 @@ def test_a_failed_write_leaves_no_file_behind(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"uuid": "GPU-2"},
         {"more": 1},
-        {"persistence": None},
-        {"layout": None},
         {"layout": [{"profile": 9}]},
-        {"layout": [{"profile": -9, "start": 0, "size": 4, "parts": []}]},
         None,
     ],
 )

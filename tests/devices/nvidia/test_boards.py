@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 
 import pynvml
 import pytest
 
-from scrubber.devices.base import DriverClosedError, Readings
+from scrubber.devices.base import Readings
 from scrubber.devices.nvidia.reset import locks
 from tests.devices.nvidia import bench
 from tests.fakes.nvml.machine import Slice
 
 IDLE = Readings(0, 31, 90, 76.0)
-UNTOLD = {
-    "temperature.0": replace(IDLE, celsius=None),
-    "temperature.limit.1": replace(IDLE, slowdown_celsius=None),
-    "power.usage": replace(IDLE, watts=None),
+READINGS: dict[str, tuple[dict[str, object], Readings]] = {
+    "degrees and watts": ({"power.usage": 76543}, replace(IDLE, watts=76.543)),
+    "zeros": ({"temperature.0": 0, "power.usage": 0}, replace(IDLE, celsius=0, watts=0.0)),
+    "no temperature": ({"temperature.0": None}, replace(IDLE, celsius=None)),
+    "no threshold": ({"temperature.limit.1": None}, replace(IDLE, slowdown_celsius=None)),
+    "a distance from a limit": ({"temperature.limit.1": None, "field.194": 2}, replace(IDLE, slowdown_celsius=None)),
+    "no power": ({"power.usage": None}, replace(IDLE, watts=None)),
+    "an older driver": ({"fail.nvmlDeviceGetTemperatureV": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}, IDLE),
 }
 
 
@@ -27,30 +30,10 @@ def first(rig) -> Readings | None:
     return found
 
 
-def test_a_gpu_tells_degrees_and_watts(rig) -> None:
-    rig.gpu(0).set({"power.usage": 76543})
-    assert first(rig) == Readings(0, 31, 90, 76.543)
-
-
-@pytest.mark.parametrize("key", UNTOLD)
-def test_a_value_that_a_gpu_does_not_report_is_none(rig, key: str) -> None:
-    rig.gpu(0).set({key: None})
-    assert first(rig) == UNTOLD[key]
-
-
-def test_a_reading_of_zero_stays_zero(rig) -> None:
-    rig.gpu(0).set({"temperature.0": 0, "power.usage": 0})
-    assert first(rig) == Readings(0, 0, 90, 0.0)
-
-
-def test_a_distance_from_a_limit_is_no_temperature(rig) -> None:
-    rig.gpu(0).set({"temperature.limit.1": None, "field.194": 2})
-    assert first(rig) == Readings(0, 31, None, 76.0)
-
-
-def test_an_older_driver_is_asked_by_the_older_call(rig, nvml_build, monkeypatch) -> None:
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=("nvmlDeviceGetTemperatureV",)))))
-    assert first(rig) == IDLE
+@pytest.mark.parametrize(("state", "readings"), READINGS.values(), ids=READINGS)
+def test_readings_are_what_the_driver_reports(rig, state, readings: Readings) -> None:
+    rig.gpu(0).set(state)
+    assert first(rig) == readings
 
 
 def test_a_sliced_gpu_has_readings_and_its_slices_none(rig) -> None:
@@ -80,12 +63,3 @@ def test_a_gpu_in_a_reset_is_not_asked(rig) -> None:
     asked = [about for _, call, about in rig.machine.calls() if call == "nvmlDeviceGetPowerUsage"]
     assert rig.gpu(1).uuid not in found
     assert len(found) == len(asked) == 7
-
-
-def test_there_are_no_readings_while_the_driver_is_released(rig) -> None:
-    backend = rig.backend()
-    backend.release_driver()
-    with pytest.raises(DriverClosedError):
-        backend.readings()
-    backend.reacquire_driver()
-    assert backend.readings()[rig.gpu(0).uuid] == IDLE

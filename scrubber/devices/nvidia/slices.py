@@ -1,4 +1,7 @@
-"""The layout of the slices of a GPU, and how to create slices again.
+"""MIG slices: what a GPU is divided into, their resource names for pods, the files that open them, and their layout.
+
+A slice is a GPU instance, which has memory of its own, with one compute instance. Several compute instances of one GPU
+instance share its memory, so none of them can be scrubbed or offered alone.
 
 A reset of a GPU removes its slices, so the worker lays them out again afterwards. A slice that is created with the same
 profile in the same place has the same UUID. With another UUID it is another device, which is an error.
@@ -6,16 +9,133 @@ profile in the same place has the same UUID. With another UUID it is another dev
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref, c_uint
 from dataclasses import dataclass
+from pathlib import Path
 
 import pynvml
 
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, ResetRequiredError, Session
+from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, Session
 
+_PROFILE = re.compile(r"MIG ((?:\d+c\.)?\d+g\.\d+gb)((?:[+-][a-z][a-z.]*)*)$")
+_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 _MOST_INSTANCES = 16  # more than any GPU has
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The position of a slice: its number on the GPU, and its instances."""
+
+    uuid: str
+    number: int
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The properties of a slice that stay while its position stays."""
+
+    model: str
+    resource: str  # the name of NVIDIA's device plugin, such as nvidia.com/mig-1g.18gb.me
+    memory_bytes: int
+    nodes: tuple[str, ...]  # the device nodes of its two instances
+    access: tuple[Path, ...]  # the driver's access files of its two instances
+
+
+def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
+    """The slices of a GPU that can be offered; calls ``note`` for slices that share their memory.
+
+    A slice that cannot be read ends the listing with an error: it may share the memory of any other slice.
+    """
+    found = [(_place(nvml, handle, number), handle) for number, handle in _numbered(nvml, gpu)]
+    slices_of_instance = Counter(place.gpu_instance for place, _ in found)
+    for place, handle in found:
+        if slices_of_instance[place.gpu_instance] == 1:
+            yield place, handle
+        else:
+            note(f"cannot offer {place.uuid}: its memory is shared by {slices_of_instance[place.gpu_instance]} slices")
+
+
+def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Placement, handle: Handle) -> Partition:
+    """Read all properties of a slice."""
+    model: str = nvml.ask(pynvml.nvmlDeviceGetName, handle)
+    instance = host.proc_driver / f"capabilities/gpu{board.minor}/mig/gi{place.gpu_instance}"
+    access = instance / "access", instance / f"ci{place.compute_instance}/access"
+    return Partition(
+        model=model,
+        resource=f"nvidia.com/mig-{_profile(nvml, gpu, place, model).replace('+', '.')}",
+        memory_bytes=boards.memory(nvml, handle).total,
+        nodes=tuple(f"nvidia-caps/nvidia-cap{_capability(file)}" for file in access),
+        access=access,
+    )
+
+
+def _numbered(nvml: Session, gpu: Handle) -> Iterator[tuple[int, Handle]]:
+    """The handles of the slices of a GPU, none if it cannot have any; their numbers have gaps."""
+    for number in range(nvml.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
+        try:
+            found = nvml.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+        except (NotFoundError, ArgumentError):
+            continue
+        if found is None:  # the GPU has no slices
+            return
+        yield number, found
+
+
+def _place(nvml: Session, handle: Handle, number: int) -> Placement:
+    return Placement(
+        uuid=nvml.ask(pynvml.nvmlDeviceGetUUID, handle),
+        number=number,
+        gpu_instance=nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+        compute_instance=nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+    )
+
+
+def _capability(file: Path) -> int:
+    try:
+        found = _MINOR.search(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeviceError(f"cannot tell which device node opens a MIG slice: {error}") from error
+    if found is None:
+        raise DeviceError(f"cannot tell which device node opens a MIG slice: {file} does not name it")
+    return int(found[1])
+
+
+def _profile(nvml: Session, gpu: Handle, place: Placement, model: str) -> str:
+    """The profile from a name such as "NVIDIA H200 MIG 1g.18gb"; attributes may come from the GPU instance."""
+    found = _PROFILE.search(model)
+    if found is None:
+        raise DeviceError(f"cannot tell the MIG profile of {model!r}")
+    size, attributes = found.groups()
+    return f"{size}{attributes or _attributes(nvml, gpu, place)}"
+
+
+def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
+    instance = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceById, gpu, place.gpu_instance)
+    info = None if instance is None else nvml.ask_optional(pynvml.nvmlGpuInstanceGetInfo, instance)
+    if info is None:
+        return ""
+    names = (name for number, name in _profiles(nvml, gpu) if number == info.profileId)
+    found = _PROFILE.search(next(names, ""))
+    return found[2] if found else ""
+
+
+def _profiles(nvml: Session, gpu: Handle) -> Iterator[tuple[int, str]]:
+    """The GPU instance profiles of a GPU: number and name."""
+    for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            profile = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number)
+        except ArgumentError:
+            continue  # this driver has fewer profiles
+        if profile is not None:
+            yield profile.id, profile.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +165,9 @@ def layout(session: Session, gpu: str) -> Layout:
     """The layout now, without GPU instances that have no part, because they are no device."""
     device = session.handle(gpu)
     found: dict[int, list[Handle]] = {}
-    for slice_ in _devices(session, device):
+    for _, slice_ in _numbered(session, device):
         found.setdefault(session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_), []).append(slice_)
     return tuple(_instance(session, device, number, parts) for number, parts in sorted(found.items()))
-
-
-def layout_before_reset(session: Session, gpu: str) -> Layout:
-    """The layout; empty for a GPU that answers nothing until its reset. A later check then finds its slices missing."""
-    try:
-        return layout(session, gpu)
-    except ResetRequiredError:
-        return ()
 
 
 def uuids(instances: Layout) -> frozenset[str]:
@@ -100,18 +212,6 @@ def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Insta
         lay_out(session, gpu, (one,))
     except DeviceError as error:
         raise type(error)(f"cannot recreate {slice_uuid}: {error}") from error
-
-
-def _devices(session: Session, device: Handle) -> Iterator[Handle]:
-    """The handles of the slices of a GPU; the numbers have gaps."""
-    for number in range(session.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, device) or 0):
-        try:
-            found = session.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, number)
-        except (NotFoundError, ArgumentError):
-            continue
-        if found is None:  # the GPU has no slices
-            return
-        yield found
 
 
 def _instance(session: Session, device: Handle, number: int, slices: Iterable[Handle]) -> Instance:

@@ -1,8 +1,18 @@
-"""The XIDs of each GPU, from the kernel log and from NVML, each once. The caller provides clock and lock.
+"""Errors of GPUs (XIDs) and of NVSwitches (SXids): the driver's kernel messages, and the list of XIDs of each GPU.
 
-The kernel log is the better source: it has events from before the start of the service, and gives the same answer after
-a restart. NVML reports the same events a moment earlier or later. So an event from NVML waits a moment for the same
-event in the kernel log, and counts by itself only if the log does not have it.
+The formats, as the open driver prints them (``kernel_rc.c``, and ``SXID`` of its NVSwitch part):
+
+    NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.
+    NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 94, pid=4711, name=python, Contained: ...
+    NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
+    nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error
+
+A user chooses the name of a process, which follows the code. So only the beginning of a message decides what it is, and
+only the end says which action XID 154 asks for.
+
+NVML reports the XIDs as well. The kernel log is the better source: it has events from before the start of the service,
+and gives the same answer after a restart. NVML reports the same events a moment earlier or later. So an event from NVML
+waits a moment for the same event in the kernel log, and counts by itself only if the log does not have it.
 
 The number of an event is its time in microseconds, on the clock of kernel messages for both sources. Numbers of a GPU
 always increase, so a reader that has seen one number never misses the next event.
@@ -10,12 +20,26 @@ always increase, so a reader that has seen one number never misses the next even
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from scrubber.core.model import Xid
-from scrubber.devices.nvidia.health.kernel_messages import GpuError
+
+LONGEST = 300  # characters of a message that are stored
+ACTION = 154  # the XID whose text names the recovery action
+
+_PLACE = r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_PLACE}([^)]*)\): (\d{{1,6}})(?:,(.*))?", re.DOTALL)
+_INSTANCE = re.compile(r" GPU-I:(\d{1,3})(?: |$)")
+_FATAL_SXID = re.compile(
+    rf"nvidia-(nvswitch\d{{1,3}}): SXid \(PCI:{_PLACE}[^)]*\): (\d{{1,6}}), Fatal\b(.*)", re.DOTALL
+)
+_CHANGED = "GPU recovery action changed from"
+_TO = re.compile(r" 0x[0-9a-f]+ \([^()]*\) to 0x([0-9a-f]+) \([^()]*\)\.?\s*")
+# By number, as in NVML's field 230: the words differ between driver versions.
+_ACTIONS = {0: "none", 1: "reset_gpu", 2: "restart_vm_or_node", 3: "drain_p2p", 4: "reset_gpu", 7: "restart_vm_or_node"}
 
 GRACE = 0.25  # seconds that an event from NVML waits for the kernel log
 SAME = 2.0  # seconds within which the same code from both sources is one event
@@ -24,6 +48,48 @@ AWAITED = 256  # events that wait for the other source: of each code, or of NVML
 
 _Times = deque[float]
 _Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuError:
+    """An XID of one GPU."""
+
+    place: str  # the PCI address without its function, as in 0000:3b:00
+    code: int
+    instance: int | None = None  # the GPU instance, if the message names one
+    action: str = ""  # of XID 154; empty if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchError:
+    """A fatal error of an NVSwitch."""
+
+    switch: str
+    detail: str
+
+
+def read(text: str) -> GpuError | SwitchError | None:
+    """The error in a kernel message; None if the message is no error of the driver, or one of a switch that goes on."""
+    if "Xid" not in text:
+        return None
+    if found := _XID.fullmatch(text):
+        instance = _INSTANCE.search(found[4])
+        code = int(found[5])
+        action = _action(found[6] or "") if code == ACTION else ""
+        return GpuError(place(*(int(it, 16) for it in found.groups()[:3])), code, instance and int(instance[1]), action)
+    if found := _FATAL_SXID.fullmatch(text):
+        return SwitchError(found[1], f"SXid {int(found[5])}{found[6]}"[:LONGEST])
+    return None
+
+
+def place(domain: int, bus: int, device: int) -> str:
+    """The PCI address as the driver writes it in messages, without the function."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}"
+
+
+def _action(text: str) -> str:
+    found = _TO.fullmatch(text.rpartition(_CHANGED)[2])
+    return _ACTIONS.get(int(found[1], 16), "") if found else ""
 
 
 @dataclass(frozen=True, slots=True)

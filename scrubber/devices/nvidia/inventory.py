@@ -15,12 +15,12 @@ import pynvml
 
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError, DriverClosedError
+from scrubber.devices.nvidia import boards, nvlinks, slices
+from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.inventory import boards, nvlinks, partitions
-from scrubber.devices.nvidia.inventory.boards import Board
-from scrubber.devices.nvidia.inventory.nvlinks import Neighbours
-from scrubber.devices.nvidia.inventory.partitions import Partition, Placement
+from scrubber.devices.nvidia.nvlinks import Neighbours
 from scrubber.devices.nvidia.nvml import SLICE, DriverGoneError, Handle, Library, Session
+from scrubber.devices.nvidia.slices import Partition, Placement
 from scrubber.ground import log
 
 logger = log.get("nvidia")
@@ -52,8 +52,7 @@ class _Remembered:
 class _Listing:
     """One reading of all GPUs."""
 
-    present: list[tuple[int, Handle, Board]] = field(default_factory=list)
-    sliced: set[str] = field(default_factory=set)
+    present: list[tuple[int, Handle, Board, bool]] = field(default_factory=list)  # the last: whether it is sliced
     seen: list[Seen] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -66,7 +65,7 @@ class Inventory:
         self._library = library
         self._known: dict[str, Seen] = {}
         self._gpus: set[str] = set()  # UUIDs of all GPUs seen, sliced or not
-        self._neighbours = Neighbours()
+        self.neighbours = Neighbours()
         self._remembered = _Remembered("", 0)
         self._logged: frozenset[str] = frozenset()
         self._renewed = float("-inf")
@@ -81,7 +80,7 @@ class Inventory:
         seen = {each.info.uuid: each for each in found.seen}
         self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
         self._log(found.notes)
-        present = {board.uuid for _, _, board in found.present}
+        present = {board.uuid for _, _, board, _ in found.present}
         self._gpus |= present
         self._renew_for(self._gpus - present)
         return self._in_order()
@@ -112,14 +111,6 @@ class Inventory:
         """The properties of a GPU, also if it is not offered; None if not seen since NVML was opened."""
         return self._remembered.boards.get(gpu)
 
-    def locks(self, gpu: str) -> frozenset[str]:
-        """The lock names of all that a reset of the GPU takes down."""
-        return self._neighbours.down_with(gpu)
-
-    def own_locks(self, gpu: str) -> frozenset[str]:
-        """The lock names that show whether a reset takes down this GPU."""
-        return self._neighbours.of(gpu)
-
     def domain_nodes(self, uuid: str) -> tuple[str, ...]:
         """Device nodes of all GPUs that a reset takes down; for a slice, the reset of its whole GPU."""
         own = self.seen(uuid)
@@ -143,11 +134,11 @@ class Inventory:
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
                 self._gpu(nvml, index, found)
-        islands = self._neighbours.islands()
-        for index, handle, board in found.present:
+        islands = self.neighbours.islands()
+        for index, handle, board, sliced in found.present:
             island = islands.get(board.uuid)
-            domain = self._neighbours.domain(board, island)
-            if board.uuid not in found.sliced:
+            domain = self.neighbours.domain(board, island)
+            if not sliced:
                 found.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
                 continue
             with _noting(found.notes, f"cannot read the slices of GPU {index}, so no new one is offered"):
@@ -161,16 +152,14 @@ class Inventory:
             self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
         board = self._remembered.boards[uuid]
         sliced = boards.sliced(nvml, handle)
-        self._neighbours.observe(nvml, handle, board, sliced=sliced)
-        found.present.append((index, handle, board))
-        if sliced:
-            found.sliced.add(uuid)
+        self.neighbours.observe(nvml, handle, board, sliced=sliced)
+        found.present.append((index, handle, board, sliced))
 
     def _slices(
         self, nvml: Session, gpu: tuple[int, Handle, Board], domain: str | None, notes: list[str]
     ) -> Iterator[Seen]:
         index, handle, board = gpu
-        places = list(partitions.listed(nvml, handle, notes.append))
+        places = list(slices.listed(nvml, handle, notes.append))
         if not places:
             notes.append(
                 f"cannot offer anything of GPU {index} ({board.uuid}): it is in MIG mode without a slice to offer"
@@ -179,7 +168,7 @@ class Inventory:
             with _noting(notes, f"cannot offer {place.uuid}"):
                 known = self._remembered.partitions
                 if place not in known:
-                    known[place] = partitions.read(nvml, self._host, board, handle, place, slice_)
+                    known[place] = slices.read(nvml, self._host, board, handle, place, slice_)
                 info = _slice_info(index, board, place, known[place], domain)
                 yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
 
@@ -188,7 +177,7 @@ class Inventory:
 
     def _forget(self, instance: str, opening: int) -> None:
         if self._remembered.driver != instance:
-            self._neighbours = Neighbours()
+            self.neighbours = Neighbours()
         if (self._remembered.driver, self._remembered.opening) != (instance, opening):
             self._remembered = _Remembered(instance, opening)
 

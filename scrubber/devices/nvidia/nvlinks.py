@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from scrubber.devices.nvidia.inventory.boards import Board
+from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.nvml import ArgumentError, Handle, Session, pci_address
 
 ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on NVSwitches: a node has one fabric
@@ -27,11 +27,9 @@ def of(nvml: Session, handle: Handle) -> Links:
     """The other ends of all active links; empty for a GPU without NVLink."""
     peers: set[str] = set()
     switched = False
-    for link in _active(nvml, handle):
-        if (
-            nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-            == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-        ):
+    for link in (link for link, up in states(nvml, handle) if up):
+        kind = nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             switched = True
         elif (remote := nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)) is not None:
             peers.add(pci_address(remote))
@@ -48,7 +46,11 @@ def islands(gpus: Mapping[str, tuple[str, Links]]) -> dict[str, str]:
     def find(uuid: str) -> str:
         return uuid if root[uuid] == uuid else find(root[uuid])
 
-    for one, other in _pairs(gpus):
+    at = {place: uuid for uuid, (place, _) in gpus.items()}
+    switched = [uuid for uuid, (_, links) in gpus.items() if links.switched]
+    pairs = [(switched[0], uuid) for uuid in switched[1:]]
+    pairs += [(uuid, at[peer]) for uuid, (_, links) in gpus.items() for peer in links.peers if peer in at]
+    for one, other in pairs:
         first, second = sorted((find(one), find(other)))
         root[second] = first
     found = {uuid: find(uuid) for uuid in gpus}
@@ -84,18 +86,6 @@ def states(nvml: Session, handle: Handle) -> Iterator[tuple[int, bool]]:
             return
         if state is not None:
             yield link, state == pynvml.NVML_FEATURE_ENABLED
-
-
-def _active(nvml: Session, handle: Handle) -> Iterator[int]:
-    return (link for link, up in states(nvml, handle) if up)
-
-
-def _pairs(gpus: Mapping[str, tuple[str, Links]]) -> Iterator[tuple[str, str]]:
-    at = {place: uuid for uuid, (place, _) in gpus.items()}
-    switched = [uuid for uuid, (_, links) in gpus.items() if links.switched]
-    yield from ((switched[0], uuid) for uuid in switched[1:])
-    for uuid, (_, links) in gpus.items():
-        yield from ((uuid, at[peer]) for peer in links.peers if peer in at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,21 @@ from threading import Barrier, Thread
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import StoredSettings
+from scrubber.devices.nvidia import settings
+from scrubber.devices.nvidia.settings import StoredSettings
+from scrubber.ground.documents import strict_json
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
 
-def test_the_baseline_file_is_private(rig, tmp_path) -> None:
+def test_the_first_baseline_is_private_and_never_replaced(rig, tmp_path) -> None:
     file = kept(tmp_path)
     with rig.library.session() as session:
         first = settings.baseline(file, session, rig.gpu(0).uuid)
     assert first == captured(rig)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-
-def test_the_first_baseline_is_never_replaced(rig, tmp_path) -> None:
-    file = kept(tmp_path)
     with rig.library.session() as session:
-        first = settings.baseline(file, session, rig.gpu(0).uuid)
         rig.gpu(0).set(persistence_mode=0)
         assert settings.baseline(file, session, rig.gpu(0).uuid) == first
 
@@ -70,23 +66,15 @@ def test_the_file_of_a_killed_writer_does_not_disturb(rig, tmp_path, monkeypatch
 
 
 def spoilt(rig) -> dict[str, str]:
-    whole = json.loads(settings.encode(captured(rig), rig.gpu(0).uuid))
-    values = whole["settings"]
+    values = json.loads(strict_json.encode(captured(rig)))
     return {
-        "cut": json.dumps(whole)[:-5],
-        "empty": "",
-        "list": "[]",
-        "other": json.dumps(whole | {"uuid": rig.gpu(1).uuid}),
-        "more": json.dumps(whole | {"settings": values | {"fan": 3}}),
-        "less": json.dumps(whole | {"settings": {"persistence": True}}),
-        "kind": json.dumps(whole | {"settings": values | {"ecc": 1}}),
-        "layout": json.dumps(whole | {"settings": values | {"layout": [1]}}),
-        "zero": json.dumps(whole | {"settings": values | {"application_clocks": [0, 1500]}}),
-        "negative": json.dumps(whole | {"settings": values | {"power_limit": -1}}),
+        "cut": json.dumps(values)[:-5],
+        "more": json.dumps(values | {"fan": 3}),
+        "kind": json.dumps(values | {"ecc": 1}),
     }
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "zero", "negative"])
+@pytest.mark.parametrize("how", ["cut", "more", "kind"])
 def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)
@@ -106,6 +94,6 @@ def test_an_unreadable_baseline_folder_is_an_error(rig, tmp_path, monkeypatch) -
     def refuse(_path) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scrubber.devices.nvidia.settings.settings.Path.exists", refuse)
+    monkeypatch.setattr("scrubber.devices.nvidia.settings.Path.exists", refuse)
     with pytest.raises(DeviceError, match="cannot read the baseline"):
         touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()

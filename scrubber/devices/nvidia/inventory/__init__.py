@@ -1,1 +1,0 @@
-"""Which NVIDIA GPUs and MIG slices there are, and how they are connected."""

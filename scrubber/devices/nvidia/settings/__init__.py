@@ -1,1 +1,0 @@
-"""The settings of a GPU: how each is read, stored and restored."""
