@@ -67,7 +67,7 @@ def _create_gate(answer: views.Status | AutoclaveError, run_dir: Path, host_root
 
 
 def _slice_fields(driver: str) -> base.SliceFields:
-    """Give the API server a slice with every field, as a dry run, and see what it keeps."""
+    """Give the API server a slice with a taint, as a dry run, and see whether it keeps the taint."""
     node = os.environ.get("NODE_NAME", "")
     choice = ReportChoice(Reports.ON, node)
     found = credentials.find(choice, os.environ)
@@ -77,8 +77,9 @@ def _slice_fields(driver: str) -> base.SliceFields:
     async def ask() -> frozenset[str]:
         server = importlib.import_module("plugin.dra.apiserver").connect(found, node, API_WITHIN)
         try:
-            tried = slices.with_all_fields(Pool(driver, node, await server.node_uid()))
-            return slices.missing_gates(await server.apply_slice(tried, dry_run=True))
+            tried = slices.with_a_taint(Pool(driver, node, await server.node_uid()))
+            kept = slices.has_taint(await server.apply_slice(tried, dry_run=True))
+            return frozenset() if kept else frozenset({slices.TAINTS_GATE})
         finally:
             await server.close()
 

@@ -71,19 +71,17 @@ class ResourceApi:
             found = [_plain(it) async for it in listed]
         yield found[0] if found else None
         watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
-        async for exists, it in _changes(watch, "resourceslices"):
-            yield it if exists else None
-
-    async def claims(self) -> AsyncGenerator[tuple[bool, Mapping[str, Any]], None]:
-        """Each claim of the cluster now and after each change, and whether it exists. Ends when the watch ends."""
-        async with calls.call("list", "resourceclaims", self._within):
-            listed = self._client.list(_Claim, namespace="*")
-            found = [_plain(it) async for it in listed]
-        for it in found:
-            yield True, it
-        watch = self._client.watch(_Claim, namespace="*", resource_version=listed.resourceVersion)
-        async for change in _changes(watch, "resourceclaims"):
-            yield change
+        while True:
+            try:
+                async with calls.call("watch", "resourceslices", None):
+                    change, it = await anext(watch)
+            except StopAsyncIteration:
+                return
+            except Failure as failure:
+                if failure.kind is FailureKind.STALE:  # normal after some hours without a change
+                    return
+                raise
+            yield _plain(it) if change != "DELETED" else None
 
     async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
         """All slices of a driver for this node."""
@@ -94,21 +92,6 @@ class ResourceApi:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
-
-
-async def _changes(watch: Any, what: str) -> AsyncGenerator[tuple[bool, Mapping[str, Any]], None]:  # noqa: ANN401 - plain objects have no types
-    """What a watch reports, until it ends: whether the object exists, and the object."""
-    while True:
-        try:
-            async with calls.call("watch", what, None):
-                change, it = await anext(watch)
-        except StopAsyncIteration:
-            return
-        except Failure as failure:
-            if failure.kind is FailureKind.STALE:  # normal after some hours without a change
-                return
-            raise
-        yield change != "DELETED", _plain(it)
 
 
 def _plain(found: Any) -> dict[str, Any]:  # noqa: ANN401 - plain objects have no types

@@ -18,7 +18,6 @@ from plugin.cluster.base import Unusable
 from plugin.cluster.credentials import Credentials
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
-from plugin.dra.binding import BindingConditions
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
@@ -84,17 +83,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
             registered = asyncio.Event()
-            publisher = SlicePublisher(
-                server,
-                listing,
-                chosen.driver,
-                node,
-                on_write=counters.slice_written,
-                conditions=chosen.binding_conditions,
-            )
-            if chosen.binding_conditions:
-                conditions = BindingConditions(server, listing, chosen.driver, node)
-                tasks.create_task(conditions.run(), name="binding conditions")
+            publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
             tasks.create_task(_publish_once(registered, publisher), name="slice")
             add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
             sockets = chosen.service_socket, chosen.registry_socket

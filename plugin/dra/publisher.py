@@ -49,13 +49,8 @@ class SlicePublisher:
         node: str,
         pace: Pace = PACE,
         on_write: Callable[[Failure | None], None] = lambda _: None,
-        *,
-        conditions: bool = False,
     ) -> None:
-        """``on_write`` gets the result of each attempt to write the slice; None is a success.
-
-        ``conditions``: write binding conditions, if the API server keeps them.
-        """
+        """``on_write`` gets the result of each attempt to write the slice; None is a success."""
         self._server = server
         self._listing = listing
         self._driver = driver
@@ -68,7 +63,6 @@ class SlicePublisher:
         self._found: Mapping[str, Any] | None = None  # the slice as the API server has it
         self._read = False  # whether ``_found`` is known
         self._taints = True  # whether the API server keeps taints
-        self._conditions = conditions
 
     async def run(self) -> None:
         """Publish until cancelled. The slice stays: the next process takes it over."""
@@ -86,7 +80,7 @@ class SlicePublisher:
         return 0.0
 
     def _wanted(self, pool: Pool) -> dict[str, Any]:
-        return slices.resource_slice(pool, self._devices or (), taints=self._taints, conditions=self._conditions)
+        return slices.resource_slice(pool, self._devices or (), taints=self._taints)
 
     async def _write(self) -> None:
         try:
@@ -101,16 +95,10 @@ class SlicePublisher:
             self._pool = Pool(self._driver, self._node, await self._server.node_uid())
         wanted = self._wanted(self._pool)
         found = await self._server.apply_slice(wanted)
-        if slices.has(wanted, "bindingConditions") and not slices.has(found, "bindingConditions"):
-            self._conditions = False
-            logger.warning(
-                "the API server keeps no binding conditions: no pod waits in the scheduler for a scrub",
-                gate=slices.GATES["bindingConditions"],
-            )
-        if slices.has(wanted, "taints") and not slices.has(found, "taints"):
+        if slices.has_taint(wanted) and not slices.has_taint(found):
             self._taints = False
             logger.warning(
-                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.GATES["taints"]
+                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.TAINTS_GATE
             )
         self._found, self._read = found, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plugin.devices import Device, pci_bus_id
-from plugin.dra import claims
 
 API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
 MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
+TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server drops the taints
 LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
@@ -40,11 +40,10 @@ def device_name(uuid: str) -> str:
     return uuid.lower()
 
 
-def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, conditions: bool = False) -> dict[str, Any]:
+def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> dict[str, Any]:
     """The object for the API server.
 
-    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out. With ``conditions``, the
-    scheduler waits for the scrub of a device that is not clean before it binds a pod.
+    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out.
     """
     present = sorted(
         (device for device in devices if not (device.gone or device.replaced)),
@@ -69,33 +68,19 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, condi
             "nodeName": pool.node,
             "pool": {"name": pool.node, "generation": 1, "resourceSliceCount": 1},
             # The API server drops an empty list.
-            **(
-                {"devices": [_device(device, pool.driver, conditions) for device in offered[:MOST_DEVICES]]}
-                if offered
-                else {}
-            ),
+            **({"devices": [_device(device, pool.driver) for device in offered[:MOST_DEVICES]]} if offered else {}),
         },
     }
 
 
-GATES = {"taints": "DRADeviceTaints", "bindingConditions": "DRADeviceBindingConditions"}
-"""The feature gates without which the API server drops a field of devices."""
-
-
 # Fields that a slice or a device may lose. A taint that stayed would keep all pods away from a healthy device.
-_OPTIONAL = frozenset({"devices", "capacity", "taints", "bindingConditions", "bindingFailureConditions", "bindsToNode"})
+_OPTIONAL = frozenset({"devices", "capacity", "taints"})
 
 
-def with_all_fields(pool: Pool) -> dict[str, Any]:
-    """A slice to try: its devices do not exist, and have each optional field."""
+def with_a_taint(pool: Pool) -> dict[str, Any]:
+    """A slice to try: its device does not exist, and has a taint."""
     unhealthy = Device("gpu-a", healthy=False, clean=False, numa_node=None, resource="")
-    dirty = Device("gpu-b", healthy=True, clean=False, numa_node=None, resource="")
-    return resource_slice(pool, (unhealthy, dirty), taints=True, conditions=True)
-
-
-def missing_gates(found: Mapping[str, Any]) -> frozenset[str]:
-    """The gates that are off, from what the API server has made of ``with_all_fields``."""
-    return frozenset(gate for field, gate in GATES.items() if not has(found, field))
+    return resource_slice(pool, (unhealthy,), taints=True)
 
 
 def withdrawn(device: Device) -> Device:
@@ -103,9 +88,9 @@ def withdrawn(device: Device) -> Device:
     return replace(device, healthy=False, clean=False, reason="no-answer")
 
 
-def has(resource_slice: Mapping[str, Any], field: str) -> bool:
-    """Whether a device of a slice has this field, such as ``taints``."""
-    return any(device.get(field) for device in resource_slice["spec"].get("devices") or ())
+def has_taint(resource_slice: Mapping[str, Any]) -> bool:
+    """Whether a device of a slice has a taint."""
+    return any(device.get("taints") for device in resource_slice["spec"].get("devices") or ())
 
 
 def covers(found: object, wanted: object) -> bool:
@@ -130,7 +115,7 @@ def covers(found: object, wanted: object) -> bool:
             return found == wanted
 
 
-def _device(device: Device, driver: str, conditions: bool) -> dict[str, Any]:  # noqa: FBT001 - private
+def _device(device: Device, driver: str) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "type": {"string": "mig" if device.mig else "gpu"},
         "uuid": {"string": device.uuid[:LONGEST_TEXT]},
@@ -148,10 +133,6 @@ def _device(device: Device, driver: str, conditions: bool) -> dict[str, Any]:  #
     if not device.healthy:
         why = _taint_value(device.reason or ("quarantined" if device.quarantined else "not-clean"))
         listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": why, "effect": "NoSchedule"}]
-    elif conditions and not device.clean:
-        listed["bindingConditions"] = [claims.scrubbed(driver)]
-        listed["bindingFailureConditions"] = [claims.scrub_failed(driver)]
-        listed["bindsToNode"] = True
     return listed
 
 

@@ -49,10 +49,10 @@ def publishing(api, followed, monkeypatch):
     monkeypatch.setattr(publisher, "WATCH_AGAIN", 0.01)
 
     @asynccontextmanager
-    async def publishing(pace: Pace = QUICK, *, conditions: bool = False) -> AsyncIterator[Listing]:
+    async def publishing(pace: Pace = QUICK) -> AsyncIterator[Listing]:
         server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
-            its = SlicePublisher(server, listing, DRIVER, NODE, pace, conditions=conditions)
+            its = SlicePublisher(server, listing, DRIVER, NODE, pace)
             task = asyncio.create_task(its.run())
             yield listing
             task.cancel()
@@ -125,18 +125,8 @@ async def test_an_api_server_without_taints_gets_no_unhealthy_device(api, door, 
         await api.until(lambda: api.devices() == ["gpu-0001"])
         door.say(gpu(0, healthy=False), gpu(1, healthy=False))
         await api.until(lambda: api.devices() == [])
-
-
-async def test_an_api_server_without_binding_conditions_gets_plain_devices(api, door, publishing):
-    """Otherwise the slice would differ for ever, and would be written for ever."""
-    api.keeps_binding_conditions = False
-    door.say(gpu(0, clean=False))
-    async with publishing(conditions=True):
-        await api.until(lambda: api.devices() == ["gpu-0000"])
-        door.say(gpu(0, clean=False), gpu(1))
-        await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000"])
-    writes = [request for request in api.requests if request.about == "PATCH resourceslices"]
-    assert len(writes) == 2
+    # Otherwise the slice would differ for ever, and would be written for ever.
+    assert len([request for request in api.requests if request.about == "PATCH resourceslices"]) == 3
 
 
 async def test_an_unreachable_service_leaves_claims_without_devices(api, door, publishing):

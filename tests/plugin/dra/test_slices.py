@@ -11,10 +11,10 @@ from tests.plugin.scrub_server import gpu
 POOL = Pool("gpu.autoclave.dev", "node-1", "uid-1")
 
 
-def listed(*adverts, taints=True, conditions=False):
+def listed(*adverts, taints=True):
     """The devices of the slice."""
     devices = own_devices("nvidia.com", MigStrategy.MIXED)(adverts)
-    return slices.resource_slice(POOL, devices, taints=taints, conditions=conditions)["spec"].get("devices")
+    return slices.resource_slice(POOL, devices, taints=taints)["spec"].get("devices")
 
 
 def names(*adverts, taints=True):
@@ -34,17 +34,6 @@ def test_an_unhealthy_device_has_a_taint_that_says_why():
 
 def test_without_taints_an_unhealthy_device_is_left_out():
     assert names(gpu(0, healthy=False), gpu(1), taints=False) == ["gpu-0001"]
-
-
-def test_the_scheduler_waits_for_dirty_devices_and_no_others():
-    """A device with a taint gets no claim at all."""
-    sick, dirty, clean = gpu(0, healthy=False, clean=False), gpu(1, clean=False), gpu(2)
-    shown = {it["name"]: it.get("bindingConditions") for it in listed(sick, dirty, clean, conditions=True)}
-    assert shown == {"gpu-0002": None, "gpu-0001": ["gpu.autoclave.dev/scrubbed"], "gpu-0000": None}
-    [device] = listed(dirty, conditions=True)
-    assert device["bindingFailureConditions"] == ["gpu.autoclave.dev/scrub-failed"]
-    assert device["bindsToNode"] is True
-    assert not any(field.startswith("bind") for field in listed(dirty)[0])
 
 
 def test_a_slice_with_many_devices_has_no_taints():
