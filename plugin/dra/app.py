@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -14,8 +13,8 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from plugin import stopping
-from plugin.cluster.base import Unusable
-from plugin.cluster.credentials import Credentials
+from plugin.cluster.credentials import Credentials, Unusable
+from plugin.cluster.reporter import connect
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
@@ -36,7 +35,6 @@ from scrubber.ground.errors import FatalError
 logger = log.get("app")
 
 CALL_WITHIN = 5.0  # seconds for a whole call of the API server
-_CLIENT = "plugin.dra.apiserver"
 
 
 def run(chosen: DraConfig) -> int:
@@ -58,11 +56,8 @@ async def _serve(chosen: DraConfig, credentials: Credentials) -> int:
 
 async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight) -> None:
     node = chosen.cluster.node
-    # Imported by name: the client library is optional, and the rest of the plugin stays small without it.
     try:
-        server = importlib.import_module(_CLIENT).connect(credentials, node, CALL_WITHIN)
-    except ImportError as error:
-        raise FatalError(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
+        server = connect(credentials, node, CALL_WITHIN)
     except Unusable as error:
         raise FatalError(f"cannot read claims: {error}") from error
     metrics = CollectorRegistry()

@@ -12,18 +12,19 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-from plugin.cluster.base import Failure
 from plugin.cluster.credentials import is_subdomain
+from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, slices
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
 from plugin.dra.metrics import Call, DraCounters
@@ -32,8 +33,10 @@ from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.ground import log, operation_id
-from scrubber.ground.device_messages import GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest
+
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
 
 logger = log.get("dra")
 
@@ -47,13 +50,6 @@ READ_PAUSES = wait_exponential(multiplier=0.05, max=1.0)
 HEALTH_EVERY = 10.0  # seconds between two messages without a change; the kubelet forgets a health after 30
 HEALTH = "v1alpha1.DRAResourceHealth"
 FAULT = "a fault inside the DRA driver"
-
-
-class ClaimSource(Protocol):
-    """Where claims are read."""
-
-    async def claim(self, namespace: str, name: str) -> Mapping[str, Any]:
-        """A ResourceClaim as it is now, or a Failure."""
 
 
 class Devices(Protocol):
@@ -76,16 +72,6 @@ class Devices(Protocol):
         """The devices under the names that the cluster has for them."""
 
 
-class Statuses(Protocol):
-    """Shows in the status of claims what they have got. Neither call waits."""
-
-    def prepared(self, claim: Mapping[str, Any], devices: Mapping[AllocatedDevice, GrantedDevice]) -> None:
-        """A claim has got these devices."""
-
-    def given_back(self, uid: str) -> None:
-        """The claim has its devices no longer."""
-
-
 class Driver:
     """Prepares the devices of claims, and takes them back."""
 
@@ -94,12 +80,12 @@ class Driver:
         chosen: DraConfig,
         listing: Listing,
         gate: ClaimGate,
-        source: ClaimSource,
+        source: ApiServer,
         in_flight: InFlight,
         devices: Devices,
         counters: DraCounters,
         *,
-        statuses: Statuses | None = None,
+        statuses: ClaimStatusWriter | None = None,
     ) -> None:
         """``in_flight`` counts the calls that are being answered. ``statuses``: None writes no status of a claim."""
         self._chosen = chosen

@@ -13,7 +13,7 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry
 
-from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
 from plugin.metrics.collector import HookOutcome, RegistrationCounters, StateCollector, service_obstacles

@@ -7,11 +7,10 @@ client, and after the kubelet has deleted it, which the kubelet does at its star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from plugin.cluster.base import Failure
-from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Failure, Pace, RetryLoop
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.slices import Pool
@@ -19,23 +18,13 @@ from plugin.listing import Listing
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
 logger = log.get("slice")
 
 PACE = Pace(spacing=1.0)  # at most one update a second, however often devices change
 WATCH_AGAIN = 1.0  # seconds until a watch that has ended is opened again
-
-
-class SliceServer(Protocol):
-    """What the publisher needs of the API server."""
-
-    async def node_uid(self) -> str:
-        """The UID of the node."""
-
-    async def apply_slice(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create or replace a slice; returns what the API server made of it."""
-
-    def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
-        """The slice of this name now and after each change."""
 
 
 class SlicePublisher:
@@ -43,7 +32,7 @@ class SlicePublisher:
 
     def __init__(
         self,
-        server: SliceServer,
+        server: ApiServer,
         listing: Listing,
         driver: str,
         node: str,
@@ -92,7 +81,7 @@ class SlicePublisher:
 
     async def _apply(self) -> None:
         if self._pool is None:
-            self._pool = Pool(self._driver, self._node, await self._server.node_uid())
+            self._pool = Pool(self._driver, self._node, (await self._server.read()).uid)
         wanted = self._wanted(self._pool)
         found = await self._server.apply_slice(wanted)
         if slices.has_taint(wanted) and not slices.has_taint(found):

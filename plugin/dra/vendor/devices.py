@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from plugin.cluster.base import Failure
+from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
@@ -27,18 +27,14 @@ from plugin.vendor import cdi as vendor_cdi
 from scrubber.ground import log
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
 logger = log.get("vendor")
 
 SERVED = frozenset({"v1.DRAPlugin", "v1beta1.DRAPlugin"})  # versions with the same messages
 LISTED_WITHIN = 10.0  # seconds: at its start the kubelet deletes the slices, and the vendor's driver writes them again
 PAUSE = 1.0  # seconds between two looks at the slices
-
-
-class SliceSource(Protocol):
-    """Where the vendor's ResourceSlices are read."""
-
-    async def slices_of(self, driver: str) -> Sequence[Mapping[str, Any]]:
-        """The slices of a driver on this node as they are now, or a Failure."""
 
 
 class VendorService:
@@ -92,7 +88,7 @@ class VendorDevices:
     seconds = 5.0  # a vendor's driver whose call is cut off may prepare the claim after its Unprepare
 
     def __init__(
-        self, service: VendorService, source: SliceSource, listing: Listing, driver: str, cdi_dirs: Collection[Path]
+        self, service: VendorService, source: ApiServer, listing: Listing, driver: str, cdi_dirs: Collection[Path]
     ) -> None:
         self._service = service
         self._source = source

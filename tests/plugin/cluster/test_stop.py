@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,6 +11,7 @@ from demo.standins.http_api import Fault
 from plugin.cluster import api_objects, apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
+from plugin.listing import Listing
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
@@ -56,9 +58,11 @@ class HangingServer(apiserver.ApiServer):
 async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypatch):
     """Where these took all of it, there is none."""
     monkeypatch.setattr(apiserver, "ApiServer", HangingServer)
-    server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
+    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 3600)
     task = asyncio.create_task(
-        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(Source(IDLE))
+        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(
+            cast(Listing, Source(IDLE))
+        )
     )
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     api.fault = silence

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
@@ -89,7 +89,7 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
             server = grpc.aio.server()
             counters = DraCounters(CollectorRegistry())
             gate = ClaimGate(scrubber, listing)
-            driver = Driver(chosen, listing, gate, cluster, InFlight(), OwnDevices(chosen), counters)
+            driver = Driver(chosen, listing, gate, cast(Any, cluster), InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()

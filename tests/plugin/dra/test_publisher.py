@@ -9,10 +9,10 @@ import pytest
 
 from demo.standins.api_server import ApiServer, watch_error
 from demo.standins.http_api import Answer, Request, on, status
-from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
-from plugin.cluster.retry_loop import Pace
-from plugin.dra import apiserver, publisher
+from plugin.cluster.retry_loop import Failure, FailureKind, Pace
+from plugin.dra import publisher
 from plugin.dra.publisher import SlicePublisher
 from plugin.listing import Listing
 from tests.patience import WITHIN
@@ -50,7 +50,7 @@ def publishing(api, followed, monkeypatch):
 
     @asynccontextmanager
     async def publishing(pace: Pace = QUICK) -> AsyncIterator[Listing]:
-        server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+        server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
             its = SlicePublisher(server, listing, DRIVER, NODE, pace)
             task = asyncio.create_task(its.run())
@@ -150,7 +150,7 @@ async def test_a_claim_is_read_from_the_api_server(api):
     claim = {"kind": "ResourceClaim", "metadata": {"name": "a", "namespace": "x", "uid": "1"}, "new": "field"}
     path = "/apis/resource.k8s.io/v1/namespaces/x/resourceclaims/a"
     api.fault = lambda request: Answer(200, claim) if request.path == path else None
-    server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
     found = await server.claim("x", "a")
     assert (found["metadata"]["uid"], found["new"]) == ("1", "field")
     with pytest.raises(Failure) as failed:
