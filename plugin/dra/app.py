@@ -43,15 +43,7 @@ def run(chosen: DraConfig) -> int:
     os.umask(0o077)
     sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
     sockets_dir.mkdir(mode=0o750, exist_ok=True)
-    with stopping.one_fatal_error():
-        return asyncio.run(_serve(chosen, credentials))
-
-
-async def _serve(chosen: DraConfig, credentials: Credentials) -> int:
-    asyncio.get_running_loop().set_default_executor(stopping.DaemonThreadExecutor())
-    in_flight = InFlight()
-    await stopping.run(_work(chosen, credentials, in_flight), in_flight)
-    return 0
+    return stopping.run(partial(_work, chosen, credentials))
 
 
 async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight) -> None:

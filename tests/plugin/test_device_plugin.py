@@ -8,9 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from plugin.device_plugin import DevicePlugin
+from plugin.device_plugin import DevicePlugin, OwnHandout
 from plugin.gate import Gate
-from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.metrics.collector import PluginCounters
@@ -36,12 +35,6 @@ async def listing(door, followed):
 
 
 @pytest.fixture
-def shared_nodes():
-    """What the plugin finds when it looks for the driver's nodes; a test may break it."""
-    return []
-
-
-@pytest.fixture
 def registry():
     """What was counted."""
     return CollectorRegistry()
@@ -54,11 +47,11 @@ def in_flight():
 
 
 @pytest.fixture
-async def kubelet(short_tmp, listing, shared_nodes, registry, in_flight):
+async def kubelet(short_tmp, listing, registry, in_flight):
     """The kubelet's end of the socket."""
-    style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
+    style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True, dev_root=str(short_tmp))
     gate = Gate(listing._scrubber, listing, in_flight)
-    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), OwnHandout(style, lambda: list(shared_nodes)))
+    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), OwnHandout(style))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")
@@ -184,10 +177,11 @@ async def test_one_call_gives_each_container_its_own_devices(kubelet, door):
     assert door.asked == [("acquire", (B, C, A))]
 
 
-async def test_the_drivers_nodes_are_looked_for_each_time(kubelet, shared_nodes):
+async def test_the_drivers_nodes_are_looked_for_each_time(kubelet, short_tmp):
     assert not (await allocate(kubelet, [A]))[0].devices
-    shared_nodes.append("/dev/nvidiactl")
-    assert [it.host_path for it in (await allocate(kubelet, [A]))[0].devices] == ["/dev/nvidiactl"]
+    (short_tmp / "dev").mkdir()
+    (short_tmp / "dev/nvidiactl").touch()
+    assert [it.container_path for it in (await allocate(kubelet, [A]))[0].devices] == ["/dev/nvidiactl"]
 
 
 @pytest.mark.parametrize("groups", [[], [[]], [[A], []], [[A, A]], [[A], [A]], [["GPU-0009"]], [["$(reboot)"]]])

@@ -20,7 +20,6 @@ from plugin.listing import Listing
 from plugin.metrics.collector import PluginCounters
 from plugin.registration import endpoint
 from plugin.stopping import InFlight
-from plugin.vendor import doubts
 from plugin.vendor.directory import KEPT, VendorDirectory
 from plugin.vendor.handout import VendorHandout
 from plugin.vendor.offer import VendorOffer
@@ -198,7 +197,7 @@ class VendorWorld(SidedWorld):
         listing = Listing(scrubber, offer)
         self.vendors = VendorDirectory(self.directory / "vendor", self.directory, "nvidia.com", offer, listing)
         self.on("gate", listing.follow())
-        self.on("gate", doubts.end_proofs(scrubber, self.vendors.doubts, self.vendors.trust))
+        self.on("gate", self.vendors.end_proofs(scrubber))
         self.on("gate", self._serve(listing, Gate(scrubber, listing, InFlight()), self.vendors))
         self.register()
 
