@@ -26,7 +26,8 @@ from plugin.dra.publisher import SlicePublisher
 from plugin.dra.vendor import devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
 from plugin.listing import Listing
-from plugin.registration import endpoint, events
+from plugin.registration import endpoint
+from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import log, paths
@@ -97,9 +98,9 @@ def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) 
     server.add_generic_rpc_handlers(handlers)
 
 
-def _note(registered: asyncio.Event, counters: DraCounters, event: events.Event) -> None:
-    counters.record(event)
-    if isinstance(event, events.Registered):
+def _note(registered: asyncio.Event, counters: DraCounters, driver_name: str, failure: NotRegistered | None) -> None:
+    counters.record(driver_name, failure)
+    if failure is None:
         registered.set()
 
 

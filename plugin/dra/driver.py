@@ -126,10 +126,14 @@ class Driver:
                     await self._listing.until_differs(shown)
 
     async def _prepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodePrepareResourceResponse]:
-        return claim.uid, await self._answer(Call.PREPARE, claim, until, self._prepare, _prepare_failed)
+        return claim.uid, await self._answer(
+            Call.PREPARE, claim, until, self._prepare, wire.NodePrepareResourceResponse
+        )
 
     async def _unprepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodeUnprepareResourceResponse]:
-        return claim.uid, await self._answer(Call.UNPREPARE, claim, until, self._unprepare, _unprepare_failed)
+        return claim.uid, await self._answer(
+            Call.UNPREPARE, claim, until, self._unprepare, wire.NodeUnprepareResourceResponse
+        )
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         found = await self._read(claim, until)
@@ -188,7 +192,7 @@ class Driver:
         claim: wire.Claim,
         until: float,
         work: Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]],
-        failed: Callable[[str], A],
+        answer: type[A],
     ) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
@@ -201,10 +205,10 @@ class Driver:
                 counted.answered(result.error)
         except (AutoclaveError, Failure) as error:
             log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
-            return failed(f"autoclave: {_public(error)}")
+            return answer(error=f"autoclave: {_public(error)}")
         except Exception:  # the kubelet gets a short message, the log has the traceback
             log.exception(FAULT)
-            return failed(f"autoclave: {FAULT}")
+            return answer(error=f"autoclave: {FAULT}")
         if result.error:
             log.warning("claim refused", error=result.error, seconds=round(time.monotonic() - begun, 4))
         else:
@@ -225,14 +229,6 @@ def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Ma
             named = [answer.devices.add(request_names=[it.request], pool_name=it.pool, device_name=it.name)]
         for entry in named:
             entry.cdi_device_ids.append(f"{device.gate}.{claim}")
-
-
-def _prepare_failed(error: str) -> wire.NodePrepareResourceResponse:
-    return wire.NodePrepareResourceResponse(error=error)
-
-
-def _unprepare_failed(error: str) -> wire.NodeUnprepareResourceResponse:
-    return wire.NodeUnprepareResourceResponse(error=error)
 
 
 def _health(named: NamedDevice) -> health_wire.DeviceHealth:

@@ -1,4 +1,4 @@
-"""The ResourceSlice of a node: the devices that the scheduler may give to claims. Pure.
+"""The ResourceSlices of a node: the one that is written for its devices, and those of a vendor's driver. Pure.
 
 All devices of a node are in one slice, so that each update is complete in itself. The scheduler takes the first device
 of the list that fits, so clean devices stand first.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from plugin.devices import Device, pci_bus_id
 
@@ -19,6 +19,9 @@ LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+
+Key: TypeAlias = tuple[str, str]  # pool and name
+SCRUBBED = frozenset({"gpu", "mig", ""})  # the types of a vendor's devices that the scrub service knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +143,68 @@ def _taint_value(text: str) -> str:
     """The text as the value of a label, which has letters, digits, and ``-`` between them."""
     allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text)
     return allowed[:LONGEST_VALUE].strip("-")
+
+
+# -- the slices of a vendor's driver
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """A device of the vendor's driver. Empty text: the slice does not say it."""
+
+    name: str
+    uuid: str
+    kind: str
+    pci_bus_id: str
+
+
+def listed(found: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
+    """The devices of these ResourceSlices. Of each pool only the newest generation counts.
+
+    A device that is listed twice, as different GPUs, has no UUID.
+    """
+    pools: dict[str, list[Mapping[str, Any]]] = {}
+    for resource_slice in found:
+        pools.setdefault(resource_slice["spec"]["pool"]["name"], []).append(resource_slice["spec"])
+    devices: dict[Key, ListedDevice] = {}
+    for pool, specs in pools.items():
+        newest = max(spec["pool"]["generation"] for spec in specs)
+        for spec in specs:
+            if spec["pool"]["generation"] == newest:
+                for entry in spec.get("devices") or ():
+                    device = _listed_device(entry, spec["driver"])
+                    before = devices.get((pool, device.name), device)
+                    devices[pool, device.name] = device if device == before else replace(device, uuid="")
+    return devices
+
+
+def refusal(device: ListedDevice) -> str:
+    """Why this device cannot be proven clean; empty if it can."""
+    if device.kind not in SCRUBBED:
+        return f"{device.name} is of the type {device.kind!r}: only GPUs and MIG slices can be proven clean"
+    if not device.uuid:
+        return (
+            f"{device.name} has no UUID in its ResourceSlice, as MIG slices that are created on demand:"
+            " it cannot be proven clean before it exists"
+        )
+    return ""
+
+
+def disagreement(listed_device: ListedDevice, device: Device) -> str:
+    """Why the slice and the scrub service cannot mean the same GPU; empty if they can."""
+    name, ours, theirs = listed_device.name, pci_bus_id(device), listed_device.pci_bus_id.lower()
+    if device_name(listed_device.uuid) != device_name(device.uuid):
+        return f"the ResourceSlice has changed: {name} was {device.uuid}"
+    if ours and theirs and ours != theirs:
+        return f"{name} is {device.uuid}: its ResourceSlice says at {theirs}, the scrub service at {ours}"
+    return ""
+
+
+def _listed_device(entry: Mapping[str, Any], driver: str) -> ListedDevice:
+    attributes = entry.get("attributes") or {}
+
+    def text(name: str) -> str:
+        value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
+        return str(value.get("string", ""))
+
+    return ListedDevice(entry["name"], text("uuid"), text("type"), text(PCI_BUS_ID))

@@ -4,17 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.registration.events import Event, Unregistered
+from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
-
-E = TypeVar("E")
 
 RESOURCE = "example.com/gpu"
 
@@ -24,17 +21,18 @@ class SeenEvents(Changed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.events: list[Event] = []
+        self.registered: list[str] = []  # resources
+        self.failures: list[tuple[str, NotRegistered]] = []
 
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
+    def __call__(self, resource: str, failure: NotRegistered | None) -> None:
+        if failure is None:
+            self.registered.append(resource)
+        else:
+            self.failures.append((resource, failure))
         self.notify()
 
-    def kinds(self, kind: type[E]) -> list[E]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def causes(self):
-        return [event.cause for event in self.kinds(Unregistered)]
+    def causes(self) -> list[Cause]:
+        return [failure.cause for _, failure in self.failures]
 
 
 class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):

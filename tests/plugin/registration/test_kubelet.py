@@ -13,7 +13,7 @@ import tenacity
 from structlog.testing import capture_logs
 
 from plugin.registration import events, kubelet, sockets
-from plugin.registration.events import Cause, Registered, Unregistered
+from plugin.registration.events import Cause
 from plugin.registration.kubelet import KubeletRegistration
 from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
@@ -48,7 +48,7 @@ async def door(home) -> AsyncIterator[Kubelet]:
 async def succeeds(seen_events, times=1):
     """The kubelet opens a stream before its Register returns. Only after that return is the plugin registered."""
     async with asyncio.timeout(WITHIN):
-        await seen_events.until(lambda: len(seen_events.kinds(Registered)) >= times)
+        await seen_events.until(lambda: len(seen_events.registered) >= times)
 
 
 def own_sockets(home: Path) -> list[str]:
@@ -64,7 +64,7 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     request = door.registers[0]
     assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", ENDPOINT, RESOURCE)
     assert request.options.pre_start_required  # what the servicer says of itself
-    assert [(event.resource, event.endpoint) for event in seen_events.kinds(Registered)] == [(RESOURCE, ENDPOINT)]
+    assert seen_events.registered == [RESOURCE]
     logged = [line for line in logs if line["event"] == "registered"]
     assert [(line["resource"], line["endpoint"]) for line in logged] == [(RESOURCE, ENDPOINT)]
     assert 0 < logged[0]["seconds"] < WITHIN
@@ -222,7 +222,7 @@ async def test_a_refused_registration_is_retried_and_logged_once(registration, d
     warnings = [line for line in logs if line["log_level"] == "warning"]
     assert [line["cause"] for line in warnings] == ["refused"]
     assert "Register failed: UNKNOWN: requested API version is not supported" in warnings[0]["error"]
-    assert seen_events.kinds(Unregistered)[0].resource == RESOURCE
+    assert seen_events.failures[0][0] == RESOURCE
 
 
 async def test_a_new_kubelet_logs_each_cause_again(registration, door, seen_events):
