@@ -71,7 +71,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
             registered = asyncio.Event()
-            publisher = SlicePublisher(server, listing, chosen.driver, node, on_write=counters.slice_written)
+            publisher = SlicePublisher(server, listing, chosen.driver, node, counters)
             tasks.create_task(_publish_once(registered, publisher), name="slice")
             add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
             sockets = chosen.service_socket, chosen.registry_socket
@@ -85,7 +85,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
                 health = vendor.health_handler(channel) if driver.HEALTH in versions else None
                 return partial(_add, driver.handlers(answer(devices=devices), health))
 
-            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters.record, counters.note_bypass).run()
+            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters).run()
         async with asyncio.TaskGroup() as registrations:
             registrations.create_task(work, name="registration")
             try:

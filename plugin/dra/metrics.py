@@ -84,10 +84,6 @@ class DraCounters(RegistrationCounters):
             if counted.reason:
                 self._instruments.count(table.CLAIM_REFUSALS, call.value, counted.reason)
 
-    def note_bypass(self, socket: str) -> None:
-        """The kubelet finds the driver without the gate, by this socket; empty: not any more."""
-        self.bypass = socket
-
     def slice_written(self, failure: Failure | None) -> None:
         """An attempt to write the slice has ended."""
         self._instruments.count(table.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)

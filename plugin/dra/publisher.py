@@ -7,12 +7,13 @@ client, and after the kubelet has deleted it, which the kubelet does at its star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plugin.cluster.retry_loop import NEVER, Failure, Pace, RetryLoop
 from plugin.devices import Device
 from plugin.dra import slices
+from plugin.dra.metrics import DraCounters
 from plugin.dra.slices import Pool
 from plugin.listing import Listing
 from scrubber.ground import log
@@ -36,16 +37,15 @@ class SlicePublisher:
         listing: Listing,
         driver: str,
         node: str,
+        counters: DraCounters,
         pace: Pace = PACE,
-        on_write: Callable[[Failure | None], None] = lambda _: None,
     ) -> None:
-        """``on_write`` gets the result of each attempt to write the slice; None is a success."""
         self._server = server
         self._listing = listing
         self._driver = driver
         self._node = node
         self._pace = pace
-        self._on_write = on_write
+        self._counters = counters
         self._changed = Changed()
         self._pool: Pool | None = None
         self._devices: tuple[Device, ...] | None = None
@@ -75,9 +75,9 @@ class SlicePublisher:
         try:
             await self._apply()
         except Failure as failure:
-            self._on_write(failure)
+            self._counters.slice_written(failure)
             raise
-        self._on_write(None)
+        self._counters.slice_written(None)
 
     async def _apply(self) -> None:
         if self._pool is None:

@@ -76,48 +76,12 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
         assert kubelet.held(pod)["b"] == {GPU: ("2", "3")}
 
 
-async def test_an_app_container_reuses_devices_of_init_containers(node):
-    async with node.ready(offers={"ids": "012"}) as (kubelet, _):
-        pod = Pod(
-            "p", (container("i1", 2, ContainerKind.INIT), container("i2", 3, ContainerKind.INIT), container("a", 3))
-        )
-        await kubelet.admit(pod)
-        assert admissions(kubelet)[-1] == ("allocate", "012")
-
-
-async def test_r2_a_preference_is_asked_even_for_all_devices(node):
-    async with node.ready() as (kubelet, _):
-        await kubelet.admit(Pod.of("all", {GPU: 4}))
-        assert admissions(kubelet) == [("prefer", "0123", "", 4), ("allocate", "0123")]
-
-
-async def test_the_kubelet_completes_a_preference_that_is_not_enough(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.prefer = ["3", "nonsense", "3"]
-        await kubelet.admit(Pod.of("p", {GPU: 2}))
-        assert admissions(kubelet)[-1] == ("allocate", "03")
-
-
-async def test_a_plugin_that_offers_no_preference_is_not_asked(node):
-    async with node.ready(offers={"preferred": False}) as (kubelet, _):
-        await kubelet.admit(Pod.of("p", {GPU: 1}))
-        assert admissions(kubelet) == [("allocate", "0")]
-
-
 async def test_x22_an_error_from_the_preference_fails_the_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.fail["GetPreferredAllocation"] = "not today"
         pod = Pod.of("p", {GPU: 1})
         assert (await kubelet.admit(pod)).phase is Phase.FAILED
         assert "GetPreferredAllocation rpc failed with err: rpc error: code = Internal desc = not today" in pod.message
-
-
-async def test_x22_too_few_devices_fail_the_pod_without_a_call(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {GPU: 5})
-        await kubelet.admit(pod)
-        assert "requested number of devices unavailable for example.com/gpu. Requested: 5, Available: 4" in pod.message
-        assert admissions(kubelet) == []
 
 
 async def test_x7_an_error_from_allocate_fails_the_pod(node):
@@ -176,22 +140,6 @@ async def test_x31_pod_resources_frees_nothing_of_the_last_admitted_pod(node):
         assert kubelet.held(pod) == {}
 
 
-async def test_an_answer_without_a_container_response_fails_the_pod(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.responses = 0
-        pod = Pod.of("p", {GPU: 1})
-        assert (await kubelet.admit(pod)).phase is Phase.FAILED
-        assert "no containers return in allocation response" in pod.message
-
-
-async def test_an_unknown_resource_is_admitted_without_a_call(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {"example.com/other": 1})
-        assert (await kubelet.run(pod)).phase is Phase.RUNNING
-        assert admissions(kubelet) == []
-        assert kubelet.starts[0].devices == {}
-
-
 async def test_x5_devices_belong_to_a_pod_until_it_has_finished(node):
     async with node.ready() as (kubelet, _):
         pod = Pod("p", (container("a", 2), container("b", 2)))
@@ -247,17 +195,6 @@ async def test_r6_a_device_removed_during_its_allocate_panics_the_kubelet(node):
         await kubelet.start()
 
 
-async def test_r6_when_a_device_becomes_unhealthy_the_pod_is_admitted(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.hold["Allocate"] = asyncio.Event()
-        admitting = asyncio.create_task(kubelet.admit(Pod.of("p", {GPU: 1})))
-        await during(kubelet, "Allocate")
-        plugin.show(g0="Unhealthy")
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
-        plugin.hold["Allocate"].set()
-        assert (await asyncio.wait_for(admitting, WITHIN)).phase is Phase.PENDING
-
-
 async def test_r8_listing_pods_during_a_slow_allocate_doubles_a_device(node):
     async with node.ready() as (kubelet, plugin):
         gone, slow, second = Pod.of("gone", {GPU: 1}), Pod.of("slow", {GPU: 1}), Pod.of("second", {GPU: 1})
@@ -288,13 +225,3 @@ async def test_x25_pod_resources_shows_apps_and_sidecars_but_no_inits(node):
         reported = kubelet.list_pod_resources().pod_resources[0]
         shown = {one.name: [list(device.device_ids) for device in one.devices] for one in reported.containers}
         assert shown == {"s": [["0"]], "a": [["1"], ["2"]]}
-
-
-async def test_a_container_of_two_resources_gets_one_allocate_from_each(node):
-    async with node.ready() as (kubelet, _):
-        await node.plugin(resource="example.com/nic", socket="nic.sock").begin()
-        await kubelet.registered("example.com/nic")
-        pod = Pod.of("p", {GPU: 1, "example.com/nic": 2})
-        await kubelet.run(pod)
-        assert kubelet.held(pod) == {"main": {GPU: ("0",), "example.com/nic": ("0", "1")}}
-        assert kubelet.starts[0].devices == kubelet.held(pod)["main"]

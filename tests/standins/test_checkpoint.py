@@ -2,7 +2,6 @@
 
 import base64
 import json
-import stat
 
 import pytest
 
@@ -67,18 +66,6 @@ async def test_devices_stand_under_each_of_their_numa_nodes(node, directory):
         assert kubelet.held(pod) == {"main": {GPU: ("0", "1", "2")}}
 
 
-async def test_the_file_is_private_and_replaced_whole(node, directory):
-    async with node.ready() as (kubelet, _):
-        file = directory / checkpoint.NAME
-        with file.open() as old:
-            before = old.read()
-            await kubelet.admit(Pod.of("p", {GPU: 1}))
-            old.seek(0)
-            assert old.read() == before
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert sorted(path.name for path in directory.iterdir() if path.is_file()) == ["DEPRECATION", file.name]
-
-
 async def test_it_is_written_at_the_end_of_each_containers_allocate(node, directory):
     async with node.ready(offers={"ids": "01"}) as (kubelet, _):
         pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 2})))
@@ -98,19 +85,6 @@ async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(node, direc
         assert names == ["i", "a"]
         await kubelet.admit(following)
         assert [entry["PodUID"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == [following.uid]
-
-
-def test_a_missing_file_is_an_empty_one(tmp_path):
-    assert checkpoint.read(tmp_path) == ({}, [])
-
-
-def test_what_was_written_is_read_again(tmp_path):
-    held, resources = (
-        {("u", "c", "a/b"): checkpoint._holding({**TEGRA, "DeviceIDs": {"1": ["x", "y"]}})},
-        {"a/b": ["x"]},
-    )
-    checkpoint.write(tmp_path, held.items(), resources)
-    assert checkpoint.read(tmp_path) == (held, ["a/b"])
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,6 @@ async def test_x1_register_asks_for_the_options_then_for_the_list(node):
         assert kubelet.devices(GPU) == dict.fromkeys("0123", "Healthy")
 
 
-async def test_x1_register_does_not_return_before_the_options_were_asked(node):
-    async with node.kubelet() as kubelet:
-        await (await node.plugin().serve()).register()
-        assert kubelet.calls[0].outcome == "OK"
-
-
 async def test_x27_a_wrong_version_is_refused_as_unknown(node):
     async with node.kubelet() as kubelet:
         plugin = await node.plugin().serve()
@@ -64,13 +58,6 @@ async def test_r9_x27_names_that_are_no_extended_resources_are_refused(node, nam
         )
 
 
-@pytest.mark.parametrize("name", ["nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "a/b", "a" * 244 + "/" + "b" * 63])
-async def test_r9_x27_extended_resource_names_are_accepted(node, name):
-    async with node.kubelet() as kubelet:
-        await node.plugin(resource=name).begin()
-        await kubelet.registered(name)
-
-
 async def test_r9_a_socket_in_a_subdirectory_survives_a_kubelet_start(node, directory):
     (directory / "sub").mkdir()
     async with node.kubelet() as kubelet:
@@ -88,24 +75,6 @@ async def test_x27_a_dead_endpoint_fails_after_the_dial_timeout(node):
         code, text = await refusal(node.plugin())
         assert code is grpc.StatusCode.UNKNOWN
         assert "failed to dial device plugin" in text
-
-
-async def test_x27_the_kubelet_dials_on_after_a_callers_deadline(node):
-    async with node.kubelet(timing=Timing(dial=0.3)) as kubelet:
-        code, _ = await refusal(node.plugin(), within=0.1)
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert kubelet.registrations == []
-        await kubelet.until(lambda: kubelet.registrations)
-        assert "failed to dial" in kubelet.registrations[0].error
-
-
-async def test_register_waits_until_the_plugin_serves(node):
-    async with node.kubelet() as kubelet:
-        plugin = node.plugin()
-        registering = asyncio.create_task(plugin.register())
-        await plugin.serve()
-        await asyncio.wait_for(registering, WITHIN)
-        await kubelet.registered(GPU)
 
 
 async def test_r1_x17_the_old_streams_end_stops_the_new_endpoint(node):
@@ -137,13 +106,6 @@ async def test_x18_serving_anew_after_the_old_stream_is_harmless(node):
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
         await plugin.begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
-
-
-async def test_r10_registering_twice_with_the_same_live_socket_is_harmless(node):
-    async with node.ready() as (kubelet, plugin):
-        await plugin.register()
-        await kubelet.registered(GPU)
-        assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
 
 
 async def test_r10_x28_after_a_failed_register_dead_devices_stay(node):
@@ -190,42 +152,3 @@ async def test_x33_a_forgotten_plugins_pods_keep_their_devices(node):
         assert await kubelet.sync(pod)
         assert kubelet.starts[-1].devices == kubelet.starts[0].devices
         assert kubelet.starts[-1].prestart
-
-
-async def test_a_plugin_that_returns_in_time_is_not_forgotten(node):
-    async with node.ready(timing=Timing(stopped_grace=0.3)) as (kubelet, plugin):
-        await plugin.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        await plugin.begin()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
-        with pytest.raises(TimeoutError):
-            await kubelet.until(lambda: kubelet.capacity != {GPU: 4}, within=0.5)
-
-
-async def test_r1_an_old_stream_that_ends_late_orphans_the_plugin(node):
-    async with node.ready() as (kubelet, old):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        new = await node.plugin(socket="new.sock", ids="01").serve()
-        new.hold["GetDevicePluginOptions"] = asyncio.Event()
-        registering = asyncio.create_task(new.register())
-        await kubelet.until(lambda: kubelet.calls[-1].method == "GetDevicePluginOptions")
-        await old.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        assert "has been stopped" in (await kubelet.restart_container(pod, "main")).message
-        new.hold["GetDevicePluginOptions"].set()
-        await asyncio.wait_for(registering, WITHIN)
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-        await new.stop()
-        await kubelet.until(lambda: kubelet.calls[-1].outcome)
-        assert kubelet.allocatable == {GPU: 2}  # its end goes unnoticed, as in R10
-
-
-async def test_a_plugin_whose_options_call_fails_is_not_registered(node):
-    async with node.kubelet() as kubelet:
-        plugin = await node.plugin().serve()
-        plugin.fail["GetDevicePluginOptions"] = "no"
-        code, text = await refusal(plugin)
-        assert code is grpc.StatusCode.UNKNOWN
-        assert text == "rpc error: code = Internal desc = no"
-        assert kubelet.capacity == {}

@@ -10,7 +10,6 @@ from demo.standins.checkpoint import NAME
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from demo.standins.timing import Timing
 from tests.patience import WITHIN
 
 
@@ -81,12 +80,6 @@ async def test_x15_running_containers_are_not_admitted_again(node):
         assert calls_of(kubelet, "Allocate", "PreStartContainer")[2:] == [("PreStartContainer", "0")]
 
 
-async def test_a_new_kubelet_has_zero_devices_until_the_plugin_registers(node):
-    async with node.ready() as (kubelet, _):
-        await restart(kubelet)
-        assert kubelet.capacity == kubelet.allocatable == {GPU: 0}
-
-
 async def test_r11_x19_without_the_plugin_a_crashed_container_skips_prestart(node):
     async with node.ready() as (kubelet, plugin):
         pod = Pod.of("p", {GPU: 1})
@@ -117,14 +110,6 @@ async def test_r5_a_completed_init_container_prevents_another_admission(node):
         assert await kubelet.readmit() == [pod]
         assert "no healthy devices present" in pod.message
         assert pod.statuses["a"].state is ContainerState.TERMINATED
-
-
-async def test_r5_an_init_container_without_a_device_does_no_harm(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("i", {}, ContainerKind.INIT), Container("a", {GPU: 1})))
-        await kubelet.run(pod)
-        await restart(kubelet)
-        assert await kubelet.readmit() == []
 
 
 async def test_x20_after_a_reboot_a_pod_before_the_plugin_fails(node):
@@ -239,42 +224,3 @@ async def test_with_a_corrupt_checkpoint_all_devices_count_as_free(node, directo
         await kubelet.registered(GPU)
         await kubelet.run(Pod.of("next", {GPU: 1}))
         assert kubelet.starts[0].devices == kubelet.starts[1].devices
-
-
-async def test_another_kubelet_on_the_same_directory_believes_the_checkpoint(node):
-    async with node.ready() as (kubelet, _):
-        await kubelet.run(Pod.of("p", {GPU: 2}))
-    async with node.ready() as (kubelet, _):
-        assert kubelet.warnings == []
-        pod = Pod.of("next", {GPU: 3})
-        await kubelet.admit(pod)  # the pods of before are not known to this one, so they are gone
-        assert kubelet.held(pod) == {"main": {GPU: ("0", "1", "2")}}
-
-
-async def test_a_kubelet_that_dies_during_a_register_breaks_it_off(node):
-    async with node.kubelet() as kubelet:
-        registering = asyncio.create_task(node.plugin().register())
-        await kubelet.until(lambda: kubelet._life._registration._work)
-        await kubelet.kill()
-        assert (await asyncio.wait_for(asyncio.gather(registering, return_exceptions=True), WITHIN))[0] is not None
-        assert kubelet.registrations == []
-
-
-async def test_a_kubelet_acts_only_alive_and_starts_only_once(node):
-    async with node.kubelet() as kubelet:
-        with pytest.raises(NotRunning, match="is already running"):
-            await kubelet.start()
-        await kubelet.kill()
-        await kubelet.kill()
-        with pytest.raises(NotRunning, match="not running"):
-            await kubelet.run(Pod.of("p", {}))
-        assert kubelet.capacity == kubelet.allocatable == kubelet.devices(GPU) == {}
-
-
-async def test_a_new_kubelet_forgets_a_resource_without_its_plugin(node):
-    async with node.ready(timing=Timing(stopped_grace=0.2)) as (kubelet, plugin):
-        await kubelet.kill()
-        await plugin.stop()
-        await kubelet.start()
-        await kubelet.until(lambda: GPU in kubelet._life.inventory.forgotten)
-        assert kubelet.capacity == {GPU: 0}

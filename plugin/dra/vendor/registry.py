@@ -18,6 +18,7 @@ import grpc.aio
 
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import HEALTH
+from plugin.dra.metrics import DraCounters
 from plugin.dra.registration import ANSWERS_WITHIN, KIND, Registrar
 from plugin.dra.vendor.devices import SERVED
 from plugin.kubelet_api import pluginregistration_pb2 as wire
@@ -44,20 +45,13 @@ class VendorRegistry:
         chosen: DraConfig,
         directory: Path,
         gate: Gate,
-        on_event: events.Listener,
-        on_bypass: Callable[[str], None] = lambda _socket: None,
+        counters: DraCounters,
     ) -> None:
-        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves.
-
-        ``on_event`` gets the events of the gated driver. ``on_bypass`` gets the name of the socket by which the kubelet
-        finds that driver without the gate, and nothing when the socket is gone.
-        """
+        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves."""
         self._chosen = chosen
         self._directory = directory
         self._gate = gate
-        self._on_event = on_event
-        self._on_bypass = on_bypass
-        self._bypass = ""
+        self._counters = counters
         self._watch = FileWatch(directory, chosen.registry_dir, chosen.gate_dir)
 
     async def run(self) -> None:
@@ -79,16 +73,15 @@ class VendorRegistry:
                 await self._watch.until(
                     lambda: (
                         _found(self._directory) != {it: shown[it][0] for it in shown}
-                        or bypass(self._chosen) != self._bypass
+                        or bypass(self._chosen) != self._counters.bypass
                     )
                 )
 
     def _note_bypass(self) -> None:
         found = bypass(self._chosen)
-        if found == self._bypass:
+        if found == self._counters.bypass:
             return
-        self._bypass = found
-        self._on_bypass(found)
+        self._counters.bypass = found
         if found:
             logger.error(
                 "the kubelet calls the driver without the gate: nothing is proven",
@@ -117,7 +110,7 @@ class VendorRegistry:
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
         ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
-        state = RegistrationState(info.name, str(ours), self._on_event if gated else events.ignore)
+        state = RegistrationState(info.name, str(ours), self._counters.record if gated else events.ignore)
         state.restart()
         lost = "its socket was removed or replaced"
         try:

@@ -3,7 +3,6 @@
 import asyncio
 from typing import cast
 
-import pytest
 from structlog.testing import capture_logs
 
 from plugin.cluster import apiserver, node_report
@@ -133,11 +132,3 @@ async def test_each_silence_of_the_service_is_logged(door, followed):
                         await listing.until_differs(listing.current())
                 await door.open()
     assert len(lines(logs, "the scrub service does not answer")) == 2
-
-
-@pytest.mark.parametrize("fault", ["after_silence", "condition_content"])
-async def test_a_fault_in_the_report_makes_the_condition_unknown(api, door, reporting, monkeypatch, fault):
-    monkeypatch.setattr(node_report, fault, None)
-    door.say(gpu(0))
-    async with reporting():
-        await api.until(lambda: api.says("Unknown", "PluginFault"))

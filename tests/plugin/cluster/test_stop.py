@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from demo.standins.http_api import Fault
-from plugin.cluster import api_objects, apiserver
+from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.listing import Listing
@@ -89,16 +89,6 @@ async def test_the_stop_is_reported_without_the_last_events(api, door, reporting
     assert api.says("Unknown", "PluginStopped")
     (warning,) = lines(logs, "the stop was not reported to the cluster")
     assert (warning["about"], warning["events_unsent"]) == ("Events", 2)
-
-
-async def test_the_stop_is_reported_after_a_fault(api, door, reporting, monkeypatch):
-    monkeypatch.setattr(api_objects, "event", None)
-    door.say(out(0))
-    with capture_logs() as logs:
-        async with reporting(pace=replace(QUICK, slow=3600)):
-            await api.until(lambda: api.says("False"))
-    assert api.says("Unknown", "PluginStopped")
-    assert lines(logs, "a fault inside the reports to the cluster")
 
 
 async def test_the_last_events_are_sent_without_the_condition(api, door, reporting):

@@ -156,15 +156,6 @@ async def test_a_claim_that_cannot_be_takes_and_gives_back_nothing(cluster, serv
         assert await scrubber.release(uuids) == set(uuids)
 
 
-async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
-    """The list of the service may not show it yet."""
-    cluster.allocate("a", 0, 1)
-    for _ in range(20):
-        assert (await cluster.prepare("a")).error == ""
-        assert await cluster.unprepare("a") == ""
-    await cluster.owners("", "")
-
-
 async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
     """The list of the service may still show the device as clean, as it was before the claim."""
     async with client.AdminClient(paths.admin_socket(service.run_dir)) as admin:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from demo.standins.api_server import ApiServer, watch_error
 from demo.standins.http_api import Answer, Request, on, status
@@ -13,6 +14,7 @@ from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Failure, FailureKind, Pace
 from plugin.dra import publisher
+from plugin.dra.metrics import DraCounters
 from plugin.dra.publisher import SlicePublisher
 from plugin.listing import Listing
 from tests.patience import WITHIN
@@ -52,7 +54,7 @@ def publishing(api, followed, monkeypatch):
     async def publishing(pace: Pace = QUICK) -> AsyncIterator[Listing]:
         server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
-            its = SlicePublisher(server, listing, DRIVER, NODE, pace)
+            its = SlicePublisher(server, listing, DRIVER, NODE, DraCounters(CollectorRegistry()), pace)
             task = asyncio.create_task(its.run())
             yield listing
             task.cancel()

@@ -44,12 +44,6 @@ def test_an_error_inside_is_not_a_second_instance(short_tmp):
         raise BlockingIOError
 
 
-def test_a_missing_kubelet_directory_is_said_with_a_remedy(short_tmp):
-    missing = short_tmp / "device-plugins"
-    with pytest.raises(FatalError, match="it does not exist; start the kubelet first"), sockets.sole_instance(missing):
-        pass
-
-
 @pytest.mark.parametrize("spoil", ["file", "open to all", "link"])
 def test_a_directory_that_is_not_ours_alone_is_refused(short_tmp, spoil):
     own = short_tmp / "autoclave"

@@ -255,15 +255,6 @@ async def test_a_claim_can_end_while_the_api_server_is_away(cluster):
     assert await cluster.states() == ["clean", "clean"]
 
 
-async def test_admin_access_takes_no_device(cluster):
-    cluster.allocate("a", 0)
-    await cluster.prepare("a")
-    cluster.allocate("admin", 0, adminAccess=True)
-    assert (await cluster.prepare("admin")).error == ""
-    assert await cluster.unprepare("admin") == ""
-    assert await cluster.states() == ["granted", "clean"]
-
-
 async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
     async with cluster.registrar() as registrar:
         info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)

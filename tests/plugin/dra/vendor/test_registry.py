@@ -14,7 +14,6 @@ from plugin.dra.config import DraConfig
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.vendor import registry as vendor_registry
 from plugin.listing import Listing
-from plugin.registration import events
 from scrubber.api import client
 from scrubber.ground.unix_sockets import MAX_PATH_BYTES
 from tests.patience import WITHIN
@@ -44,26 +43,26 @@ async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
     for path in left:  # of a gate that was killed: the kubelet would call it for ever
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-    notified: asyncio.Queue[str] = asyncio.Queue()
-    registry = vendor_registry.VendorRegistry(
-        chosen, vendor, lambda *_: lambda _: None, events.ignore, notified.put_nowait
-    )
+    counters = DraCounters(CollectorRegistry())
+    registry = vendor_registry.VendorRegistry(chosen, vendor, lambda *_: lambda _: None, counters)
     running = asyncio.create_task(registry.run())
     direct = chosen.registry_dir / "gpu.nvidia.com-reg.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(direct))
         server.listen()
-        assert await asyncio.wait_for(notified.get(), WITHIN) == direct.name
+        async with asyncio.timeout(WITHIN):
+            await registry._watch.until(lambda: counters.bypass == direct.name)
         assert not any(path.exists() for path in left)
         direct.unlink()
-        assert await asyncio.wait_for(notified.get(), WITHIN) == ""
+        async with asyncio.timeout(WITHIN):
+            await registry._watch.until(lambda: not counters.bypass)
     running.cancel()
     await asyncio.wait({running})
 
 
 def test_a_gate_that_is_bypassed_is_not_ready():
     counters = DraCounters(CollectorRegistry())
-    counters.note_bypass("gpu.nvidia.com-reg.sock")
+    counters.bypass = "gpu.nvidia.com-reg.sock"
     listing = Listing(cast(client.ScrubberClient, None), own_devices("nvidia.com", MigStrategy.MIXED))
     why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
     assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)
