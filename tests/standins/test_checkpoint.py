@@ -40,17 +40,16 @@ def content(directory):
     return json.loads((directory / checkpoint.NAME).read_text())
 
 
-async def test_the_file_says_who_holds_what_with_the_plugins_answer(node, directory):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {GPU: 2})
-        await kubelet.admit(pod)
-        data = content(directory)["Data"]
-        (entry,) = data["PodDeviceEntries"]
-        assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (pod.uid, "main", GPU)
-        assert entry["DeviceIDs"] == {"-1": ["0", "1"]}
-        answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
-        assert answer.envs == {"ANSWER": "yes"}
-        assert data["RegisteredDevices"] == {GPU: ["0", "1", "2", "3"]}
+async def test_the_file_says_who_holds_what_with_the_plugins_answer(kubelet, directory):
+    pod = Pod.of("p", {GPU: 2})
+    await kubelet.admit(pod)
+    data = content(directory)["Data"]
+    (entry,) = data["PodDeviceEntries"]
+    assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (pod.uid, "main", GPU)
+    assert entry["DeviceIDs"] == {"-1": ["0", "1"]}
+    answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
+    assert answer.envs == {"ANSWER": "yes"}
+    assert data["RegisteredDevices"] == {GPU: ["0", "1", "2", "3"]}
 
 
 async def test_devices_stand_under_each_of_their_numa_nodes(node, directory):
@@ -73,18 +72,17 @@ async def test_it_is_written_at_the_end_of_each_containers_allocate(node, direct
         assert [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == ["a"]
 
 
-async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(node, directory):
-    async with node.ready() as (kubelet, _):
-        pod, following = (
-            Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),
-            Pod.of("n", {GPU: 1}),
-        )
-        await kubelet.run(pod)
-        await kubelet.delete(pod)
-        names = [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]]
-        assert names == ["i", "a"]
-        await kubelet.admit(following)
-        assert [entry["PodUID"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == [following.uid]
+async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(kubelet, directory):
+    pod, following = (
+        Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),
+        Pod.of("n", {GPU: 1}),
+    )
+    await kubelet.run(pod)
+    await kubelet.delete(pod)
+    names = [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]]
+    assert names == ["i", "a"]
+    await kubelet.admit(following)
+    assert [entry["PodUID"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == [following.uid]
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,13 @@ async def refusal(plugin, **options):
     return caught.value.code(), caught.value.details()
 
 
-async def test_x1_register_asks_for_the_options_then_for_the_list(node):
-    async with node.ready() as (kubelet, plugin):
-        assert [call.method for call in kubelet.calls] == ["GetDevicePluginOptions", "ListAndWatch"]
-        assert 14 < kubelet.calls[0].deadline < 16
-        assert 13 < plugin.left["GetDevicePluginOptions"] < 16
-        assert plugin.left["ListAndWatch"] is None or plugin.left["ListAndWatch"] > 1e9
-        assert kubelet.capacity == kubelet.allocatable == {GPU: 4}
-        assert kubelet.devices(GPU) == dict.fromkeys("0123", "Healthy")
+async def test_x1_register_asks_for_the_options_then_for_the_list(kubelet, plugin):
+    assert [call.method for call in kubelet.calls] == ["GetDevicePluginOptions", "ListAndWatch"]
+    assert 14 < kubelet.calls[0].deadline < 16
+    assert 13 < plugin.left["GetDevicePluginOptions"] < 16
+    assert plugin.left["ListAndWatch"] is None or plugin.left["ListAndWatch"] > 1e9
+    assert kubelet.capacity == kubelet.allocatable == {GPU: 4}
+    assert kubelet.devices(GPU) == dict.fromkeys("0123", "Healthy")
 
 
 async def test_x27_a_wrong_version_is_refused_as_unknown(node):
@@ -77,35 +76,32 @@ async def test_x27_a_dead_endpoint_fails_after_the_dial_timeout(node):
         assert "failed to dial device plugin" in text
 
 
-async def test_r1_x17_the_old_streams_end_stops_the_new_endpoint(node):
-    async with node.ready() as (kubelet, old):
-        new = await node.plugin(socket="new.sock", ids="01").begin()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-        await old.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        assert kubelet.capacity == {GPU: 2}
-        await asyncio.wait_for(new.ended.wait(), WITHIN)
-        pod = Pod.of("late", {GPU: 1})
-        await kubelet.admit(pod)
-        assert "no healthy devices present" in pod.message
+async def test_r1_x17_the_old_streams_end_stops_the_new_endpoint(kubelet, plugin, node):
+    new = await node.plugin(socket="new.sock", ids="01").begin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await plugin.stop()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+    assert kubelet.capacity == {GPU: 2}
+    await asyncio.wait_for(new.ended.wait(), WITHIN)
+    pod = Pod.of("late", {GPU: 1})
+    await kubelet.admit(pod)
+    assert "no healthy devices present" in pod.message
 
 
-async def test_r1_the_new_plugin_recovers_by_registering_again(node):
-    async with node.ready() as (kubelet, old):
-        new = await node.plugin(socket="new.sock", ids="01").begin()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-        await old.stop()
-        await asyncio.wait_for(new.ended.wait(), WITHIN)
-        await new.register()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+async def test_r1_the_new_plugin_recovers_by_registering_again(kubelet, plugin, node):
+    new = await node.plugin(socket="new.sock", ids="01").begin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await plugin.stop()
+    await asyncio.wait_for(new.ended.wait(), WITHIN)
+    await new.register()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 
 
-async def test_x18_serving_anew_after_the_old_stream_is_harmless(node):
-    async with node.ready() as (kubelet, plugin):
-        await plugin.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        await plugin.begin()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+async def test_x18_serving_anew_after_the_old_stream_is_harmless(kubelet, plugin):
+    await plugin.stop()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+    await plugin.begin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
 
 
 async def test_r10_x28_after_a_failed_register_dead_devices_stay(node):
@@ -121,20 +117,19 @@ async def test_r10_x28_after_a_failed_register_dead_devices_stay(node):
         assert (await kubelet.run(Pod.of("a", {GPU: 1}))).phase is Phase.RUNNING
 
 
-async def test_x16_a_plugin_that_goes_leaves_capacity_and_takes_allocatable(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("a", {GPU: 1})
-        await kubelet.run(pod)
-        await plugin.stop()
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        assert kubelet.capacity == {GPU: 4}
-        assert pod.phase is Phase.RUNNING
-        status = await kubelet.restart_container(pod, "main")
-        assert status.reason == "CreateContainerConfigError"
-        assert "has been stopped" in status.message
-        await plugin.begin()
-        await kubelet.keep_trying(pod, pause=lambda _: kubelet.registered(GPU))
-        assert pod.statuses["main"].starts == 2
+async def test_x16_a_plugin_that_goes_leaves_capacity_and_takes_allocatable(kubelet, plugin):
+    pod = Pod.of("a", {GPU: 1})
+    await kubelet.run(pod)
+    await plugin.stop()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
+    assert kubelet.capacity == {GPU: 4}
+    assert pod.phase is Phase.RUNNING
+    status = await kubelet.restart_container(pod, "main")
+    assert status.reason == "CreateContainerConfigError"
+    assert "has been stopped" in status.message
+    await plugin.begin()
+    await kubelet.keep_trying(pod, pause=lambda _: kubelet.registered(GPU))
+    assert pod.statuses["main"].starts == 2
 
 
 async def test_x33_a_forgotten_plugins_pods_keep_their_devices(node):

@@ -52,15 +52,14 @@ async def test_r3_x2_prestart_comes_once_before_each_start(node):
         assert pod.statuses["s"].state is ContainerState.RUNNING
 
 
-async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
-        await kubelet.run(pod)
-        before = sum(call.method == "Allocate" for call in kubelet.calls)
-        assert (await kubelet.restart_container(pod, "a")).starts == 2
-        assert prestarts(kubelet) == ["0", "1", "0"]
-        assert sum(call.method == "Allocate" for call in kubelet.calls) == before
-        assert pod.statuses["b"].starts == 1
+async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(kubelet):
+    pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
+    await kubelet.run(pod)
+    before = sum(call.method == "Allocate" for call in kubelet.calls)
+    assert (await kubelet.restart_container(pod, "a")).starts == 2
+    assert prestarts(kubelet) == ["0", "1", "0"]
+    assert sum(call.method == "Allocate" for call in kubelet.calls) == before
+    assert pod.statuses["b"].starts == 1
 
 
 async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):
@@ -82,35 +81,33 @@ async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):
         assert pod.phase is Phase.RUNNING
 
 
-async def test_x10_an_error_from_prestart_is_retried_for_ever(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.fail["PreStartContainer"] = "not yet clean"
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        assert pod.statuses["main"].message.endswith("code = Internal desc = not yet clean")
-        assert kubelet.held(pod) == {"main": {GPU: ("0",)}}
-        pauses = []
+async def test_x10_an_error_from_prestart_is_retried_for_ever(kubelet, plugin):
+    plugin.fail["PreStartContainer"] = "not yet clean"
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    assert pod.statuses["main"].message.endswith("code = Internal desc = not yet clean")
+    assert kubelet.held(pod) == {"main": {GPU: ("0",)}}
+    pauses = []
 
-        async def pause(seconds) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 3:
-                plugin.fail.clear()
+    async def pause(seconds) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            plugin.fail.clear()
 
-        await kubelet.keep_trying(pod, pause)
-        assert pauses == [0.5, 12.0, 12.0]
-        assert pod.phase is Phase.RUNNING
-        assert pod.statuses["main"].message == ""
+    await kubelet.keep_trying(pod, pause)
+    assert pauses == [0.5, 12.0, 12.0]
+    assert pod.phase is Phase.RUNNING
+    assert pod.statuses["main"].message == ""
 
 
-async def test_x11_a_container_restarts_on_an_unhealthy_device(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        plugin.show(g0="Unhealthy")
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
-        await kubelet.restart_container(pod, "main")
-        assert prestarts(kubelet) == ["0", "0"]
-        assert kubelet.starts[-1].prestart
+async def test_x11_a_container_restarts_on_an_unhealthy_device(kubelet, plugin):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    plugin.show(g0="Unhealthy")
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    await kubelet.restart_container(pod, "main")
+    assert prestarts(kubelet) == ["0", "0"]
+    assert kubelet.starts[-1].prestart
 
 
 async def test_x23_a_pod_deleted_during_prestart_starts_and_stops(node):
@@ -155,12 +152,11 @@ async def test_x26_prestart_is_never_called_on_a_plugin_without_it(node):
         assert [start.prestart for start in kubelet.starts] == [False, False]
 
 
-async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.admit(pod)
-        await kubelet.force_delete(pod)
-        assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
-        await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
-        status = await kubelet.restart_container(pod, "main")
-        assert "no devices found allocated in local cache" in status.message
+async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(kubelet):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.admit(pod)
+    await kubelet.force_delete(pod)
+    assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
+    await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
+    status = await kubelet.restart_container(pod, "main")
+    assert "no devices found allocated in local cache" in status.message
