@@ -60,7 +60,7 @@ def ready(front, vendor, kubelet):
     """Start both plugins, until the kubelet knows the devices."""
 
     async def ready() -> Plugin:
-        it = await front()
+        it: Plugin = await front()
         await vendor.begin()
         await kubelet.registered(GPU)
         return it

@@ -150,7 +150,6 @@ class VendorWorld(SidedWorld):
         self.doubted: dict[str, int] = {}  # devices it called unhealthy, and how many scrubs they had
         self.ran: dict[str, tuple[str, int]] = {}  # the last pod on each device, and how many scrubs the device had
         self.quarantined: dict[str, float] = {}  # by a person, since when
-        self.wrong: list[str] = []  # broken promises
         self.refusal = ""  # the last one
         self.lock = asyncio.Lock()  # the kubelet admits one pod at a time
         monkeypatch.setattr(endpoint, "dial", lambda _path: Channel(self.vendor))
@@ -186,6 +185,11 @@ class VendorWorld(SidedWorld):
     async def _register(self, vendors, request) -> None:
         with suppress(Refusal):
             await vendors.Register(request, cast(Any, Call()))
+
+    def leave(self):
+        self.end_vendor()
+        self.end_gate()
+        super().leave()
 
     # -- the gate
 
@@ -306,9 +310,6 @@ class VendorWorld(SidedWorld):
             return None
 
     # -- the promises
-
-    def accuse(self, text):
-        self.wrong.append(f"{self.loop.time():.2f}: {text}")
 
     def delivered(self, vendor):
         """The vendor has told the gate its list."""
