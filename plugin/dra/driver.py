@@ -27,13 +27,14 @@ from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
-from plugin.dra.metrics import Call, DraCounters
+from plugin.dra.metrics import API_SERVER, VENDOR, Call, DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
+from plugin.metrics.collector import HookOutcome
 from plugin.stopping import InFlight
 from scrubber.ground import log, operation_id
-from scrubber.ground.errors import AutoclaveError, InvalidRequest
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer
@@ -197,22 +198,30 @@ class Driver:
         """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
         log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
-        try:
-            lock = self._lock(claim)
-            with self._in_flight.one(), self._counters.call(call) as counted:
-                async with lock:
+        outcome, reason, why = HookOutcome.CANCELLED, "", ""
+        with self._in_flight.one(), self._counters.waits(call):
+            try:
+                async with self._lock(claim):
                     result = await work(claim, until, op)
-                counted.answered(result.error)
-        except (AutoclaveError, Failure) as error:
-            log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
-            return answer(error=f"autoclave: {_public(error)}")
-        except Exception:  # the kubelet gets a short message, the log has the traceback
-            log.exception(FAULT)
-            return answer(error=f"autoclave: {FAULT}")
-        if result.error:
-            log.warning("claim refused", error=result.error, seconds=round(time.monotonic() - begun, 4))
-        else:
-            log.info("claim done", seconds=round(time.monotonic() - begun, 4))
+                if result.error:  # the vendor's: our own errors are raised
+                    outcome, reason, why = HookOutcome.REFUSED, VENDOR, result.error
+                else:
+                    outcome = HookOutcome.OK
+            except (AutoclaveError, Failure) as error:
+                outcome, why = HookOutcome.REFUSED, error.message
+                reason = error.reason.value if isinstance(error, AutoclaveError) else API_SERVER
+                result = answer(error=f"autoclave: {_public(error)}")
+            except Exception:  # the kubelet gets a short message, the log has the traceback
+                outcome, reason = HookOutcome.FAULT, Reason.INTERNAL.value
+                result = answer(error=f"autoclave: {FAULT}")
+                log.exception(FAULT)
+            finally:  # also of a call that the kubelet has cancelled
+                seconds = round(time.monotonic() - begun, 4)
+                self._counters.answer(call, outcome, seconds, reason)
+        if outcome is HookOutcome.REFUSED:
+            log.warning("claim refused", error=why, seconds=seconds)
+        elif outcome is HookOutcome.OK:
+            log.info("claim done", seconds=seconds)
         return result
 
 

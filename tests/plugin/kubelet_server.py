@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from demo.standins.do_nothing_plugin import DoNothingPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Cause, NotRegistered
@@ -35,36 +36,19 @@ class SeenEvents(Changed):
         return [failure.cause for _, failure in self.failures]
 
 
-class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Shows one device for ever."""
+class Plugin(DoNothingPlugin):
+    """Shows one device for ever. Its server is the caller's."""
 
     def __init__(self) -> None:
-        self.broken = False
-        self.release = asyncio.Event()
+        super().__init__(Path(), ["GPU-1"])
         self.allocating = asyncio.Event()
 
     def add(self, server):
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self, server)
 
-    async def GetDevicePluginOptions(self, _request, context):  # noqa: N802 - the proto names it
-        if self.broken:
-            await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
-        return pb.DevicePluginOptions(pre_start_required=True)
-
-    async def ListAndWatch(self, _request, _context):  # noqa: N802 - the proto names it
-        yield pb.ListAndWatchResponse(devices=[pb.Device(ID="GPU-1", health="Healthy")])
-        await asyncio.Event().wait()
-
-    async def Allocate(self, _request, _context):  # noqa: N802 - the proto names it
+    async def Allocate(self, request, context):  # noqa: N802 - the proto names it
         self.allocating.set()
-        await self.release.wait()
-        return pb.AllocateResponse()
-
-    async def GetPreferredAllocation(self, _request, _context):  # noqa: N802 - the proto names it
-        return pb.PreferredAllocationResponse()
-
-    async def PreStartContainer(self, _request, _context):  # noqa: N802 - the proto names it
-        return pb.PreStartContainerResponse()
+        return await super().Allocate(request, context)
 
 
 async def hears(seen_events, cause, times=1):

@@ -18,12 +18,22 @@ from plugin.registration.kubelet import KubeletRegistration
 from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_server import RESOURCE, Kubelet, hears, running
+from tests.plugin.kubelet_server import RESOURCE, Kubelet, Plugin, SeenEvents, hears, running
 
 ENDPOINT = "autoclave/example.com_gpu.sock"
 GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
 
 pytestmark = pytest.mark.usefixtures("long_waits")
+
+
+@pytest.fixture
+def seen_events():
+    return SeenEvents()
+
+
+@pytest.fixture
+def plugin():
+    return Plugin()
 
 
 @pytest.fixture
@@ -214,12 +224,12 @@ async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, se
 
 
 async def test_nothing_is_registered_while_our_own_socket_does_not_answer(registration, door, seen_events, plugin):
-    plugin.broken = True
+    plugin.fail["GetDevicePluginOptions"] = "broken on purpose"
     await door.start()
     async with running(registration):
         await hears(seen_events, Cause.NOT_SERVING, 4)
         assert door.registers == []
-        plugin.broken = False
+        plugin.fail.clear()
         await door.knows(1)
 
 

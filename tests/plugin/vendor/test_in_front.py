@@ -10,9 +10,8 @@ from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from scrubber.ground.errors import Reason, Refused
 from tests.plugin.live_plugin import Plugin, allocate
-from tests.plugin.scrub_server import gpu, no
+from tests.plugin.scrub_server import gpu
 
 GPU = "nvidia.com/gpu"
 IDS = ["GPU-0000", "GPU-0001"]
@@ -115,41 +114,6 @@ async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet,
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
 
 
-async def test_a_device_unhealthy_at_the_vendor_is_scrubbed_again(scrub_server, kubelet, front, vendor):
-    await front()
-    vendor.devices["GPU-0001"] = UNHEALTHY
-    ended = asyncio.Event()
-
-    async def answer(devices) -> None:
-        if devices:
-            await ended.wait()
-
-    scrub_server.answer = answer
-    await vendor.begin()
-    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
-    vendor.devices["GPU-0001"] = HEALTHY
-    vendor.show()
-    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
-    ended.set()
-    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
-    assert [call for call, _ in scrub_server.asked[-2:]] == ["acquire", "release"]
-
-
-async def test_a_device_that_turns_unhealthy_meanwhile_is_refused(scrub_server, kubelet, ready, vendor):
-    await ready()
-
-    async def answer(_devices) -> None:
-        vendor.devices["GPU-0000"] = UNHEALTHY
-        vendor.show()
-        await kubelet.until(lambda: kubelet.devices(GPU)["GPU-0000"] == UNHEALTHY)
-
-    scrub_server.answer = answer
-    vendor.prefer = ["GPU-0000"]
-    status = await kubelet.admit(pod())
-    assert status.phase is Phase.FAILED
-    assert vendor.asked == []
-
-
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, ready, vendor):
     it = await ready()
     vendor.answer = lambda ids: variable([it for it in IDS if it not in ids])
@@ -166,13 +130,6 @@ async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet
     assert status.phase is Phase.FAILED
     assert "the vendor's own words" in status.message
     assert scrub_server.asked[-1][0] == "release"
-
-
-async def test_a_dirty_device_never_reaches_the_vendor(scrub_server, kubelet, ready, vendor):
-    await ready()
-    scrub_server.answer = no(Refused(Reason.IN_USE, "it is in use"))
-    assert (await kubelet.admit(pod())).phase is Phase.FAILED
-    assert vendor.asked == []
 
 
 async def test_shares_of_a_gpu_are_listed_unhealthy_and_refused(kubelet, front, short_tmp):
