@@ -122,16 +122,6 @@ async def test_x31_a_later_containers_failure_frees_earlier_devices_silently(nod
         assert admissions(kubelet)[-1] == ("allocate", "01")
 
 
-async def test_x31_pod_resources_frees_nothing_of_the_last_admitted_pod(node):
-    async with node.ready(offers={"ids": "01"}) as (kubelet, _):
-        pod = Pod("p", (container("a", 1), container("b", 2)))
-        assert (await kubelet.admit(pod)).phase is Phase.FAILED
-        assert list(kubelet.list_pod_resources().pod_resources) == []
-        assert kubelet.held(pod) == {"a": {GPU: ("0",)}}
-        await kubelet.admit(Pod.of("next", {GPU: 2}))
-        assert kubelet.held(pod) == {}
-
-
 async def test_x5_devices_belong_to_a_pod_until_it_has_finished(kubelet):
     pod = Pod("p", (container("a", 2), container("b", 2)))
     await kubelet.run(pod)

@@ -82,16 +82,6 @@ async def test_a_watch_from_a_forgotten_version_is_gone(server, client):
         await anext(watch)
 
 
-async def test_taints_are_dropped_on_demand(server, client):
-    server.keeps_taints = False
-    wanted = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **device_slice(NIC, "a", taints=("a",))}
-    assert (await client.apply_slice(wanted))["spec"]["devices"] == [{"name": "a"}]
-
-
-async def test_a_request_without_the_token_is_refused(server):
-    assert server.ask(Request("GET", f"{GROUP}/resourceslices", authorized=False)).code == 401
-
-
 async def test_a_closed_server_keeps_its_objects(server, client):
     server.create("resourceslices", device_slice(NIC, "nic-0"))
     await server.close()

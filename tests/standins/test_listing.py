@@ -7,11 +7,6 @@ from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
 
 
-async def test_each_message_replaces_the_whole_list(kubelet, plugin):
-    plugin.show(g0=None, g1=None, g7="Healthy")
-    await kubelet.until(lambda: kubelet.devices(GPU) == {"2": "Healthy", "3": "Healthy", "7": "Healthy"})
-
-
 async def test_x11_an_unhealthy_device_leaves_allocatable_but_not_capacity(kubelet, plugin):
     pod = Pod.of("a", {GPU: 1})
     await kubelet.run(pod)
@@ -33,9 +28,3 @@ async def test_after_each_list_the_kubelet_writes_its_checkpoint(kubelet, plugin
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
     content = json.loads((directory / NAME).read_text())
     assert content["Data"] == {"PodDeviceEntries": None, "RegisteredDevices": {GPU: ["0", "2", "3"]}}
-
-
-async def test_after_the_plugins_end_every_device_counts_as_unhealthy(kubelet, plugin):
-    plugin.end_streams()
-    await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {"Unhealthy"})
-    assert len(kubelet.devices(GPU)) == 4

@@ -1,10 +1,8 @@
 """What a kubelet's death, restart and a node's reboot do. Ids: docs/kubelet-stand-in.md."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from asyncinotify import Inotify, Mask
 
 from demo.standins.checkpoint import NAME
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
@@ -41,20 +39,6 @@ async def test_x15_a_stopped_kubelet_leaves_sockets_and_checkpoint(kubelet, plug
     assert (directory / NAME).read_text() == before
 
 
-async def test_x15_the_kubelet_creates_its_socket_in_place(node, directory):
-    with Inotify() as inotify:
-        inotify.add_watch(directory, Mask.CREATE)
-        async with node.kubelet():
-            async with asyncio.timeout(WITHIN):
-                async for event in inotify:
-                    if event.name == Path("kubelet.sock"):
-                        break
-            before = (directory / "kubelet.sock").stat()
-        after = (directory / "kubelet.sock").stat()
-    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
-    assert sorted(path.name for path in directory.iterdir()) == ["DEPRECATION", "kubelet.sock"]
-
-
 async def test_x15_a_starting_kubelet_removes_all_sockets_on_top(kubelet, directory):
     old = (directory / "kubelet.sock").stat()
     (directory / "file").touch()
@@ -85,16 +69,6 @@ async def test_r11_x19_without_the_plugin_a_crashed_container_skips_prestart(kub
     assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     assert [start.prestart for start in kubelet.starts] == [True, False]
     assert kubelet.starts[1].devices == {GPU: ("0",)}
-
-
-async def test_r11_the_first_start_of_an_admitted_pod_skips_prestart(kubelet, plugin):
-    first, second = Pod.of("first", {GPU: 1}), Pod("second", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
-    await kubelet.run(first)
-    await kubelet.admit(second)
-    await kubelet.start_container(second, "a")
-    plugin.fail["PreStartContainer"] = "no"
-    await restart(kubelet)
-    assert await kubelet.readmit() == [second]  # b does not run, and no device is healthy
 
 
 async def test_r5_a_completed_init_container_prevents_another_admission(kubelet):
@@ -132,19 +106,6 @@ async def test_x21_after_a_reboot_a_pod_needs_only_prestart(kubelet, plugin):
     wanted = [("Allocate", "0"), ("PreStartContainer", "0"), ("PreStartContainer", "0")]
     assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
     assert pod.statuses["main"].starts == 2
-
-
-async def test_after_a_reboot_a_pod_with_a_sick_device_fails(kubelet, plugin):
-    pod = Pod.of("p", {GPU: 1})
-    await kubelet.run(pod)
-    await kubelet.reboot()
-    await kubelet.start()
-    await plugin.stop()
-    plugin.devices["0"] = "Unhealthy"
-    await plugin.begin()
-    await kubelet.registered(GPU)
-    assert await kubelet.readmit() == [pod]
-    assert "previously allocated devices are no longer healthy" in pod.message
 
 
 async def test_x29_a_kubelet_killed_during_prestart_calls_it_again(kubelet, plugin):

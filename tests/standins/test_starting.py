@@ -100,16 +100,6 @@ async def test_x10_an_error_from_prestart_is_retried_for_ever(kubelet, plugin):
     assert pod.statuses["main"].message == ""
 
 
-async def test_x11_a_container_restarts_on_an_unhealthy_device(kubelet, plugin):
-    pod = Pod.of("p", {GPU: 1})
-    await kubelet.run(pod)
-    plugin.show(g0="Unhealthy")
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
-    await kubelet.restart_container(pod, "main")
-    assert prestarts(kubelet) == ["0", "0"]
-    assert kubelet.starts[-1].prestart
-
-
 async def test_x23_a_pod_deleted_during_prestart_starts_and_stops(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, plugin):

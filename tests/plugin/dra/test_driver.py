@@ -166,15 +166,6 @@ async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
             assert {device.state for device in (await admin.status()).devices} == {"clean"}
 
 
-async def test_a_claim_without_devices_releases_none_of_another(cluster):
-    cluster.allocate("a", 0)
-    cluster.allocate("b", 0)
-    await cluster.prepare("a")
-    assert (await cluster.prepare("b", SOON)).error
-    assert await cluster.unprepare("b") == ""
-    await cluster.owners("uid-a", "")
-
-
 async def test_a_claim_waits_for_the_claim_before(cluster):
     """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
     cluster.allocate("a", 0)
