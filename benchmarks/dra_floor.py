@@ -11,15 +11,16 @@ from pathlib import Path
 
 from demo.standins.do_nothing_driver import DoNothingDriver
 from demo.standins.do_nothing_plugin import until_sigterm
+from plugin.cluster.apiserver import ApiServer
 from plugin.cluster.credentials import File
-from plugin.dra import apiserver, claims
+from plugin.dra import claims
 from plugin.kubelet_api import dra_pb2 as pb
 
 
 class Reading(DoNothingDriver):
     """A CDI name for each device of a claim."""
 
-    def __init__(self, name: str, socket: Path, server: apiserver.ResourceApi) -> None:
+    def __init__(self, name: str, socket: Path, server: ApiServer) -> None:
         super().__init__(name, socket)
         self._server = server
 
@@ -39,7 +40,7 @@ class Reading(DoNothingDriver):
 
 async def serve(socket: Path, kubeconfig: Path, name: str) -> None:
     """Serve until SIGTERM."""
-    driver = await Reading(name, socket, apiserver.connect(File(kubeconfig), "node", 5.0)).serve()
+    driver = await Reading(name, socket, ApiServer(File(kubeconfig), "node", 5.0)).serve()
     await until_sigterm()
     await driver.stop()
 

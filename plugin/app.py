@@ -8,25 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from plugin import config, response, stopping
+from plugin import config, stopping
 from plugin.cluster.reporter import ClusterReporter, make_reporter
 from plugin.config import Config
-from plugin.device_plugin import DevicePlugin, Handout
+from plugin.device_plugin import DevicePlugin, Handout, OwnHandout
 from plugin.devices import own_devices
 from plugin.gate import Gate
-from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
 from plugin.registration import kubelet, sockets
 from plugin.stopping import DRAINED_WITHIN, InFlight
-from plugin.vendor import doubts
 from plugin.vendor import handout as vendor
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import VendorOffer
@@ -43,19 +40,8 @@ def run(chosen: Config) -> int:
     """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
-    with stopping.one_fatal_error(), ExitStack() as lock:
-        if not chosen.standby:
-            lock.enter_context(sockets.sole_instance(chosen.kubelet_dir))
-        return asyncio.run(_serve(chosen, make_reporter(chosen.cluster)))
-
-
-async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
-    """Run until a signal arrives or a task fails; the error of that task ends the program."""
-    if reporter is not None:
-        asyncio.get_running_loop().set_default_executor(stopping.DaemonThreadExecutor())
-    in_flight = InFlight()
-    await stopping.run(_work(chosen, reporter, in_flight), in_flight)
-    return 0
+    with nullcontext() if chosen.standby else sockets.sole_instance(chosen.kubelet_dir):
+        return stopping.run(partial(_work, chosen, make_reporter(chosen.cluster)))
 
 
 async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InFlight) -> None:
@@ -67,7 +53,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
-                    registrations.create_task(doubts.end_proofs(scrubber, vendors.doubts, vendors.trust), name="doubts")
+                    registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 gate = Gate(scrubber, listing, in_flight)
                 handout = partial(_handout, chosen, listing, vendors, gate)
                 try:
@@ -100,7 +86,7 @@ def _handout(
 ) -> Handout:
     """How the containers get the devices of a resource."""
     if vendors is None:
-        return OwnHandout(chosen.style, partial(_shared_nodes, chosen.style.dev_root))
+        return OwnHandout(chosen.style)
     return vendor.VendorHandout(resource, vendors, listing, gate, chosen.cdi_dirs)
 
 
@@ -157,8 +143,3 @@ async def _register(
 async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
     add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
     await kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record).run()
-
-
-def _shared_nodes(root: str) -> list[str]:
-    """The nodes that exist now: the driver may load after the plugin has started."""
-    return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]

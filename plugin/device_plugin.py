@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 
+from plugin import preferred, response
 from plugin.devices import HEALTHY, UNHEALTHY, Device
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
@@ -62,6 +65,34 @@ class Handout(Protocol):
 
     async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> Sequence[str]:
         """The devices that the kubelet should take; none: it chooses."""
+
+
+class OwnHandout:
+    """Devices of this plugin's own: by the answer that the operator chose, after the gate."""
+
+    def __init__(self, style: response.Style) -> None:
+        self._style = style
+
+    async def allocate(
+        self,
+        _request: wire.AllocateRequest,
+        groups: Sequence[Sequence[Device]],
+        acquire: Callable[[], Awaitable[None]],
+    ) -> wire.AllocateResponse:
+        """The answer is made first: if it cannot be made, no device is acquired."""
+        shared = _shared_nodes(self._style.dev_root) if self._style.pass_device_specs else ()
+        made = (response.respond(devices, self._style, shared, uuid.uuid4()) for devices in groups)
+        answer = wire.AllocateResponse(container_responses=made)
+        await acquire()
+        return answer
+
+    async def start(self, _request: wire.PreStartContainerRequest, _within: float | None) -> None:
+        """Nothing is left to do."""
+
+    async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> list[str]:
+        """The preferred devices by the last list."""
+        available, must = list(request.available_deviceIDs), list(request.must_include_deviceIDs)
+        return preferred.prefer(shown, available, must, request.allocation_size)
 
 
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
@@ -118,8 +149,8 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
                 operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
 
             answer = await self._handout.allocate(request, found, acquire)
-            for response, devices in zip(answer.container_responses, found, strict=True):
-                response.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
+            for container, devices in zip(answer.container_responses, found, strict=True):
+                container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
             return answer
 
     async def PreStartContainer(
@@ -180,6 +211,11 @@ def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:
             return no
         case _:
             return grpc.StatusCode.UNAVAILABLE
+
+
+def _shared_nodes(root: str) -> list[str]:
+    """The nodes that exist now: the driver may load after the plugin has started."""
+    return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]
 
 
 def _since(begun: float) -> float:

@@ -24,8 +24,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
-
 from plugin.devices import Device, Offer
 from scrubber.api import client
 from scrubber.ground import log
@@ -149,25 +147,17 @@ class Listing:
 
     async def follow(self) -> None:
         """Keep the lists up to date until cancelled, also while the service does not answer."""
-        pauses = wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)
-        while True:
-            async for attempt in AsyncRetrying(retry=retry_if_exception_type(AutoclaveError), wait=pauses):
-                with attempt:
-                    await self._follow_while_it_answers()
-
-    async def _follow_while_it_answers(self) -> None:
-        """Read stream after stream until one fails. Return if an earlier one worked: then pauses start short again."""
-        steady = False
+        pause = FIRST_PAUSE
         while True:
             try:
                 await self._follow_one_stream()
             except AutoclaveError as error:
                 self._warn(error)
                 self._expire_after(self._silence)
-                if steady:
-                    return
-                raise
-            steady, self._warned = True, ""
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                pause, self._warned = FIRST_PAUSE, ""
 
     async def _follow_one_stream(self) -> None:
         """Read lists until no message arrives for a while: then a new stream is needed."""

@@ -59,15 +59,25 @@ class InFlight(Changed):
                     await asyncio.sleep(QUIET)
 
 
-async def run(work: Coroutine[Any, Any, None], in_flight: InFlight) -> None:
-    """Run until a signal arrives or the work fails; its error ends the program."""
+def run(work: Callable[[InFlight], Coroutine[Any, Any, None]]) -> int:
+    """Run until a signal arrives or the work fails; its error ends the program. Returns 0.
+
+    The work gets the count of the calls that are being answered.
+    """
+    with one_fatal_error():
+        asyncio.run(_run(work, InFlight()))
+    return 0
+
+
+async def _run(work: Callable[[InFlight], Coroutine[Any, Any, None]], in_flight: InFlight) -> None:
+    asyncio.get_running_loop().set_default_executor(DaemonThreadExecutor())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # There is no file to reload, and a restart would make the devices of the node unhealthy for a moment.
     aio.on_hangup(partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
-    task = asyncio.create_task(work, name="plugin")
+    task = asyncio.create_task(work(in_flight), name="plugin")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import stat
 import sys
@@ -15,9 +14,9 @@ from pathlib import Path
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import container_toolkit, create_gate, kubelet_devices, posture, process_facts, safe_read
-from plugin.cluster import credentials
-from plugin.cluster.base import Failure, Unusable
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import credentials, reporter
+from plugin.cluster.credentials import ReportChoice, Reports, Unusable
+from plugin.cluster.retry_loop import Failure
 from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.registration import sockets
@@ -67,7 +66,7 @@ def _create_gate(answer: views.Status | AutoclaveError, run_dir: Path, host_root
 
 
 def _slice_fields(driver: str) -> base.SliceFields:
-    """Give the API server a slice with every field, as a dry run, and see what it keeps."""
+    """Give the API server a slice with a taint, as a dry run, and see whether it keeps the taint."""
     node = os.environ.get("NODE_NAME", "")
     choice = ReportChoice(Reports.ON, node)
     found = credentials.find(choice, os.environ)
@@ -75,16 +74,17 @@ def _slice_fields(driver: str) -> base.SliceFields:
         return base.SliceFields(fault="there are no credentials, or NODE_NAME is not set")
 
     async def ask() -> frozenset[str]:
-        server = importlib.import_module("plugin.dra.apiserver").connect(found, node, API_WITHIN)
+        server = reporter.connect(found, node, API_WITHIN)
         try:
-            tried = slices.with_all_fields(Pool(driver, node, await server.node_uid()))
-            return slices.missing_gates(await server.apply_slice(tried, dry_run=True))
+            tried = slices.with_a_taint(Pool(driver, node, (await server.read()).uid))
+            kept = slices.has_taint(await server.apply_slice(tried, dry_run=True))
+            return frozenset() if kept else frozenset({slices.TAINTS_GATE})
         finally:
             await server.close()
 
     try:
         return base.SliceFields(missing=asyncio.run(ask()))
-    except (ImportError, Unusable) as error:
+    except Unusable as error:
         return base.SliceFields(fault=str(error))
     except Failure as failure:
         return base.SliceFields(fault=failure.message)

@@ -45,7 +45,6 @@ class ApiServer(HttpApi):
         """``nodes``: the names of the nodes that exist."""
         super().__init__(folder)
         self.keeps_taints = True  # False: as without the feature gate DRADeviceTaints
-        self.keeps_binding_conditions = True  # False: as without the feature gate DRADeviceBindingConditions
         self._objects: dict[Key, Object] = {}
         self._changes: list[Change] = []
         self._version = 0  # the resourceVersion of the last change
@@ -180,9 +179,6 @@ class ApiServer(HttpApi):
         for device in found["spec"].get("devices") or ():
             if not self.keeps_taints:
                 device.pop("taints", None)
-            if not self.keeps_binding_conditions:
-                for field in ("bindingConditions", "bindingFailureConditions", "bindsToNode"):
-                    device.pop(field, None)
 
     def _apply_slice(self, wanted: Object, before: Object | None) -> Answer:
         if before is None:

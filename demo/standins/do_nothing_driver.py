@@ -41,7 +41,6 @@ class DoNothingDriver(
         self.versions = ["v1.DRAPlugin"]
         self.fail: dict[str, str] = {}  # method to the error of each claim
         self.hold: dict[str, asyncio.Event] = {}  # method to what it waits for
-        self.skips = self.invents = False  # answer for no claim, for a claim that was not in the request
         self.asked: list[tuple[str, tuple[str, ...]]] = []  # method and the names of the claims
         self.notified: list[tuple[bool, str]] = []
         self.health: asyncio.Queue[list[drahealth_pb2.DeviceHealth]] = asyncio.Queue()
@@ -129,6 +128,4 @@ class DoNothingDriver(
         self.asked.append((method, tuple(claim.name for claim in request.claims)))
         if method in self.hold:
             await self.hold[method].wait()
-        if self.skips:
-            return []
-        return [*([pb.Claim(uid="another-uid", name="another")] if self.invents else []), *request.claims]
+        return list(request.claims)

@@ -62,7 +62,6 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
         self.fail: dict[str, str] = {}  # method to the text it fails with
         self.hold: dict[str, asyncio.Event] = {}  # method to what it waits for
         self.prefer: list[str] | None = None
-        self.responses = 1
         self.type, self.versions = "DevicePlugin", ["v1beta1"]
         self.notified: list[tuple[bool, str]] = []
         self.left: dict[str, float | None] = {}  # method to the time it was given
@@ -172,7 +171,7 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
         """Yes."""
         await self._called("Allocate", context)
         answer = self.answer(request.container_requests[0].devices_ids)
-        return pb.AllocateResponse(container_responses=[answer] * self.responses)
+        return pb.AllocateResponse(container_responses=[answer])
 
     async def PreStartContainer(
         self, request: pb.PreStartContainerRequest, context: Context

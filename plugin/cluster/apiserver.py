@@ -1,59 +1,100 @@
-"""The calls to the API server for the reports about one node."""
+"""The calls of the plugin and of the DRA driver to the API server: a client, time limits, and classified failures.
+
+The only module that knows the client library. The library is an optional dependency, and costs more memory and time
+than the rest of the plugin's start. So this module is imported by name (``reporter.connect``), and only if there are
+credentials.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
+import httpx2
 import msgspec
-from lightkube import ApiError, AsyncClient
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
 from lightkube.types import PatchType
 
-from plugin.cluster import api_objects, base, calls
-from plugin.cluster.credentials import Credentials
+from plugin.cluster import api_objects
+from plugin.cluster.credentials import Credentials, File, InCluster, Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, PendingEvent
+from plugin.cluster.retry_loop import Failure, FailureKind
+
+GROUP, VERSION = "resource.k8s.io", "v1"
+FIELD_MANAGER = "autoclave"
+# Plain objects: a newer server has fields that the library does not know.
+_Claim = create_namespaced_resource(GROUP, VERSION, "ResourceClaim", "resourceclaims")
+_Slice = create_global_resource(GROUP, VERSION, "ResourceSlice", "resourceslices")
 
 _KNOWN = {status.value for status in ConditionStatus}
-_STALE_PATCH = calls.STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails
+_STALE = frozenset({HTTPStatus.CONFLICT})
+_STALE_PATCH = _STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails
+_MOST_QUOTED = 300  # characters of an answer of the API server
 
 
-def connect(credentials: Credentials, node: str, within: float) -> ApiServer:
-    """A client that has sent nothing yet. ``within``: the time limit of a call, in seconds."""
-    return ApiServer(calls.connect(credentials, api_objects.NAMESPACE, within), node, within)
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """The fields of the Node that the reporter needs."""
+
+    uid: str
+    version: str
+    condition: Condition | None
+    taints: int = 0  # the number of all taints
+    taint: int | None = None  # the index of our taint
 
 
 class ApiServer:
-    """The API server, for one node."""
+    """The API server, for one node. Every call but ``slices`` ends within a bound, with an answer or a Failure."""
 
-    def __init__(self, client: AsyncClient, node: str, within: float) -> None:
-        self._client = client
+    def __init__(self, credentials: Credentials, node: str, within: float) -> None:
+        """Send nothing yet. ``within``: the time limit of a call, in seconds."""
+        try:
+            # Claims are plain objects, which have no types.
+            self._client: Any = AsyncClient(
+                _config(credentials), namespace=api_objects.NAMESPACE, timeout=httpx2.Timeout(within)
+            )
+        except Exception as error:  # the library fails in many ways on a broken file
+            raise Unusable(f"cannot use the credentials: {_one_line(error)}") from error
         self._node = node
         self._within = within
 
-    async def read(self) -> base.ClusterNode:
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    # -- the Node, for the reports
+
+    async def read(self) -> ClusterNode:
         """The Node as it is now."""
         async with self._call("get", "nodes"):
             return _node(await self._client.get(core_v1.Node, self._node))
 
-    async def put_condition(self, condition: Condition) -> base.ClusterNode:
+    async def put_condition(self, condition: Condition) -> ClusterNode:
         """Set our condition."""
         async with self._call("patch", "nodes/status"):
             return _node(await self._client.patch(core_v1.NodeStatus, self._node, api_objects.condition(condition)))
 
-    async def put_taint(self, node: base.ClusterNode) -> None:
+    async def put_taint(self, node: ClusterNode) -> None:
         """Add our taint, unless the Node has changed since it was read."""
         await self._patch_taints(api_objects.add_taint(node.version, others=node.taints > 0))
 
-    async def drop_taint(self, node: base.ClusterNode) -> None:
+    async def drop_taint(self, node: ClusterNode) -> None:
         """Remove our taint, unless the Node has changed since it was read."""
         if node.taint is not None:
             await self._patch_taints(api_objects.remove_taint(node.version, node.taint))
+
+    async def _patch_taints(self, patch: list[dict[str, Any]]) -> None:
+        async with self._call("patch", "nodes", _STALE_PATCH):
+            await self._client.patch(core_v1.Node, self._node, patch, patch_type=PatchType.JSON)
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
         """Create an Event, unless it exists because the answer to an earlier call was lost."""
@@ -65,26 +106,141 @@ class ApiServer:
                 if error.status.reason != "AlreadyExists":
                     raise
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.close()
+    # -- claims and slices, for the DRA driver
 
-    async def _patch_taints(self, patch: list[dict[str, Any]]) -> None:
-        async with self._call("patch", "nodes", _STALE_PATCH):
-            await self._client.patch(core_v1.Node, self._node, patch, patch_type=PatchType.JSON)
+    async def claim(self, namespace: str, name: str) -> Mapping[str, Any]:
+        """A ResourceClaim as it is now."""
+        async with self._call("get", "resourceclaims"):
+            claim = await self._client.get(_Claim, name, namespace=namespace)
+            return _plain(claim)
 
-    def _call(self, verb: str, what: str, stale: Collection[int] = calls.STALE) -> AbstractAsyncContextManager[None]:
-        return calls.call(verb, what, self._within, stale)
+    async def apply_claim_status(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Set our part of the status of a claim; returns what the API server made of the claim."""
+        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+        async with self._call("patch", "resourceclaims/status"):
+            status = _Claim.Status.from_dict(dict(wanted))
+            applied = await self._client.apply(
+                status, name, namespace=namespace, field_manager=FIELD_MANAGER, force=True
+            )
+            return _plain(applied)
+
+    async def apply_slice(self, wanted: Mapping[str, Any], *, dry_run: bool = False) -> Mapping[str, Any]:
+        """Create or replace a slice; returns what the API server made of it. ``dry_run`` stores nothing."""
+        async with self._call("patch", "resourceslices"):
+            applied = await self._client.apply(
+                _Slice.from_dict(dict(wanted)), field_manager=FIELD_MANAGER, force=True, dry_run=dry_run
+            )
+            return _plain(applied)
+
+    async def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+        """The slice of this name now and after each change; None while there is none. Ends when the watch ends."""
+        wanted = {"metadata.name": name}
+        async with self._call("list", "resourceslices"):
+            listed = self._client.list(_Slice, fields=wanted)
+            found = [_plain(it) async for it in listed]
+        yield found[0] if found else None
+        watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
+        while True:
+            try:
+                async with call("watch", "resourceslices", None):
+                    change, it = await anext(watch)
+            except StopAsyncIteration:
+                return
+            except Failure as failure:
+                if failure.kind is FailureKind.STALE:  # normal after some hours without a change
+                    return
+                raise
+            yield _plain(it) if change != "DELETED" else None
+
+    async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
+        """All slices of a driver for this node."""
+        async with self._call("list", "resourceslices"):
+            wanted = {"spec.driver": driver, "spec.nodeName": self._node}
+            return [_plain(it) async for it in self._client.list(_Slice, fields=wanted)]
+
+    def _call(self, verb: str, what: str, stale: Collection[int] = _STALE) -> AbstractAsyncContextManager[None]:
+        return call(verb, what, self._within, stale)
 
 
-def _node(node: NodeModel) -> base.ClusterNode:
+def _config(credentials: Credentials) -> KubeConfig:
+    match credentials:
+        case InCluster(directory):
+            return KubeConfig.from_service_account(directory)
+        case File(path):
+            return KubeConfig.from_file(path)
+
+
+@asynccontextmanager
+async def call(verb: str, what: str, within: float | None, stale: Collection[int] = _STALE) -> AsyncIterator[None]:
+    """Limit the time of a whole call, with DNS, TLS and the answer, and raise a Failure for each error."""
+    try:
+        async with asyncio.timeout(within):
+            yield
+    except (TimeoutError, httpx2.TimeoutException):
+        raise Failure(FailureKind.AWAY, f"the API server did not answer within {within:g} s") from None
+    except httpx2.HTTPStatusError as error:
+        raise _failure(error, f"{verb} {what}", stale) from None
+    except (httpx2.HTTPError, OSError) as error:
+        raise Failure(FailureKind.AWAY, f"cannot reach the API server: {_one_line(error)}") from None
+    except Exception as error:  # the library fails in many ways on an invalid answer
+        raise Failure(FailureKind.AWAY, f"the API server's answer is invalid: {_one_line(error)}") from error
+
+
+def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) -> Failure:
+    code, said = _code(error), _one_line(error)
+    match code:
+        case HTTPStatus.UNAUTHORIZED:
+            return Failure(FailureKind.FORBIDDEN, f"the API server does not accept the credentials: {said}")
+        case HTTPStatus.FORBIDDEN:
+            return Failure(FailureKind.FORBIDDEN, f"the right to {right} is missing: {said}")
+        case HTTPStatus.NOT_FOUND:
+            return Failure(FailureKind.MISSING, f"cannot {right}, the object does not exist: {said}")
+        case HTTPStatus.TOO_MANY_REQUESTS:
+            return Failure(FailureKind.BUSY, "the API server is busy", _retry_after(error))
+        case HTTPStatus.UNPROCESSABLE_ENTITY if code in stale:
+            why = f"another client changed the object before {right}, or an admission policy refused it: {said}"
+            return Failure(FailureKind.STALE, why)
+        case HTTPStatus.GONE:
+            return Failure(FailureKind.STALE, f"the API server has forgotten the state before {right}: {said}")
+        case _ if code in stale:
+            return Failure(FailureKind.STALE, f"another client changed the object before {right}: {said}")
+        case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return Failure(FailureKind.REFUSED, f"the API server refuses to {right}: {said}")
+        case _:
+            return Failure(FailureKind.AWAY, f"the API server failed with status {code}", _retry_after(error))
+
+
+def _code(error: httpx2.HTTPStatusError) -> int:
+    """The status of the answer, or of an error that came as an event of a watch."""
+    if _is_event(error):
+        return (isinstance(error, ApiError) and error.status.code) or HTTPStatus.INTERNAL_SERVER_ERROR
+    return error.response.status_code
+
+
+def _is_event(error: httpx2.HTTPStatusError) -> bool:
+    """Whether the error has no answer of its own; the types do not know that."""
+    return getattr(error, "response", None) is None
+
+
+def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
+    """In seconds; the API server never sends a date."""
+    seconds = "" if _is_event(error) else error.response.headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() else None
+
+
+def _one_line(error: Exception) -> str:
+    said = " ".join(f"{error}".split()) or type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in said)[:_MOST_QUOTED]
+
+
+def _node(node: NodeModel) -> ClusterNode:
     metadata, spec, status = node.metadata, node.spec, node.status
     taints = (spec.taints if spec is not None else None) or []
     conditions = (status.conditions if status is not None else None) or []
     ours = (api_objects.TAINT, api_objects.EFFECT)
     places = (index for index, taint in enumerate(taints) if (taint.key, taint.effect) == ours)
     found = (condition for condition in conditions if condition.type == api_objects.CONDITION)
-    return base.ClusterNode(
+    return ClusterNode(
         uid=(metadata.uid if metadata is not None else None) or "",
         version=(metadata.resourceVersion if metadata is not None else None) or "",
         condition=next(map(_condition, found), None),
@@ -101,3 +257,7 @@ def _condition(found: NodeCondition) -> Condition:
 
 def _seconds(at: datetime | None) -> float:
     return at.timestamp() if at is not None else 0.0
+
+
+def _plain(found: Any) -> dict[str, Any]:  # noqa: ANN401 - plain objects have no types
+    return dict(found.to_dict())

@@ -1,4 +1,4 @@
-"""Which credentials the reports use, if there are any. Reads files only, and imports no client library."""
+"""Which credentials are used for the API server, if there are any. Reads files only, and imports no client library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from pathlib import Path
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+
+
+class Unusable(Exception):
+    """The plugin cannot make a client; the message says why."""
 
 
 class Reports(Enum):

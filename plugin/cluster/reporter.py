@@ -15,17 +15,19 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from plugin.cluster import api_objects, base, credentials, node_report
-from plugin.cluster.base import Failure, FailureKind
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import api_objects, credentials, node_report
+from plugin.cluster.credentials import ReportChoice, Reports, Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
-from plugin.cluster.retry_loop import NEVER, Action, Pace, RetryLoop
-from plugin.devices import Device
+from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop
+from plugin.listing import Listing, Shown
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import FatalError
+
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer, ClusterNode
 
 logger = log.get("cluster")
 
@@ -33,24 +35,11 @@ CALL_WITHIN = 5.0  # seconds for a whole call
 _CLIENT = "plugin.cluster.apiserver"
 
 
-class DeviceSource(Protocol):
-    """The plugin's own list of devices."""
-
-    async def until_known(self) -> None:
-        """Wait for the first list."""
-
-    def current(self) -> tuple[Device, ...] | None:
-        """Every device; None while no list is valid."""
-
-    async def until_differs(self, before: tuple[Device, ...] | None) -> None:
-        """Wait until ``current`` returns something else."""
-
-
 class ClusterReporter:
     """Reports the devices of one node."""
 
     def __init__(
-        self, server: base.Server, node: str, *, taint: bool, pace: Pace, clock: Callable[[], float] = time.time
+        self, server: ApiServer, node: str, *, taint: bool, pace: Pace, clock: Callable[[], float] = time.time
     ) -> None:
         """Send nothing before ``run``; ``clock`` is the wall clock."""
         self._server = server
@@ -61,14 +50,14 @@ class ClusterReporter:
         self._changed = Changed()
         self._outbox = Outbox(lambda: f"{node[:230].rstrip('-.')}.{secrets.token_hex(8)}")
         self._reports: DeviceReports = {}
-        self._seen: tuple[Device, ...] | None = None
+        self._seen: Shown | None = None
         self._content: ConditionContent | None = None
         self._since = 0.0
-        self._known: base.ClusterNode | None = None
+        self._known: ClusterNode | None = None
         self._written: Condition | None = None
         self._tainted = False
 
-    async def run(self, source: DeviceSource) -> None:
+    async def run(self, listing: Listing) -> None:
         """Report until cancelled, then report the stop within a time limit."""
         changed, pace = self._changed, self._pace
         loops = [
@@ -78,7 +67,7 @@ class ClusterReporter:
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._guarded(lambda: self._follow(source)))
+                tasks.create_task(self._guarded(lambda: self._follow(listing)))
                 for loop in loops:
                     tasks.create_task(self._guarded(loop.run))
         finally:
@@ -94,27 +83,27 @@ class ClusterReporter:
                 logger.exception("a fault inside the reports to the cluster")
             await asyncio.sleep(self._pace.slow)
 
-    async def _follow(self, source: DeviceSource) -> None:
+    async def _follow(self, listing: Listing) -> None:
         """Report the devices at every change, and when a device has been unhealthy for long."""
         try:
             self._reports = node_report.after_silence(self._reports)  # no observation since a fault
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.first_list_within):
-                    await source.until_known()
-            await self._watch(source)
+                    await listing.until_known()
+            await self._watch(listing)
         except Exception:  # any fault, raised again: otherwise each heartbeat would repeat the last report
             self._seen = None
             self._set_content(node_report.FAULT)
             raise
 
-    async def _watch(self, source: DeviceSource) -> None:
+    async def _watch(self, listing: Listing) -> None:
         while True:
-            self._update(source.current())
+            self._update(listing.current())
             with suppress(TimeoutError):
                 async with asyncio.timeout(node_report.next_change(self._reports, _steady())):
-                    await source.until_differs(self._seen)
+                    await listing.until_differs(self._seen)
 
-    def _update(self, devices: tuple[Device, ...] | None) -> None:
+    def _update(self, devices: Shown | None) -> None:
         self._seen = devices
         if devices is None:
             self._reports = node_report.after_silence(self._reports)
@@ -162,7 +151,7 @@ class ClusterReporter:
         self._written = wanted
         self._set_node(node)
 
-    def _set_node(self, node: base.ClusterNode) -> None:
+    def _set_node(self, node: ClusterNode) -> None:
         """Keep the Node as the API server returns it: its UID, and whether it has our taint."""
         if self._known is None and node.taint is not None and not self._taint:
             hint = f"kubectl taint node {self._node} {api_objects.TAINT}-"
@@ -242,36 +231,35 @@ def _steady() -> float:
     return asyncio.get_running_loop().time()
 
 
+def connect(found: credentials.Credentials, node: str, within: float) -> ApiServer:
+    """A client that has sent nothing yet, or Unusable. ``within``: the time limit of a call, in seconds.
+
+    The client library is imported here: it is optional, and a plugin without reports stays small without it.
+    """
+    try:
+        module = importlib.import_module(_CLIENT)
+    except Exception as error:  # a broken library must not stop the plugin
+        raise Unusable(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
+    server: ApiServer = module.ApiServer(found, node, within)
+    return server
+
+
 def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
     """A reporter that is ready to run; None without reports or without credentials."""
     if choice.reports is Reports.OFF:
         return None
     found = credentials.find(choice, os.environ)
+    why = credentials.missing(choice, os.environ)
     try:
-        server = _server(choice, found)
-    except base.Unusable as error:
-        if choice.reports is Reports.ON:
-            raise FatalError(f"cannot report to the cluster: {error}") from error
-        if found is not None or choice.taint:  # otherwise no option asks for reports
-            logger.warning("nothing is reported to the cluster", why=str(error))
-        return None
-    logger.info("reporting to the cluster", node=choice.node, taint=choice.taint)
-    return ClusterReporter(server, choice.node, taint=choice.taint, pace=Pace())
-
-
-def _server(choice: ReportChoice, found: credentials.Credentials | None) -> base.Server:
-    missing = credentials.missing(choice, os.environ)
-    if found is None or missing:
-        raise base.Unusable(missing)
-    return _connect(found, choice.node)
-
-
-def _connect(found: credentials.Credentials, node: str) -> base.Server:
-    # Imported by name: the client library is optional, and a plugin without reports stays small without it. Imported
-    # before the plugin serves: the import takes longer than a call of the kubelet should wait.
-    try:
-        module = importlib.import_module(_CLIENT)
-    except Exception as error:  # a broken library must not stop the plugin
-        raise base.Unusable(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
-    server: base.Server = module.connect(found, node, CALL_WITHIN)
-    return server
+        # Before the plugin serves: to load the library takes longer than a call of the kubelet should wait.
+        server = connect(found, choice.node, CALL_WITHIN) if found is not None and not why else None
+    except Unusable as error:
+        server, why = None, str(error)
+    if server is not None:
+        logger.info("reporting to the cluster", node=choice.node, taint=choice.taint)
+        return ClusterReporter(server, choice.node, taint=choice.taint, pace=Pace())
+    if choice.reports is Reports.ON:
+        raise FatalError(f"cannot report to the cluster: {why}")
+    if found is not None or choice.taint:  # otherwise no option asks for reports
+        logger.warning("nothing is reported to the cluster", why=why)
+    return None

@@ -10,14 +10,37 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from plugin.cluster.base import Failure, FailureKind
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 
 logger = log.get("cluster")
+
+
+class FailureKind(Enum):
+    """Why a call failed, which decides when the next attempt follows."""
+
+    AWAY = "away"  # no valid answer: retried soon, with growing pauses
+    BUSY = "busy"  # the API server says when to retry
+    STALE = "stale"  # another client changed the object meanwhile, or it exists already
+    FORBIDDEN = "forbidden"  # an operator has to change rights or credentials: retried after long pauses
+    MISSING = "missing"  # the object does not exist
+    REFUSED = "refused"  # the API server refuses the object: a retry does not help
+
+
+class Failure(Exception):
+    """A call that failed, with a message for the log."""
+
+    def __init__(self, kind: FailureKind, message: str, retry_after: float | None = None) -> None:
+        """``retry_after`` is the pause that the API server asks for, in seconds."""
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after = retry_after
+
 
 NEVER = float("inf")
 _RETRIED_SLOWLY = {FailureKind.FORBIDDEN, FailureKind.MISSING, FailureKind.REFUSED}  # an operator has to change these

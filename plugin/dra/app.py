@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -14,11 +13,10 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from plugin import stopping
-from plugin.cluster.base import Unusable
-from plugin.cluster.credentials import Credentials
+from plugin.cluster.credentials import Credentials, Unusable
+from plugin.cluster.reporter import connect
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
-from plugin.dra.binding import BindingConditions
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
@@ -28,7 +26,8 @@ from plugin.dra.publisher import SlicePublisher
 from plugin.dra.vendor import devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
 from plugin.listing import Listing
-from plugin.registration import endpoint, events
+from plugin.registration import endpoint
+from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
 from scrubber.api import client
 from scrubber.ground import log, paths
@@ -37,7 +36,6 @@ from scrubber.ground.errors import FatalError
 logger = log.get("app")
 
 CALL_WITHIN = 5.0  # seconds for a whole call of the API server
-_CLIENT = "plugin.dra.apiserver"
 
 
 def run(chosen: DraConfig) -> int:
@@ -46,24 +44,13 @@ def run(chosen: DraConfig) -> int:
     os.umask(0o077)
     sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
     sockets_dir.mkdir(mode=0o750, exist_ok=True)
-    with stopping.one_fatal_error():
-        return asyncio.run(_serve(chosen, credentials))
-
-
-async def _serve(chosen: DraConfig, credentials: Credentials) -> int:
-    asyncio.get_running_loop().set_default_executor(stopping.DaemonThreadExecutor())
-    in_flight = InFlight()
-    await stopping.run(_work(chosen, credentials, in_flight), in_flight)
-    return 0
+    return stopping.run(partial(_work, chosen, credentials))
 
 
 async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight) -> None:
     node = chosen.cluster.node
-    # Imported by name: the client library is optional, and the rest of the plugin stays small without it.
     try:
-        server = importlib.import_module(_CLIENT).connect(credentials, node, CALL_WITHIN)
-    except ImportError as error:
-        raise FatalError(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
+        server = connect(credentials, node, CALL_WITHIN)
     except Unusable as error:
         raise FatalError(f"cannot read claims: {error}") from error
     metrics = CollectorRegistry()
@@ -84,17 +71,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
             registered = asyncio.Event()
-            publisher = SlicePublisher(
-                server,
-                listing,
-                chosen.driver,
-                node,
-                on_write=counters.slice_written,
-                conditions=chosen.binding_conditions,
-            )
-            if chosen.binding_conditions:
-                conditions = BindingConditions(server, listing, chosen.driver, node)
-                tasks.create_task(conditions.run(), name="binding conditions")
+            publisher = SlicePublisher(server, listing, chosen.driver, node, counters)
             tasks.create_task(_publish_once(registered, publisher), name="slice")
             add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
             sockets = chosen.service_socket, chosen.registry_socket
@@ -108,7 +85,7 @@ async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight
                 health = vendor.health_handler(channel) if driver.HEALTH in versions else None
                 return partial(_add, driver.handlers(answer(devices=devices), health))
 
-            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters.record, counters.note_bypass).run()
+            work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters).run()
         async with asyncio.TaskGroup() as registrations:
             registrations.create_task(work, name="registration")
             try:
@@ -121,9 +98,9 @@ def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) 
     server.add_generic_rpc_handlers(handlers)
 
 
-def _note(registered: asyncio.Event, counters: DraCounters, event: events.Event) -> None:
-    counters.record(event)
-    if isinstance(event, events.Registered):
+def _note(registered: asyncio.Event, counters: DraCounters, driver_name: str, failure: NotRegistered | None) -> None:
+    counters.record(driver_name, failure)
+    if failure is None:
         registered.set()
 
 

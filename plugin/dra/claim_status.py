@@ -9,31 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from plugin.cluster.base import Failure, FailureKind
-from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.dra import claims
 from plugin.dra.claims import AllocatedDevice
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
 from scrubber.ground.device_messages import GrantedDevice
 
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
 logger = log.get("claim status")
 
 PACE = Pace(spacing=0.1)
 MOST_WAITING = 64  # claims: the oldest one is dropped for the next
 _DROPPED = {FailureKind.MISSING, FailureKind.REFUSED}  # another attempt would not help
-
-
-class ClaimServer(Protocol):
-    """What the writer needs of the API server."""
-
-    async def claim(self, namespace: str, name: str) -> Mapping[str, Any]:
-        """A ResourceClaim as it is now."""
-
-    async def apply_claim_status(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Set our part of the status of a claim; returns what the API server made of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class _Prepared:
 class ClaimStatusWriter:
     """Writes the status of one claim after the other. An entry that waits is dropped when its claim is given back."""
 
-    def __init__(self, server: ClaimServer, driver: str, pace: Pace = PACE) -> None:
+    def __init__(self, server: ApiServer, driver: str, pace: Pace = PACE) -> None:
         self._server = server
         self._driver = driver
         self._pace = pace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,61 +57,6 @@ def place(claim: Mapping[str, Any]) -> tuple[str, str]:
 def scrubbed(driver: str) -> str:
     """The type of the condition that says whether a device was scrubbed."""
     return f"{driver}/scrubbed"
-
-
-def scrub_failed(driver: str) -> str:
-    """The type of the condition that says that a device cannot be scrubbed."""
-    return f"{driver}/scrub-failed"
-
-
-def unreported(claim: Mapping[str, Any], driver: str, pool: str) -> list[Mapping[str, Any]]:
-    """The devices of this pool for which the scheduler waits, as the allocation names them."""
-    status = claim.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    reported = {_key(entry) for entry in status.get("devices") or () if entry.get("conditions")}
-    return [
-        result
-        for result in results
-        if (result["driver"], result["pool"]) == (driver, pool)
-        and scrubbed(driver) in (result.get("bindingConditions") or ())
-        and _key(result) not in reported
-    ]
-
-
-def binding_statuses(
-    claim: Mapping[str, Any], driver: str, pool: str, devices: Iterable[Device], now: float
-) -> list[dict[str, Any]]:
-    """The complete status of our devices, if there is something new to say of one of them; otherwise empty.
-
-    An entry that was written before stays as it is: what is left out would be removed.
-    """
-    known = {device.uuid.lower(): device for device in devices}
-    new = []
-    for result in unreported(claim, driver, pool):
-        condition = _binding_condition(result, driver, known.get(result["device"]))
-        if condition is not None:
-            entry = {name: result[name] for name in ("driver", "pool", "device")}
-            new.append(entry | {"conditions": [condition | {"lastTransitionTime": api_objects.time(now)}]})
-    written = [dict(entry) for entry in (claim.get("status") or {}).get("devices") or () if entry["driver"] == driver]
-    return written + new if new else []
-
-
-def _binding_condition(result: Mapping[str, Any], driver: str, device: Device | None) -> dict[str, Any] | None:
-    """What the scheduler may know of a device; None while it has to wait."""
-    if result.get("adminAccess"):
-        message = "admin access takes no device"
-    elif device is None or device.quarantined or device.gone or device.replaced:
-        why = (device.reason if device is not None else "") or "the device is gone"
-        return {"type": scrub_failed(driver), "status": "True", "reason": "OutOfService", "message": why}
-    elif device.clean:
-        message = "the device is clean"
-    else:
-        return None
-    return {"type": scrubbed(driver), "status": "True", "reason": "Scrubbed", "message": message}
-
-
-def _key(device: Mapping[str, Any]) -> tuple[str, str, str]:
-    return device["driver"], device["pool"], device["device"]
 
 
 def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, written: float) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class DraConfig:
     cdi_kind: str = "nvidia.com/gpu"
     clean_within: float = 30.0
     claim_status: bool = False
-    binding_conditions: bool = False
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
@@ -90,11 +89,6 @@ def check(config: DraConfig) -> Credentials:
 
 
 def _check_vendor(config: DraConfig, directory: Path) -> None:
-    if config.binding_conditions:
-        raise FatalError(
-            "cannot use --binding-conditions with --vendor-registry-dir: the vendor's driver writes the slices; leave"
-            " one of them out"
-        )
     if not directory.is_dir():
         raise FatalError(
             f"cannot use --vendor-registry-dir {directory}: it is not a directory; make it, and let the vendor's driver"

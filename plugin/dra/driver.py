@@ -12,28 +12,32 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-from plugin.cluster.base import Failure
 from plugin.cluster.credentials import is_subdomain
+from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, slices
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
-from plugin.dra.metrics import Call, DraCounters
+from plugin.dra.metrics import API_SERVER, VENDOR, Call, DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
+from plugin.metrics.collector import HookOutcome
 from plugin.stopping import InFlight
 from scrubber.ground import log, operation_id
-from scrubber.ground.device_messages import GrantedDevice
-from scrubber.ground.errors import AutoclaveError, InvalidRequest
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
+
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
 
 logger = log.get("dra")
 
@@ -47,13 +51,6 @@ READ_PAUSES = wait_exponential(multiplier=0.05, max=1.0)
 HEALTH_EVERY = 10.0  # seconds between two messages without a change; the kubelet forgets a health after 30
 HEALTH = "v1alpha1.DRAResourceHealth"
 FAULT = "a fault inside the DRA driver"
-
-
-class ClaimSource(Protocol):
-    """Where claims are read."""
-
-    async def claim(self, namespace: str, name: str) -> Mapping[str, Any]:
-        """A ResourceClaim as it is now, or a Failure."""
 
 
 class Devices(Protocol):
@@ -76,16 +73,6 @@ class Devices(Protocol):
         """The devices under the names that the cluster has for them."""
 
 
-class Statuses(Protocol):
-    """Shows in the status of claims what they have got. Neither call waits."""
-
-    def prepared(self, claim: Mapping[str, Any], devices: Mapping[AllocatedDevice, GrantedDevice]) -> None:
-        """A claim has got these devices."""
-
-    def given_back(self, uid: str) -> None:
-        """The claim has its devices no longer."""
-
-
 class Driver:
     """Prepares the devices of claims, and takes them back."""
 
@@ -94,12 +81,12 @@ class Driver:
         chosen: DraConfig,
         listing: Listing,
         gate: ClaimGate,
-        source: ClaimSource,
+        source: ApiServer,
         in_flight: InFlight,
         devices: Devices,
         counters: DraCounters,
         *,
-        statuses: Statuses | None = None,
+        statuses: ClaimStatusWriter | None = None,
     ) -> None:
         """``in_flight`` counts the calls that are being answered. ``statuses``: None writes no status of a claim."""
         self._chosen = chosen
@@ -140,10 +127,14 @@ class Driver:
                     await self._listing.until_differs(shown)
 
     async def _prepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodePrepareResourceResponse]:
-        return claim.uid, await self._answer(Call.PREPARE, claim, until, self._prepare, _prepare_failed)
+        return claim.uid, await self._answer(
+            Call.PREPARE, claim, until, self._prepare, wire.NodePrepareResourceResponse
+        )
 
     async def _unprepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodeUnprepareResourceResponse]:
-        return claim.uid, await self._answer(Call.UNPREPARE, claim, until, self._unprepare, _unprepare_failed)
+        return claim.uid, await self._answer(
+            Call.UNPREPARE, claim, until, self._unprepare, wire.NodeUnprepareResourceResponse
+        )
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         found = await self._read(claim, until)
@@ -202,27 +193,35 @@ class Driver:
         claim: wire.Claim,
         until: float,
         work: Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]],
-        failed: Callable[[str], A],
+        answer: type[A],
     ) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
         log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
-        try:
-            lock = self._lock(claim)
-            with self._in_flight.one(), self._counters.call(call) as counted:
-                async with lock:
+        outcome, reason, why = HookOutcome.CANCELLED, "", ""
+        with self._in_flight.one(), self._counters.waits(call):
+            try:
+                async with self._lock(claim):
                     result = await work(claim, until, op)
-                counted.answered(result.error)
-        except (AutoclaveError, Failure) as error:
-            log.warning("claim refused", error=error.message, seconds=round(time.monotonic() - begun, 4))
-            return failed(f"autoclave: {_public(error)}")
-        except Exception:  # the kubelet gets a short message, the log has the traceback
-            log.exception(FAULT)
-            return failed(f"autoclave: {FAULT}")
-        if result.error:
-            log.warning("claim refused", error=result.error, seconds=round(time.monotonic() - begun, 4))
-        else:
-            log.info("claim done", seconds=round(time.monotonic() - begun, 4))
+                if result.error:  # the vendor's: our own errors are raised
+                    outcome, reason, why = HookOutcome.REFUSED, VENDOR, result.error
+                else:
+                    outcome = HookOutcome.OK
+            except (AutoclaveError, Failure) as error:
+                outcome, why = HookOutcome.REFUSED, error.message
+                reason = error.reason.value if isinstance(error, AutoclaveError) else API_SERVER
+                result = answer(error=f"autoclave: {_public(error)}")
+            except Exception:  # the kubelet gets a short message, the log has the traceback
+                outcome, reason = HookOutcome.FAULT, Reason.INTERNAL.value
+                result = answer(error=f"autoclave: {FAULT}")
+                log.exception(FAULT)
+            finally:  # also of a call that the kubelet has cancelled
+                seconds = round(time.monotonic() - begun, 4)
+                self._counters.answer(call, outcome, seconds, reason)
+        if outcome is HookOutcome.REFUSED:
+            log.warning("claim refused", error=why, seconds=seconds)
+        elif outcome is HookOutcome.OK:
+            log.info("claim done", seconds=seconds)
         return result
 
 
@@ -239,14 +238,6 @@ def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Ma
             named = [answer.devices.add(request_names=[it.request], pool_name=it.pool, device_name=it.name)]
         for entry in named:
             entry.cdi_device_ids.append(f"{device.gate}.{claim}")
-
-
-def _prepare_failed(error: str) -> wire.NodePrepareResourceResponse:
-    return wire.NodePrepareResourceResponse(error=error)
-
-
-def _unprepare_failed(error: str) -> wire.NodeUnprepareResourceResponse:
-    return wire.NodeUnprepareResourceResponse(error=error)
 
 
 def _health(named: NamedDevice) -> health_wire.DeviceHealth:

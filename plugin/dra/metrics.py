@@ -5,19 +5,17 @@ Every label is a fixed word or the name of the driver: no claim can add a series
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 
 from prometheus_client import CollectorRegistry
 
-from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
 from plugin.metrics.collector import HookOutcome, RegistrationCounters, StateCollector, service_obstacles
-from scrubber.ground.errors import AutoclaveError, Reason
+from scrubber.ground.errors import Reason
 from scrubber.ground.metric_table import Instruments, Sample
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
@@ -32,18 +30,6 @@ class Call(Enum):
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
-
-
-@dataclass(slots=True)
-class CountedCall:
-    """How a call ended. Without an answer and without an error, the kubelet has cancelled it."""
-
-    outcome: HookOutcome = HookOutcome.CANCELLED
-    reason: str = ""  # of a refusal
-
-    def answered(self, error: str) -> None:
-        """There is an answer. An error in it is the vendor's: our own errors are raised."""
-        self.outcome, self.reason = (HookOutcome.REFUSED, VENDOR) if error else (HookOutcome.OK, "")
 
 
 class DraCounters(RegistrationCounters):
@@ -62,31 +48,19 @@ class DraCounters(RegistrationCounters):
             self._instruments.export_zero(table.SLICE_WRITES, outcome)
 
     @contextmanager
-    def call(self, call: Call) -> Iterator[CountedCall]:
-        """Count the call of the kubelet for one claim, which runs within the context."""
-        begun, counted = time.monotonic(), CountedCall()
+    def waits(self, call: Call) -> Iterator[None]:
+        """A claim waits for an answer within the context."""
         self.waiting[call] += 1
         try:
-            yield counted
-        except AutoclaveError as error:
-            counted.outcome, counted.reason = HookOutcome.REFUSED, error.reason.value
-            raise
-        except Failure:
-            counted.outcome, counted.reason = HookOutcome.REFUSED, API_SERVER
-            raise
-        except Exception:  # a fault of ours: counted here, answered and logged by the caller
-            counted.outcome, counted.reason = HookOutcome.FAULT, Reason.INTERNAL.value
-            raise
+            yield
         finally:
             self.waiting[call] -= 1
-            seconds = time.monotonic() - begun
-            self._instruments.observe(table.CLAIM_TIME, call.value, counted.outcome.value, value=seconds)
-            if counted.reason:
-                self._instruments.count(table.CLAIM_REFUSALS, call.value, counted.reason)
 
-    def note_bypass(self, socket: str) -> None:
-        """The kubelet finds the driver without the gate, by this socket; empty: not any more."""
-        self.bypass = socket
+    def answer(self, call: Call, outcome: HookOutcome, seconds: float, reason: str) -> None:
+        """A call for one claim was answered or cancelled; ``reason``: of a refusal."""
+        self._instruments.observe(table.CLAIM_TIME, call.value, outcome.value, value=seconds)
+        if reason:
+            self._instruments.count(table.CLAIM_REFUSALS, call.value, reason)
 
     def slice_written(self, failure: Failure | None) -> None:
         """An attempt to write the slice has ended."""

@@ -7,17 +7,20 @@ client, and after the kubelet has deleted it, which the kubelet does at its star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from plugin.cluster.base import Failure
-from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Failure, Pace, RetryLoop
 from plugin.devices import Device
 from plugin.dra import slices
+from plugin.dra.metrics import DraCounters
 from plugin.dra.slices import Pool
 from plugin.listing import Listing
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
+
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
 
 logger = log.get("slice")
 
@@ -25,50 +28,30 @@ PACE = Pace(spacing=1.0)  # at most one update a second, however often devices c
 WATCH_AGAIN = 1.0  # seconds until a watch that has ended is opened again
 
 
-class SliceServer(Protocol):
-    """What the publisher needs of the API server."""
-
-    async def node_uid(self) -> str:
-        """The UID of the node."""
-
-    async def apply_slice(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create or replace a slice; returns what the API server made of it."""
-
-    def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
-        """The slice of this name now and after each change."""
-
-
 class SlicePublisher:
     """Publishes the devices of one node."""
 
     def __init__(
         self,
-        server: SliceServer,
+        server: ApiServer,
         listing: Listing,
         driver: str,
         node: str,
+        counters: DraCounters,
         pace: Pace = PACE,
-        on_write: Callable[[Failure | None], None] = lambda _: None,
-        *,
-        conditions: bool = False,
     ) -> None:
-        """``on_write`` gets the result of each attempt to write the slice; None is a success.
-
-        ``conditions``: write binding conditions, if the API server keeps them.
-        """
         self._server = server
         self._listing = listing
         self._driver = driver
         self._node = node
         self._pace = pace
-        self._on_write = on_write
+        self._counters = counters
         self._changed = Changed()
         self._pool: Pool | None = None
         self._devices: tuple[Device, ...] | None = None
         self._found: Mapping[str, Any] | None = None  # the slice as the API server has it
         self._read = False  # whether ``_found`` is known
         self._taints = True  # whether the API server keeps taints
-        self._conditions = conditions
 
     async def run(self) -> None:
         """Publish until cancelled. The slice stays: the next process takes it over."""
@@ -86,31 +69,25 @@ class SlicePublisher:
         return 0.0
 
     def _wanted(self, pool: Pool) -> dict[str, Any]:
-        return slices.resource_slice(pool, self._devices or (), taints=self._taints, conditions=self._conditions)
+        return slices.resource_slice(pool, self._devices or (), taints=self._taints)
 
     async def _write(self) -> None:
         try:
             await self._apply()
         except Failure as failure:
-            self._on_write(failure)
+            self._counters.slice_written(failure)
             raise
-        self._on_write(None)
+        self._counters.slice_written(None)
 
     async def _apply(self) -> None:
         if self._pool is None:
-            self._pool = Pool(self._driver, self._node, await self._server.node_uid())
+            self._pool = Pool(self._driver, self._node, (await self._server.read()).uid)
         wanted = self._wanted(self._pool)
         found = await self._server.apply_slice(wanted)
-        if slices.has(wanted, "bindingConditions") and not slices.has(found, "bindingConditions"):
-            self._conditions = False
-            logger.warning(
-                "the API server keeps no binding conditions: no pod waits in the scheduler for a scrub",
-                gate=slices.GATES["bindingConditions"],
-            )
-        if slices.has(wanted, "taints") and not slices.has(found, "taints"):
+        if slices.has_taint(wanted) and not slices.has_taint(found):
             self._taints = False
             logger.warning(
-                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.GATES["taints"]
+                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.TAINTS_GATE
             )
         self._found, self._read = found, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))

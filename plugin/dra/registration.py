@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
-from plugin.registration import endpoint, events
-from plugin.registration.events import Cause, Listener, RegistrationState
+from plugin.registration import endpoint, sockets
+from plugin.registration.events import Cause, Listener, NotRegistered, RegistrationState
 from plugin.registration.sockets import FileWatch
-from scrubber.ground import unix_sockets
 
 KIND = "DRAPlugin"
+ANSWERS_WITHIN = 5.0  # seconds for a call to the registration socket of a vendor's driver
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # the kubelet takes the first it knows
 
 
@@ -27,14 +27,14 @@ async def stay_registered(
 ) -> None:
     """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
 
-    def note(event: events.Event) -> None:
-        if isinstance(event, events.Registered):
-            for socket in (service_socket, registry_socket):
-                _remove_stale(driver, socket)
-        on_event(event)
+    def note(name: str, failure: NotRegistered | None) -> None:
+        if failure is None:  # the kubelet would call the sockets of killed drivers for ever
+            sockets.remove_dead(service_socket.parent, "dra*.sock")
+            sockets.remove_dead(registry_socket.parent, f"{driver}*-reg.sock")
+        on_event(name, failure)
 
     state = RegistrationState(driver, str(service_socket), note)
-    registrar = _Registrar(driver, service_socket, state)
+    registrar = Registrar(_info(driver, service_socket), state)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(watch.run(), name="watch of the sockets")
@@ -49,15 +49,25 @@ async def stay_registered(
             state.lost(Cause.SOCKET_GONE, "the file of a socket was removed")
 
 
-class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
+def _info(driver: str, service_socket: Path) -> pluginregistration_pb2.PluginInfo:
+    return pluginregistration_pb2.PluginInfo(
+        type=KIND, name=driver, endpoint=str(service_socket.absolute()), supported_versions=VERSIONS
+    )
+
+
+class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     """Answers the kubelet's calls on the second socket."""
 
-    def __init__(self, driver: str, path: Path, state: RegistrationState) -> None:
-        """``path`` is the driver's own socket."""
-        self._info = pluginregistration_pb2.PluginInfo(
-            type=KIND, name=driver, endpoint=str(path.absolute()), supported_versions=VERSIONS
-        )
+    def __init__(
+        self,
+        info: pluginregistration_pb2.PluginInfo,
+        state: RegistrationState,
+        vendor: grpc.aio.Channel | None = None,
+    ) -> None:
+        """``vendor``: to the driver in front of which this one stands. It is told what the kubelet says."""
+        self._info = info
         self._state = state
+        self._vendor: Any = None if vendor is None else pluginregistration_pb2_grpc.RegistrationStub(vendor)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Answer on this server."""
@@ -70,18 +80,16 @@ class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
         return self._info
 
     async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
-        self, request: pluginregistration_pb2.RegistrationStatus, _context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pluginregistration_pb2.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        """The result of the registration; the kubelet retries after a failure."""
+        """The result; the kubelet retries after a failure. An error of a vendor's driver ends its registration."""
         if request.plugin_registered:
             self._state.accepted()
         else:
-            self._state.failed(Cause.REFUSED, f"the kubelet answers: {request.error}")
+            self._state.failed(NotRegistered(Cause.REFUSED, f"the kubelet answers: {request.error}"))
+        if self._vendor is not None:
+            try:
+                await self._vendor.NotifyRegistrationStatus(request, timeout=ANSWERS_WITHIN)
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "")
         return pluginregistration_pb2.RegistrationStatusResponse()
-
-
-def _remove_stale(driver: str, ours: Path) -> None:
-    """Remove the sockets of killed drivers beside ours: the kubelet would call them for ever."""
-    for found in (*ours.parent.glob("dra*.sock"), *ours.parent.glob(f"{driver}*-reg.sock")):
-        if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
-            found.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The ResourceSlice of a node: the devices that the scheduler may give to claims. Pure.
+"""The ResourceSlices of a node: the one that is written for its devices, and those of a vendor's driver. Pure.
 
 All devices of a node are in one slice, so that each update is complete in itself. The scheduler takes the first device
 of the list that fits, so clean devices stand first.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from plugin.devices import Device, pci_bus_id
-from plugin.dra import claims
 
 API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
 MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
+TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server drops the taints
 LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+
+Key: TypeAlias = tuple[str, str]  # pool and name
+SCRUBBED = frozenset({"gpu", "mig", ""})  # the types of a vendor's devices that the scrub service knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,10 @@ def device_name(uuid: str) -> str:
     return uuid.lower()
 
 
-def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, conditions: bool = False) -> dict[str, Any]:
+def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> dict[str, Any]:
     """The object for the API server.
 
-    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out. With ``conditions``, the
-    scheduler waits for the scrub of a device that is not clean before it binds a pod.
+    With ``taints``, an unhealthy device has a taint that says why. Otherwise it is left out.
     """
     present = sorted(
         (device for device in devices if not (device.gone or device.replaced)),
@@ -69,33 +71,19 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool, condi
             "nodeName": pool.node,
             "pool": {"name": pool.node, "generation": 1, "resourceSliceCount": 1},
             # The API server drops an empty list.
-            **(
-                {"devices": [_device(device, pool.driver, conditions) for device in offered[:MOST_DEVICES]]}
-                if offered
-                else {}
-            ),
+            **({"devices": [_device(device, pool.driver) for device in offered[:MOST_DEVICES]]} if offered else {}),
         },
     }
 
 
-GATES = {"taints": "DRADeviceTaints", "bindingConditions": "DRADeviceBindingConditions"}
-"""The feature gates without which the API server drops a field of devices."""
-
-
 # Fields that a slice or a device may lose. A taint that stayed would keep all pods away from a healthy device.
-_OPTIONAL = frozenset({"devices", "capacity", "taints", "bindingConditions", "bindingFailureConditions", "bindsToNode"})
+_OPTIONAL = frozenset({"devices", "capacity", "taints"})
 
 
-def with_all_fields(pool: Pool) -> dict[str, Any]:
-    """A slice to try: its devices do not exist, and have each optional field."""
+def with_a_taint(pool: Pool) -> dict[str, Any]:
+    """A slice to try: its device does not exist, and has a taint."""
     unhealthy = Device("gpu-a", healthy=False, clean=False, numa_node=None, resource="")
-    dirty = Device("gpu-b", healthy=True, clean=False, numa_node=None, resource="")
-    return resource_slice(pool, (unhealthy, dirty), taints=True, conditions=True)
-
-
-def missing_gates(found: Mapping[str, Any]) -> frozenset[str]:
-    """The gates that are off, from what the API server has made of ``with_all_fields``."""
-    return frozenset(gate for field, gate in GATES.items() if not has(found, field))
+    return resource_slice(pool, (unhealthy,), taints=True)
 
 
 def withdrawn(device: Device) -> Device:
@@ -103,9 +91,9 @@ def withdrawn(device: Device) -> Device:
     return replace(device, healthy=False, clean=False, reason="no-answer")
 
 
-def has(resource_slice: Mapping[str, Any], field: str) -> bool:
-    """Whether a device of a slice has this field, such as ``taints``."""
-    return any(device.get(field) for device in resource_slice["spec"].get("devices") or ())
+def has_taint(resource_slice: Mapping[str, Any]) -> bool:
+    """Whether a device of a slice has a taint."""
+    return any(device.get("taints") for device in resource_slice["spec"].get("devices") or ())
 
 
 def covers(found: object, wanted: object) -> bool:
@@ -130,7 +118,7 @@ def covers(found: object, wanted: object) -> bool:
             return found == wanted
 
 
-def _device(device: Device, driver: str, conditions: bool) -> dict[str, Any]:  # noqa: FBT001 - private
+def _device(device: Device, driver: str) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "type": {"string": "mig" if device.mig else "gpu"},
         "uuid": {"string": device.uuid[:LONGEST_TEXT]},
@@ -148,10 +136,6 @@ def _device(device: Device, driver: str, conditions: bool) -> dict[str, Any]:  #
     if not device.healthy:
         why = _taint_value(device.reason or ("quarantined" if device.quarantined else "not-clean"))
         listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": why, "effect": "NoSchedule"}]
-    elif conditions and not device.clean:
-        listed["bindingConditions"] = [claims.scrubbed(driver)]
-        listed["bindingFailureConditions"] = [claims.scrub_failed(driver)]
-        listed["bindsToNode"] = True
     return listed
 
 
@@ -159,3 +143,68 @@ def _taint_value(text: str) -> str:
     """The text as the value of a label, which has letters, digits, and ``-`` between them."""
     allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text)
     return allowed[:LONGEST_VALUE].strip("-")
+
+
+# -- the slices of a vendor's driver
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """A device of the vendor's driver. Empty text: the slice does not say it."""
+
+    name: str
+    uuid: str
+    kind: str
+    pci_bus_id: str
+
+
+def listed(found: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
+    """The devices of these ResourceSlices. Of each pool only the newest generation counts.
+
+    A device that is listed twice, as different GPUs, has no UUID.
+    """
+    pools: dict[str, list[Mapping[str, Any]]] = {}
+    for resource_slice in found:
+        pools.setdefault(resource_slice["spec"]["pool"]["name"], []).append(resource_slice["spec"])
+    devices: dict[Key, ListedDevice] = {}
+    for pool, specs in pools.items():
+        newest = max(spec["pool"]["generation"] for spec in specs)
+        for spec in specs:
+            if spec["pool"]["generation"] == newest:
+                for entry in spec.get("devices") or ():
+                    device = _listed_device(entry, spec["driver"])
+                    before = devices.get((pool, device.name), device)
+                    devices[pool, device.name] = device if device == before else replace(device, uuid="")
+    return devices
+
+
+def refusal(device: ListedDevice) -> str:
+    """Why this device cannot be proven clean; empty if it can."""
+    if device.kind not in SCRUBBED:
+        return f"{device.name} is of the type {device.kind!r}: only GPUs and MIG slices can be proven clean"
+    if not device.uuid:
+        return (
+            f"{device.name} has no UUID in its ResourceSlice, as MIG slices that are created on demand:"
+            " it cannot be proven clean before it exists"
+        )
+    return ""
+
+
+def disagreement(listed_device: ListedDevice, device: Device) -> str:
+    """Why the slice and the scrub service cannot mean the same GPU; empty if they can."""
+    name, ours, theirs = listed_device.name, pci_bus_id(device), listed_device.pci_bus_id.lower()
+    if device_name(listed_device.uuid) != device_name(device.uuid):
+        return f"the ResourceSlice has changed: {name} was {device.uuid}"
+    if ours and theirs and ours != theirs:
+        return f"{name} is {device.uuid}: its ResourceSlice says at {theirs}, the scrub service at {ours}"
+    return ""
+
+
+def _listed_device(entry: Mapping[str, Any], driver: str) -> ListedDevice:
+    attributes = entry.get("attributes") or {}
+
+    def text(name: str) -> str:
+        value = attributes.get(name) or attributes.get(f"{driver}/{name}") or {}
+        return str(value.get("string", ""))
+
+    return ListedDevice(entry["name"], text("uuid"), text("type"), text(PCI_BUS_ID))

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.registration.events import Cause, Event, Registered
+from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground.errors import Reason
 from scrubber.ground.http_server import HttpServer
 from scrubber.ground.metric_table import Instruments, Sample, families
@@ -63,11 +63,11 @@ class RegistrationCounters:
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
             self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
 
-    def record(self, event: Event) -> None:
-        """Count the event of a registration."""
-        outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
-        self._obstacles[event.resource] = why
-        self._instruments.count(table.REGISTRATIONS, event.resource, outcome)
+    def record(self, resource: str, failure: NotRegistered | None) -> None:
+        """Count a registration, or its failure."""
+        self._obstacles[resource] = failure.detail if failure is not None else ""
+        outcome = failure.cause.value if failure is not None else REGISTERED
+        self._instruments.count(table.REGISTRATIONS, resource, outcome)
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; empty if it is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 import tenacity
@@ -26,39 +25,20 @@ class Cause(Enum):
     SOCKET_GONE = "socket-gone"  # the file of the plugin's own socket was removed or replaced
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """The kubelet accepted the resource, ``seconds`` after the first attempt."""
-
-    resource: str
-    endpoint: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unregistered:
-    """A registration failed or was lost; another attempt follows."""
-
-    resource: str
-    cause: Cause
-    detail: str
-
-
-Event = Registered | Unregistered
-Listener = Callable[[Event], None]
-
-
-def ignore(_event: Event) -> None:
-    """A listener that does nothing."""
-
-
 class NotRegistered(Exception):
-    """An attempt failed; the next one follows after a pause."""
+    """An attempt failed, or a registration was lost; the next attempt follows."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
         super().__init__(f"{cause.value}: {detail}")
         self.cause = cause
         self.detail = detail
+
+
+Listener = Callable[[str, NotRegistered | None], None]  # of a resource; None: the kubelet has accepted it
+
+
+def ignore(_resource: str, _failure: NotRegistered | None) -> None:
+    """A listener that does nothing."""
 
 
 PAUSES = tenacity.wait_random_exponential(multiplier=0.02, max=30.0)
@@ -88,22 +68,22 @@ class RegistrationState:
         seconds = round(_now() - self._trying_since, 4)
         self._registered = True
         logger.info("registered", resource=self._resource, endpoint=self._endpoint, seconds=seconds)
-        self._on_event(Registered(self._resource, self._endpoint, seconds))
+        self._on_event(self._resource, None)
 
     def lost(self, cause: Cause, detail: str) -> None:
         """The registration is lost; without one, nothing changes."""
         if self._registered:
-            self.failed(cause, detail)
+            self.failed(NotRegistered(cause, detail))
 
-    def failed(self, cause: Cause, detail: str) -> None:
+    def failed(self, failure: NotRegistered) -> None:
         """An attempt failed, or the registration is lost."""
         if self._registered:
             self._trying_since = _now()
         self._registered = False
-        self._on_event(Unregistered(self._resource, cause, detail))
-        if cause not in self._logged:
-            self._logged.add(cause)
-            logger.warning("not registered", resource=self._resource, cause=cause.value, error=detail)
+        self._on_event(self._resource, failure)
+        if failure.cause not in self._logged:
+            self._logged.add(failure.cause)
+            logger.warning("not registered", resource=self._resource, cause=failure.cause.value, error=failure.detail)
 
     def retrying(self) -> tenacity.AsyncRetrying:
         """Retry for ever after NotRegistered, with growing pauses, random so that resources do not retry at once."""
@@ -114,7 +94,7 @@ class RegistrationState:
     def _failed_attempt(self, attempt: tenacity.RetryCallState) -> None:
         error = attempt.outcome and attempt.outcome.exception()
         if isinstance(error, NotRegistered):
-            self.failed(error.cause, error.detail)
+            self.failed(error)
 
 
 def _now() -> float:

@@ -100,6 +100,13 @@ def withdraw(path: Path, ours: Identity) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_dead(directory: Path, names: str) -> None:
+    """Remove the sockets with such names that killed programs left."""
+    for found in directory.glob(names):
+        if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
+            found.unlink(missing_ok=True)
+
+
 def identity(path: Path) -> Identity | None:
     """What distinguishes a socket from its successor; None without a socket. Inode numbers are reused, hence ctime."""
     try:

@@ -8,7 +8,7 @@ directory, also that of a vendor's plugin which knows only the path of ``kubelet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from plugin.registration import endpoint, kubelet
 from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
-from scrubber.ground import log, unix_sockets
+from scrubber.api import client
+from scrubber.ground import log, operation_id, unix_sockets
 from scrubber.ground.aio import Changed
-from scrubber.ground.errors import AutoclaveError
+from scrubber.ground.errors import AutoclaveError, Reason
 
 logger = log.get("vendor")
 
@@ -34,6 +35,9 @@ FIRST_LIST = 5.0  # seconds that Register waits for the first list: a plugin wit
 KEPT = 5.0  # seconds that a list stays valid after its stream has ended: an Allocate waits that long for the vendor
 RENEWALS = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds to wait for a Register before ``kubelet.sock`` is made anew
 BYPASS_AFTER = 40.0  # seconds for a plugin to register; NVIDIA's tries again every 30
+OWNER = "vendor-unhealthy"  # of the devices that are taken only to end their proof
+AGAIN = 1.0  # seconds until a service that did not answer is asked again
+_ASKED_AGAIN = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT, Reason.NOT_READY})
 
 
 class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
@@ -55,7 +59,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         self._renewals = 0
         self._changed = Changed()
         self._watch = FileWatch(directory, kubelet_dir)
-        self.doubts: asyncio.Queue[frozenset[str]] = asyncio.Queue()  # devices that a vendor calls unhealthy
+        self._doubts: asyncio.Queue[frozenset[str]] = asyncio.Queue()  # devices that a vendor calls unhealthy
 
     @property
     def socket(self) -> Path:
@@ -86,6 +90,20 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         """Whether the vendor's plugin asks for PreStartContainer, also while it is away."""
         return resource in self._plugins and self._plugins[resource].options.pre_start_required
 
+    async def end_proofs(self, scrubber: client.ScrubberClient) -> None:
+        """End the proof of each device that a vendor calls unhealthy, until cancelled: its state is not known here.
+
+        The device is taken and given back, so that it is scrubbed before it goes out again. A device in use needs
+        nothing: it is scrubbed at the end of its use.
+        """
+        await _until_answered(scrubber, ())  # what a killed plugin has left
+        while True:
+            for device in sorted(await self._doubts.get()):
+                logger.warning("the vendor's plugin calls a device unhealthy: it is scrubbed again", device=device)
+                await _until_answered(scrubber, (device,))
+                self._offer.trust(device)
+                self._listing.offer_again()
+
     async def plugin(self, resource: str, within: float) -> VendorPlugin | None:
         """The plugin of a resource, also if it comes within this time; None: it is away."""
         with suppress(TimeoutError):
@@ -101,11 +119,6 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     def healthy(self, resource: str, device: str) -> bool:
         """Whether the vendor's plugin is there and calls this device healthy."""
         return self._offer.healthy(resource, device)
-
-    def trust(self, device: str) -> None:
-        """The proof of a device has ended that the vendor's plugin called unhealthy."""
-        self._offer.trust(device)
-        self._listing.offer_again()
 
     def obstacles(self) -> Iterator[str]:
         """Why pods cannot get a vendor's devices, one line each."""
@@ -192,7 +205,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 self._keeping.pop(resource).cancel()
             doubted = self._offer.put(resource, offered)
             if doubted:
-                self.doubts.put_nowait(doubted)
+                self._doubts.put_nowait(doubted)
             self._report_refused(resource)
             self._listing.offer_again()
         self._changed.notify()
@@ -248,3 +261,18 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 logger.error("a vendor's plugin registers with the kubelet itself: nothing is proven", socket=late[0])
             self._bypass = late[0] if late else ""
             await self._watch.after(seen)
+
+
+async def _until_answered(scrubber: client.ScrubberClient, devices: Collection[str]) -> None:
+    while True:
+        op = operation_id.new()
+        try:
+            if devices:
+                await scrubber.acquire(list(devices), exclusive=True, owner=OWNER, op=op)
+            await scrubber.release(owner=OWNER, op=op)
+        except AutoclaveError as error:
+            if error.reason not in _ASKED_AGAIN:
+                return  # it has an owner, or is not clean: it is scrubbed before it goes out
+        else:
+            return
+        await asyncio.sleep(AGAIN)

@@ -12,10 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from plugin.device_plugin import DevicePlugin
+from plugin.device_plugin import DevicePlugin, OwnHandout
 from plugin.devices import MigStrategy, own_devices
 from plugin.gate import Gate
-from plugin.handout import OwnHandout
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
@@ -47,7 +46,7 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
             listing,
             Gate(scrubber, listing, InFlight()),
             collector.PluginCounters(CollectorRegistry()),
-            OwnHandout(style, list),
+            OwnHandout(style),
         )
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

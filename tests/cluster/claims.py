@@ -14,7 +14,7 @@ from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, Resource
 from plugin.dra import driver, registration, slices
 from plugin.dra.config import DRIVER, PLUGINS_DIR, REGISTRY_DIR
 from plugin.kubelet_api import dra_pb2 as wire
-from plugin.registration import events
+from plugin.registration.events import NotRegistered
 from tests.cluster.cluster import Cluster, container
 from tests.cluster.programs import NODE
 from tests.patience import WITHIN
@@ -181,8 +181,8 @@ class OtherDriver:
         """Its class, its slice, and the registration with the kubelet."""
         registered = asyncio.Event()
 
-        def note(event: events.Event) -> None:
-            if isinstance(event, events.Registered):
+        def note(_name: str, failure: NotRegistered | None) -> None:
+            if failure is None:
                 registered.set()
 
         folder = Path(PLUGINS_DIR) / self.NAME

@@ -166,12 +166,6 @@ def test_the_rights_are_those_of_the_page():
     granted = manifests.of("dra with everything", "ClusterRole", "-dra")["rules"]
     more["rules"][1]["resourceNames"] = ["gpu.site.example"]
     assert granted == listed["rules"] + more["rules"]
-    values = {"backend": "simulated", "dra": {"enabled": True, "bindingConditions": True}}
-    [binding] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
-    watched = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list", "watch"]}
-    assert watched in binding["rules"]
-    assert "resourceclaims/status" in {name for rule in binding["rules"] for name in rule["resources"]}
-    assert "--binding-conditions" in manifests.container(manifests.loaded(values), "dra")["args"]
     assert "--claim-status" in manifests.container("dra with everything", "dra")["args"]
     assert "--claim-status" not in manifests.container("dra", "dra")["args"]
     [subject] = manifests.of("dra", "ClusterRoleBinding", "-dra")["subjects"]

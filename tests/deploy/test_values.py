@@ -184,7 +184,6 @@ WRONG |= {
         {"dra": DRA, "kubelet": {"pluginsDir": "/" + "a" * 71}},
         "dra.driverName: with kubelet.pluginsDir",
     ),
-    "conditions without a driver": ({"dra": {"bindingConditions": True}}, "set dra.enabled too"),
     "a status of claims without a driver": ({"dra": {"claimStatus": True}}, "set dra.enabled too"),
     "a driver that no plugin stands in front of": (
         {"dra": {"inFrontOf": {"registrarDirectory": "/a"}}},

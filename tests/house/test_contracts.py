@@ -38,7 +38,7 @@ PROTOBUF, WIRE, CYCLE = (
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the stand-ins import nothing", "the plugin stays small",
 )  # fmt: skip
-REPORTS = "only three modules import the Kubernetes client"
+REPORTS = "only one module imports the Kubernetes client"
 METRICS_CONTRACT, COMMAND = "door of the plugin", "autoclave: floors"
 HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
 CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
@@ -116,7 +116,7 @@ PLANTED = [
     ("plugin/listing.py", "import sqlite3", SMALL),
     ("plugin/listing.py", "from plugin import cluster", PLUGIN),
     ("plugin/cluster/node_report.py", "import time", PURE),
-    ("plugin/dra/app.py", "from plugin.dra import apiserver", REPORTS),
+    ("plugin/dra/app.py", "from plugin.cluster import apiserver", REPORTS),
     ("plugin/dra/slices.py", "import asyncio", PURE),
     ("plugin/app.py", "from plugin.cluster import apiserver", REPORTS),
     ("plugin/cluster/reporter.py", "import lightkube", REPORTS),

@@ -4,17 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 
+from demo.standins.do_nothing_plugin import DoNothingPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.registration.events import Event, Unregistered
+from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
-
-E = TypeVar("E")
 
 RESOURCE = "example.com/gpu"
 
@@ -24,49 +22,33 @@ class SeenEvents(Changed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.events: list[Event] = []
+        self.registered: list[str] = []  # resources
+        self.failures: list[tuple[str, NotRegistered]] = []
 
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
+    def __call__(self, resource: str, failure: NotRegistered | None) -> None:
+        if failure is None:
+            self.registered.append(resource)
+        else:
+            self.failures.append((resource, failure))
         self.notify()
 
-    def kinds(self, kind: type[E]) -> list[E]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def causes(self):
-        return [event.cause for event in self.kinds(Unregistered)]
+    def causes(self) -> list[Cause]:
+        return [failure.cause for _, failure in self.failures]
 
 
-class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Shows one device for ever."""
+class Plugin(DoNothingPlugin):
+    """Shows one device for ever. Its server is the caller's."""
 
     def __init__(self) -> None:
-        self.broken = False
-        self.release = asyncio.Event()
+        super().__init__(Path(), ["GPU-1"])
         self.allocating = asyncio.Event()
 
     def add(self, server):
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self, server)
 
-    async def GetDevicePluginOptions(self, _request, context):  # noqa: N802 - the proto names it
-        if self.broken:
-            await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
-        return pb.DevicePluginOptions(pre_start_required=True)
-
-    async def ListAndWatch(self, _request, _context):  # noqa: N802 - the proto names it
-        yield pb.ListAndWatchResponse(devices=[pb.Device(ID="GPU-1", health="Healthy")])
-        await asyncio.Event().wait()
-
-    async def Allocate(self, _request, _context):  # noqa: N802 - the proto names it
+    async def Allocate(self, request, context):  # noqa: N802 - the proto names it
         self.allocating.set()
-        await self.release.wait()
-        return pb.AllocateResponse()
-
-    async def GetPreferredAllocation(self, _request, _context):  # noqa: N802 - the proto names it
-        return pb.PreferredAllocationResponse()
-
-    async def PreStartContainer(self, _request, _context):  # noqa: N802 - the proto names it
-        return pb.PreStartContainerResponse()
+        return await super().Allocate(request, context)
 
 
 async def hears(seen_events, cause, times=1):

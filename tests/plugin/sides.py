@@ -4,9 +4,17 @@ The tasks of a killed program end, and the others see what they would see of a d
 """
 
 import asyncio
+import shutil
+import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from pathlib import Path
 from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrubber.api import client
 from scrubber.core import events as ev
@@ -25,6 +33,7 @@ class SidedWorld(World):
     def __init__(self, loop: VirtualLoop, names, **more) -> None:
         super().__init__(loop, **more)
         self.sides: dict[str, dict[asyncio.Task[Any], None]] = {name: {} for name in names}  # tasks in order
+        self.wrong: list[str] = []  # broken promises
         loop.set_task_factory(self._task)
 
     def on(self, side, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -36,6 +45,22 @@ class SidedWorld(World):
     def end_side(self, side):
         for task in list(self.sides[side]):
             task.cancel()
+
+    def accuse(self, text):
+        """A promise is broken."""
+        self.wrong.append(f"{self.loop.time():.2f}: {text}")
+
+    def judge(self):
+        """Accuse what is wrong at any time."""
+
+    def leave(self):
+        """End all programs."""
+        for side in self.sides:
+            self.end_side(side)
+        self.loop.advance(0.0)
+        if self.up:
+            self.loop.run_until_complete(self.die())
+        self.close()
 
     def _task(self, loop, work, **more) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
@@ -51,6 +76,54 @@ class SidedWorld(World):
     def scrubs(self, uuid) -> int:
         """How many scrubs of a device have passed."""
         return sum(entry.device == uuid and isinstance(entry.event, ev.ScrubPassed) for entry in self.truth.entries)
+
+
+class SidedHistories(RuleBasedStateMachine):
+    """Random histories of such a node. A subclass makes ``world``."""
+
+    world: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualLoop()
+        self.directory = Path(tempfile.mkdtemp(prefix="ac-"))
+
+    @rule(seconds=st.sampled_from((0.1, 0.7, 3.0, 12.0, 65.0)))
+    def time_passes(self, seconds):
+        self.loop.advance(seconds)
+
+    @invariant()
+    def no_promise_is_broken(self):
+        if hasattr(self, "world"):
+            self.loop.advance(0.0)
+            self.world.judge()
+            assert self.world.wrong == [], self.story()
+            self.world.check()
+
+    @abstractmethod
+    def story(self) -> str:
+        """What has happened."""
+
+    @abstractmethod
+    def at_the_end(self) -> None:
+        """What must hold when all is well again."""
+
+    def teardown(self):
+        try:
+            if hasattr(self, "world"):
+                self.at_the_end()
+        finally:
+            if hasattr(self, "world"):
+                self.world.leave()
+            self.loop.close()
+            shutil.rmtree(self.directory)
+
+
+def history_test(histories: type[SidedHistories]) -> Any:  # noqa: ANN401 - of hypothesis
+    """Not shrunk: a shorter history takes many minutes to find, and a history of a few seconds reads well."""
+    examples = settings().max_examples * 2 // 5
+    histories.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, phases=[Phase.generate])
+    return histories.TestCase
 
 
 class DirectClient:

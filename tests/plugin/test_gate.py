@@ -105,14 +105,6 @@ async def test_a_refusal_is_sent_after_the_unhealthy_list(gate, door, listing, r
     assert module.SHOWN_WITHIN + module.SETTLING <= time.monotonic() - begun + 0.01 < 2
 
 
-async def test_a_refusal_gives_the_kubelet_time_for_the_list(gate, door):
-    door.answer = no(IN_USE)
-    begun = time.monotonic()
-    with pytest.raises(Refused):
-        await gate.acquire(GPU, devices(gate, A))
-    assert time.monotonic() - begun >= module.SETTLING
-
-
 async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door, listing, read):
     door.silence = 60.0
     door.say(*door.devices)

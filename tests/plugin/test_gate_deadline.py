@@ -102,7 +102,3 @@ def test_a_pod_waits_for_a_service_away_3_seconds():
     loop = VirtualLoop()
     assert loop.run_until_complete(took(RestartingService(back=loop.time() + 3.0))) == pytest.approx(3.0, abs=0.1)
     loop.close()
-
-
-def test_the_limit_of_allocate_is_5_seconds():
-    assert ALLOCATE_WITHIN == 5.0

@@ -174,17 +174,6 @@ async def test_a_short_outage_of_the_service_changes_no_list(door, followed, rea
         assert all(everything(True)(shown) for shown in reader.lists)
 
 
-async def test_without_patience_every_silence_is_shown(door, followed, read):
-    door.say(gpu(0))
-    door.silence = 0.0
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(everything(True))
-        await door.close()
-        await reader.until(everything(False), within=1.5)
-
-
 async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 0.1)
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 3.0)
@@ -370,18 +359,6 @@ async def test_a_later_resource_is_returned(door, followed):
             more = asyncio.create_task(listing.new_resources({GPU}))
             door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
             assert await more == {"nvidia.com/mig-1g.10gb"}
-
-
-async def test_a_restarted_service_is_followed_with_what_it_says_then(door, followed, read):
-    door.say(gpu(0), gpu(1))
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(everything(True))
-        await door.close()
-        door.devices = (gpu(1, healthy=False), gpu(2))
-        await door.open()
-        await reader.until(lambda shown: shown == {A: False, B: False, "GPU-0002": True})
 
 
 async def test_a_list_is_in_the_order_of_the_node(door, followed):

@@ -165,16 +165,6 @@ def test_the_answer_equals_that_of_nvidias_plugin(style, devices, shared, fields
     )
 
 
-def test_the_bytes_are_those_of_the_wire_format():
-    """Written out by hand: field 1 is the map of variables, field 5 the CDI names."""
-    short = replace(A, uuid="GPU-1")
-    both = Style(strategies=(Strategy.ENVVAR, Strategy.CDI_CRI), cdi_kind="vv/cc")
-    variable = b"\x0a\x16NVIDIA_VISIBLE_DEVICES\x12\x05GPU-1"
-    name = b"\x0a\x0bvv/cc=GPU-1"
-    expected = b"\x0a" + bytes([len(variable)]) + variable + b"\x2a" + bytes([len(name)]) + name
-    assert response.respond([short], both, (), ALLOCATION).SerializeToString(deterministic=True) == expected
-
-
 def test_only_device_nodes_depend_on_the_gpus_place():
     """The kubelet uses the answer again after a reboot, which may give a GPU another index and another node."""
     moved = replace(A, index=5, nodes=("/dev/nvidia5",), numa_node=1, island="x", clean=False, healthy=False)

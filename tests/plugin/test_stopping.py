@@ -13,7 +13,8 @@ from tests.patience import WITHIN
 HUNG = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
-from plugin import app, config
+from functools import partial
+from plugin import app, config, stopping
 
 class Reporter:
     async def run(self, source):
@@ -26,7 +27,7 @@ class Reporter:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
-asyncio.run(app._serve(config.Config(run_dir=Path(sys.argv[1])), Reporter()))
+stopping.run(partial(app._work, config.Config(run_dir=Path(sys.argv[1])), Reporter()))
 print("ended")
 """
 

@@ -61,3 +61,20 @@ async def node(directory):
     yield made
     for plugin in made.plugins:
         await plugin.stop()
+
+
+@pytest.fixture
+async def registered(node):
+    """A kubelet with one registered plugin."""
+    async with node.ready() as both:
+        yield both
+
+
+@pytest.fixture
+def kubelet(registered):
+    return registered[0]
+
+
+@pytest.fixture
+def plugin(registered):
+    return registered[1]

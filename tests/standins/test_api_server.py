@@ -9,9 +9,9 @@ from demo.standins.cluster import Cluster
 from demo.standins.do_nothing_driver import NIC, POOL, device_slice
 from demo.standins.http_api import Request, ServerAway, status
 from demo.standins.pods import Pod
-from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
-from plugin.dra import apiserver
+from plugin.cluster.retry_loop import Failure, FailureKind
 from tests.patience import WITHIN
 
 GROUP = "/apis/resource.k8s.io/v1"
@@ -28,7 +28,7 @@ async def server(directory):
 
 @pytest.fixture
 async def client(server):
-    client = apiserver.connect(File(server.kubeconfig), POOL, WITHIN)
+    client = apiserver.ApiServer(File(server.kubeconfig), POOL, WITHIN)
     yield client
     await client.close()
 
@@ -49,7 +49,7 @@ def entry(device, **more):
 
 
 async def test_a_slice_is_applied_watched_and_deleted(server, client):
-    assert await client.node_uid() == server.find("nodes", POOL)["metadata"]["uid"]
+    assert (await client.read()).uid == server.find("nodes", POOL)["metadata"]["uid"]
     watch = client.slices(f"{POOL}-{NIC}")
     assert await anext(watch) is None
     wanted = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **device_slice(NIC, "nic-0")}
@@ -82,23 +82,13 @@ async def test_a_watch_from_a_forgotten_version_is_gone(server, client):
         await anext(watch)
 
 
-async def test_taints_are_dropped_on_demand(server, client):
-    server.keeps_taints = False
-    wanted = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **device_slice(NIC, "a", taints=("a",))}
-    assert (await client.apply_slice(wanted))["spec"]["devices"] == [{"name": "a"}]
-
-
-async def test_a_request_without_the_token_is_refused(server):
-    assert server.ask(Request("GET", f"{GROUP}/resourceslices", authorized=False)).code == 401
-
-
 async def test_a_closed_server_keeps_its_objects(server, client):
     server.create("resourceslices", device_slice(NIC, "nic-0"))
     await server.close()
     with pytest.raises(ServerAway):
         server.ask(Request("GET", f"{GROUP}/resourceslices"))
     with pytest.raises(Failure) as failed:
-        await client.node_uid()
+        await client.read()
     assert failed.value.kind is FailureKind.AWAY
     await server.open()
     server.fault = lambda _: status(403, "Forbidden")

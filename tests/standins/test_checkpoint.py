@@ -2,7 +2,6 @@
 
 import base64
 import json
-import stat
 
 import pytest
 
@@ -41,17 +40,16 @@ def content(directory):
     return json.loads((directory / checkpoint.NAME).read_text())
 
 
-async def test_the_file_says_who_holds_what_with_the_plugins_answer(node, directory):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {GPU: 2})
-        await kubelet.admit(pod)
-        data = content(directory)["Data"]
-        (entry,) = data["PodDeviceEntries"]
-        assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (pod.uid, "main", GPU)
-        assert entry["DeviceIDs"] == {"-1": ["0", "1"]}
-        answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
-        assert answer.envs == {"ANSWER": "yes"}
-        assert data["RegisteredDevices"] == {GPU: ["0", "1", "2", "3"]}
+async def test_the_file_says_who_holds_what_with_the_plugins_answer(kubelet, directory):
+    pod = Pod.of("p", {GPU: 2})
+    await kubelet.admit(pod)
+    data = content(directory)["Data"]
+    (entry,) = data["PodDeviceEntries"]
+    assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (pod.uid, "main", GPU)
+    assert entry["DeviceIDs"] == {"-1": ["0", "1"]}
+    answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
+    assert answer.envs == {"ANSWER": "yes"}
+    assert data["RegisteredDevices"] == {GPU: ["0", "1", "2", "3"]}
 
 
 async def test_devices_stand_under_each_of_their_numa_nodes(node, directory):
@@ -67,18 +65,6 @@ async def test_devices_stand_under_each_of_their_numa_nodes(node, directory):
         assert kubelet.held(pod) == {"main": {GPU: ("0", "1", "2")}}
 
 
-async def test_the_file_is_private_and_replaced_whole(node, directory):
-    async with node.ready() as (kubelet, _):
-        file = directory / checkpoint.NAME
-        with file.open() as old:
-            before = old.read()
-            await kubelet.admit(Pod.of("p", {GPU: 1}))
-            old.seek(0)
-            assert old.read() == before
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert sorted(path.name for path in directory.iterdir() if path.is_file()) == ["DEPRECATION", file.name]
-
-
 async def test_it_is_written_at_the_end_of_each_containers_allocate(node, directory):
     async with node.ready(offers={"ids": "01"}) as (kubelet, _):
         pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 2})))
@@ -86,31 +72,17 @@ async def test_it_is_written_at_the_end_of_each_containers_allocate(node, direct
         assert [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == ["a"]
 
 
-async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(node, directory):
-    async with node.ready() as (kubelet, _):
-        pod, following = (
-            Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),
-            Pod.of("n", {GPU: 1}),
-        )
-        await kubelet.run(pod)
-        await kubelet.delete(pod)
-        names = [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]]
-        assert names == ["i", "a"]
-        await kubelet.admit(following)
-        assert [entry["PodUID"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == [following.uid]
-
-
-def test_a_missing_file_is_an_empty_one(tmp_path):
-    assert checkpoint.read(tmp_path) == ({}, [])
-
-
-def test_what_was_written_is_read_again(tmp_path):
-    held, resources = (
-        {("u", "c", "a/b"): checkpoint._holding({**TEGRA, "DeviceIDs": {"1": ["x", "y"]}})},
-        {"a/b": ["x"]},
+async def test_dead_pods_stay_in_the_checkpoint_until_its_next_write(kubelet, directory):
+    pod, following = (
+        Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),
+        Pod.of("n", {GPU: 1}),
     )
-    checkpoint.write(tmp_path, held.items(), resources)
-    assert checkpoint.read(tmp_path) == (held, ["a/b"])
+    await kubelet.run(pod)
+    await kubelet.delete(pod)
+    names = [entry["ContainerName"] for entry in content(directory)["Data"]["PodDeviceEntries"]]
+    assert names == ["i", "a"]
+    await kubelet.admit(following)
+    assert [entry["PodUID"] for entry in content(directory)["Data"]["PodDeviceEntries"]] == [following.uid]
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,12 @@ import json
 import pytest
 
 from demo.standins.api_server import ApiServer
-from demo.standins.checkpoint import CorruptCheckpoint
 from demo.standins.cluster import Cluster
 from demo.standins.do_nothing_driver import NIC, POOL, DoNothingDriver, device_slice
-from demo.standins.dra_plugins import Health
 from demo.standins.http_api import on, status
 from demo.standins.kubelet import Kubelet
-from demo.standins.pods import ContainerState, Phase, Pod
+from demo.standins.pods import Phase, Pod
 from demo.standins.timing import Timing
-from plugin.kubelet_api import drahealth_pb2
 
 QUICK = Timing(slices_kept=0.01, slices_retry=0.01, health_retry=0.01, registry_retry=0.01)
 
@@ -231,68 +228,6 @@ async def test_a_restarted_kubelet_gives_back_the_claims_of_vanished_pods(node):
     assert node.kubelet.claims() == {}
 
 
-async def test_all_drivers_of_a_claim_must_give_it_back(node):
-    """The first error stops the rest; a driver that has succeeded is asked again."""
-    nic, fpga = await node.driver(), await node.driver("fpga.example.com")
-    node.cluster.claim_requests("a", {"nic": (NIC, 1, False), "fpga": ("fpga.example.com", 1, False)})
-    pod = node.pod("p", "a")
-    nic.fail["Prepare"] = "no"
-    await node.kubelet.run(pod)
-    assert fpga.asked == []
-    nic.fail.clear()
-    await node.kubelet.sync(pod)
-    fpga.fail["Unprepare"] = "no"
-    assert not await node.kubelet.delete(pod)
-    fpga.fail.clear()
-    assert await node.kubelet.delete(pod)
-    assert nic.calls("Unprepare") == [("a",), ("a",)]
-
-
-@pytest.mark.parametrize(
-    ("knob", "text"),
-    [
-        ("skips", "NodePrepareResources skipped 1 ResourceClaims"),
-        ("invents", "NodePrepareResources returned result for unknown claim UID another-uid"),
-    ],
-)
-async def test_an_answer_must_be_for_the_claims_of_the_call(node, knob, text):
-    driver = await node.driver()
-    setattr(driver, knob, True)
-    await node.kubelet.run(pod := node.pod("p", "a"))
-    assert node.why(pod) == text
-
-
-async def test_a_claim_that_cannot_be_read_changes_nothing(node):
-    driver = await node.driver()
-    pod = node.pod("p", "a")
-    node.server.fault = on("GET resourceclaims", lambda _: status(500, "InternalError", "etcd is full"), times=1)
-    await node.kubelet.run(pod)
-    assert node.why(pod) == "fetch ResourceClaim a: etcd is full"
-    await node.server.close()
-    await node.kubelet.sync(pod)
-    assert "connection refused" in node.why(pod)
-    assert (node.kubelet.claims(), driver.asked) == ({}, [])
-
-
-async def test_a_pod_needs_a_reservation(node):
-    await node.driver()
-    other = Pod.of("stranger", None, "a")
-    node.pod("p", "a")
-    await node.kubelet.run(other)
-    assert "is not allowed to use ResourceClaim a" in node.why(other)
-    node.cluster.claim("of-p", driver=NIC, of=Pod.of("p"))
-    owner = node.pod("q", "of-p")
-    await node.kubelet.run(owner)
-    assert node.why(owner).endswith("was not created for Pod default/q (Pod is not owner)")
-
-
-async def test_without_its_driver_a_pod_is_refused_and_nothing_recorded(node):
-    node.server.create("resourceslices", device_slice(NIC, "nic-0"))
-    await node.kubelet.run(pod := node.pod("p", "a"))
-    assert node.why(pod) == f"DRA driver {NIC} is not registered"
-    assert node.kubelet.claims() == {}
-
-
 async def test_the_driver_decides_which_version_is_used(node):
     driver = DoNothingDriver("old.example.com", node.directory / "r/old-reg.sock")
     driver.versions = ["v2.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAPlugin"]
@@ -347,37 +282,3 @@ async def test_a_starting_kubelet_deletes_all_slices_of_its_node(make):
     await node.kubelet.start()
     await node.server.until(lambda: len(node.server.objects("resourceslices")) == 1)
     assert node.server.objects("resourceslices")[0]["spec"]["nodeName"] == "node-2"
-
-
-async def test_the_pods_status_shows_the_health_of_its_devices(node):
-    driver = await node.driver()
-    await node.kubelet.run(pod := node.pod("p", "a"))
-    assert node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")}
-    device = drahealth_pb2.DeviceIdentifier(pool_name=POOL, device_name="nic-0")
-    said = drahealth_pb2.DeviceHealth(device=device, health=drahealth_pb2.UNHEALTHY, message="too hot")
-    driver.health.put_nowait([said])
-    wanted = {"example.com/nic=a": Health("Unhealthy", "too hot")}
-    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == wanted)
-    await driver.stop()
-    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")})
-
-
-async def test_a_kubelet_with_corrupt_claims_does_not_start(node):
-    await node.kubelet.kill()
-    file = node.directory / "dra_manager_state"
-    file.write_text(file.read_text().replace("DRACheckpoint", "DRACheckpoinT"))
-    with pytest.raises(CorruptCheckpoint):
-        await node.kubelet.start()
-
-
-async def test_a_container_waits_for_its_claim(node):
-    driver = await node.driver()
-    driver.hold["Prepare"] = asyncio.Event()
-    pod = node.pod("p", "a")
-    running = asyncio.create_task(node.kubelet.run(pod))
-    await node.kubelet.until(lambda: node.kubelet.calls[-1].method == "NodePrepareResources")
-    assert pod.statuses["main"].state is ContainerState.WAITING
-    await node.kubelet.kill()
-    await asyncio.wait({running})
-    assert node.kubelet.calls[-1].outcome == "CANCELLED"
-    assert node.saved()[0]["ClaimName"] == "a"

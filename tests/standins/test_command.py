@@ -64,26 +64,6 @@ async def test_it_prints_registrations_and_calls_and_runs_pods(command, node):
     assert await command.end() == 0
 
 
-async def test_a_failed_command_is_printed_and_the_kubelet_runs_on(command):
-    for line, answer in {
-        "run p nonsense": "cannot read 'nonsense'",
-        "run p what:a/b=1": "cannot do that: cannot read 'what:a/b=1'",
-        "dance": "admit POD RESOURCE=COUNT",
-        "sync nobody": "admit POD RESOURCE=COUNT",
-        "run p a/b=1": "pod p: Running",
-        "dance p": "unknown command 'dance'",
-        "restart p x": "pod p has no container x",
-        "kill": "kubelet: kill",
-        "restart p": "the kubelet is not running",
-        "start": "kubelet: start",
-        "restart p c0": "pod p: c0 running",
-        "force-delete p": "pod p: c0 running",
-    }.items():
-        command.say(line)
-        await command.hear(answer)
-    assert await command.end() == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_the_command_while_stdin_is_open(command, number):
     command.process.send_signal(number)

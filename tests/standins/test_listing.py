@@ -7,40 +7,24 @@ from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.pods import Phase, Pod
 
 
-async def test_each_message_replaces_the_whole_list(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.show(g0=None, g1=None, g7="Healthy")
-        await kubelet.until(lambda: kubelet.devices(GPU) == {"2": "Healthy", "3": "Healthy", "7": "Healthy"})
+async def test_x11_an_unhealthy_device_leaves_allocatable_but_not_capacity(kubelet, plugin):
+    pod = Pod.of("a", {GPU: 1})
+    await kubelet.run(pod)
+    plugin.show(g0="Unhealthy", g1="any other word")
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    assert kubelet.capacity == {GPU: 4}
+    assert kubelet.devices(GPU)["1"] == "any other word"
+    assert pod.phase is Phase.RUNNING
 
 
-async def test_x11_an_unhealthy_device_leaves_allocatable_but_not_capacity(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("a", {GPU: 1})
-        await kubelet.run(pod)
-        plugin.show(g0="Unhealthy", g1="any other word")
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-        assert kubelet.capacity == {GPU: 4}
-        assert kubelet.devices(GPU)["1"] == "any other word"
-        assert pod.phase is Phase.RUNNING
+async def test_x12_a_device_that_is_dropped_leaves_capacity_too(kubelet, plugin):
+    plugin.show(g0=None)
+    await kubelet.until(lambda: kubelet.capacity == {GPU: 3})
+    assert kubelet.allocatable == {GPU: 3}
 
 
-async def test_x12_a_device_that_is_dropped_leaves_capacity_too(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.show(g0=None)
-        await kubelet.until(lambda: kubelet.capacity == {GPU: 3})
-        assert kubelet.allocatable == {GPU: 3}
-
-
-async def test_after_each_list_the_kubelet_writes_its_checkpoint(node, directory):
-    async with node.ready() as (kubelet, plugin):
-        plugin.show(g1="Unhealthy")
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
-        content = json.loads((directory / NAME).read_text())
-        assert content["Data"] == {"PodDeviceEntries": None, "RegisteredDevices": {GPU: ["0", "2", "3"]}}
-
-
-async def test_after_the_plugins_end_every_device_counts_as_unhealthy(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.end_streams()
-        await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {"Unhealthy"})
-        assert len(kubelet.devices(GPU)) == 4
+async def test_after_each_list_the_kubelet_writes_its_checkpoint(kubelet, plugin, directory):
+    plugin.show(g1="Unhealthy")
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    content = json.loads((directory / NAME).read_text())
+    assert content["Data"] == {"PodDeviceEntries": None, "RegisteredDevices": {GPU: ["0", "2", "3"]}}

@@ -1,16 +1,13 @@
 """What a kubelet's death, restart and a node's reboot do. Ids: docs/kubelet-stand-in.md."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from asyncinotify import Inotify, Mask
 
 from demo.standins.checkpoint import NAME
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
-from demo.standins.timing import Timing
 from tests.patience import WITHIN
 
 
@@ -32,187 +29,125 @@ async def restart(kubelet, plugin=None):
         await kubelet.registered(GPU)
 
 
-async def test_x15_a_stopped_kubelet_leaves_sockets_and_checkpoint(node, directory):
-    async with node.ready() as (kubelet, plugin):
-        await kubelet.run(Pod.of("p", {GPU: 1}))
-        before = (directory / NAME).read_text()
-        await kubelet.stop()
-        await asyncio.wait_for(plugin.ended.wait(), WITHIN)
-        assert (directory / "kubelet.sock").is_socket()
-        assert (directory / "do-nothing.sock").is_socket()
-        assert (directory / NAME).read_text() == before
+async def test_x15_a_stopped_kubelet_leaves_sockets_and_checkpoint(kubelet, plugin, directory):
+    await kubelet.run(Pod.of("p", {GPU: 1}))
+    before = (directory / NAME).read_text()
+    await kubelet.stop()
+    await asyncio.wait_for(plugin.ended.wait(), WITHIN)
+    assert (directory / "kubelet.sock").is_socket()
+    assert (directory / "do-nothing.sock").is_socket()
+    assert (directory / NAME).read_text() == before
 
 
-async def test_x15_the_kubelet_creates_its_socket_in_place(node, directory):
-    with Inotify() as inotify:
-        inotify.add_watch(directory, Mask.CREATE)
-        async with node.kubelet():
-            async with asyncio.timeout(WITHIN):
-                async for event in inotify:
-                    if event.name == Path("kubelet.sock"):
-                        break
-            before = (directory / "kubelet.sock").stat()
-        after = (directory / "kubelet.sock").stat()
-    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
-    assert sorted(path.name for path in directory.iterdir()) == ["DEPRECATION", "kubelet.sock"]
+async def test_x15_a_starting_kubelet_removes_all_sockets_on_top(kubelet, directory):
+    old = (directory / "kubelet.sock").stat()
+    (directory / "file").touch()
+    await kubelet.stop()
+    await kubelet.start()
+    assert not (directory / "do-nothing.sock").exists()
+    assert (directory / "file").exists()
+    new = (directory / "kubelet.sock").stat()
+    assert (new.st_ino, new.st_ctime_ns) != (old.st_ino, old.st_ctime_ns)
 
 
-async def test_x15_a_starting_kubelet_removes_all_sockets_on_top(node, directory):
-    async with node.ready() as (kubelet, _):
-        old = (directory / "kubelet.sock").stat()
-        (directory / "file").touch()
-        await kubelet.stop()
-        await kubelet.start()
-        assert not (directory / "do-nothing.sock").exists()
-        assert (directory / "file").exists()
-        new = (directory / "kubelet.sock").stat()
-        assert (new.st_ino, new.st_ctime_ns) != (old.st_ino, old.st_ctime_ns)
+async def test_x15_running_containers_are_not_admitted_again(kubelet, plugin):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    await restart(kubelet, plugin)
+    assert kubelet.capacity == {GPU: 4}
+    assert await kubelet.readmit() == []
+    assert len(calls_of(kubelet, "Allocate", "PreStartContainer")) == 2
+    await kubelet.restart_container(pod, "main")
+    assert calls_of(kubelet, "Allocate", "PreStartContainer")[2:] == [("PreStartContainer", "0")]
 
 
-async def test_x15_running_containers_are_not_admitted_again(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await restart(kubelet, plugin)
-        assert kubelet.capacity == {GPU: 4}
-        assert await kubelet.readmit() == []
-        assert len(calls_of(kubelet, "Allocate", "PreStartContainer")) == 2
-        await kubelet.restart_container(pod, "main")
-        assert calls_of(kubelet, "Allocate", "PreStartContainer")[2:] == [("PreStartContainer", "0")]
+async def test_r11_x19_without_the_plugin_a_crashed_container_skips_prestart(kubelet, plugin):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    await plugin.stop()
+    await restart(kubelet)
+    assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
+    assert [start.prestart for start in kubelet.starts] == [True, False]
+    assert kubelet.starts[1].devices == {GPU: ("0",)}
 
 
-async def test_a_new_kubelet_has_zero_devices_until_the_plugin_registers(node):
-    async with node.ready() as (kubelet, _):
-        await restart(kubelet)
-        assert kubelet.capacity == kubelet.allocatable == {GPU: 0}
+async def test_r5_a_completed_init_container_prevents_another_admission(kubelet):
+    pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
+    await kubelet.run(pod)
+    await restart(kubelet)
+    assert await kubelet.readmit() == [pod]
+    assert "no healthy devices present" in pod.message
+    assert pod.statuses["a"].state is ContainerState.TERMINATED
 
 
-async def test_r11_x19_without_the_plugin_a_crashed_container_skips_prestart(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await plugin.stop()
-        await restart(kubelet)
-        assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
-        assert [start.prestart for start in kubelet.starts] == [True, False]
-        assert kubelet.starts[1].devices == {GPU: ("0",)}
+async def test_x20_after_a_reboot_a_pod_before_the_plugin_fails(kubelet, plugin):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    await plugin.stop()
+    await kubelet.reboot()
+    await kubelet.start()
+    assert await kubelet.readmit() == [pod]
+    assert pod.reason == "UnexpectedAdmissionError"
+    await plugin.begin()
+    await kubelet.registered(GPU)
+    assert pod.phase is Phase.FAILED
 
 
-async def test_r11_the_first_start_of_an_admitted_pod_skips_prestart(node):
-    async with node.ready() as (kubelet, plugin):
-        first, second = Pod.of("first", {GPU: 1}), Pod("second", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
-        await kubelet.run(first)
-        await kubelet.admit(second)
-        await kubelet.start_container(second, "a")
-        plugin.fail["PreStartContainer"] = "no"
-        await restart(kubelet)
-        assert await kubelet.readmit() == [second]  # b does not run, and no device is healthy
+async def test_x21_after_a_reboot_a_pod_needs_only_prestart(kubelet, plugin):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    await kubelet.reboot()
+    await kubelet.start()
+    await plugin.stop()
+    await plugin.begin()
+    await kubelet.registered(GPU)
+    assert await kubelet.readmit() == []
+    assert await kubelet.sync(pod)
+    wanted = [("Allocate", "0"), ("PreStartContainer", "0"), ("PreStartContainer", "0")]
+    assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
+    assert pod.statuses["main"].starts == 2
 
 
-async def test_r5_a_completed_init_container_prevents_another_admission(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
-        await kubelet.run(pod)
-        await restart(kubelet)
-        assert await kubelet.readmit() == [pod]
-        assert "no healthy devices present" in pod.message
-        assert pod.statuses["a"].state is ContainerState.TERMINATED
+async def test_x29_a_kubelet_killed_during_prestart_calls_it_again(kubelet, plugin):
+    pod = Pod("p", (Container("a", {GPU: 1}),))
+    await kubelet.admit(pod)
+    plugin.hold["PreStartContainer"] = asyncio.Event()
+    starting = asyncio.create_task(kubelet.sync(pod))
+    await during(kubelet, "PreStartContainer")
+    await kubelet.kill()
+    with pytest.raises(NotRunning, match="ended during this action"):
+        await asyncio.wait_for(starting, WITHIN)
+    assert kubelet.calls[-1].outcome == "CANCELLED"
+    plugin.hold.clear()
+    await kubelet.start()
+    await plugin.stop()
+    await plugin.begin()
+    await kubelet.registered(GPU)
+    assert await kubelet.sync(pod)
+    wanted = [("Allocate", "0"), ("PreStartContainer", "0"), ("PreStartContainer", "0")]
+    assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
 
 
-async def test_r5_an_init_container_without_a_device_does_no_harm(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("i", {}, ContainerKind.INIT), Container("a", {GPU: 1})))
-        await kubelet.run(pod)
-        await restart(kubelet)
-        assert await kubelet.readmit() == []
-
-
-async def test_x20_after_a_reboot_a_pod_before_the_plugin_fails(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await plugin.stop()
-        await kubelet.reboot()
-        await kubelet.start()
-        assert await kubelet.readmit() == [pod]
-        assert pod.reason == "UnexpectedAdmissionError"
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert pod.phase is Phase.FAILED
-
-
-async def test_x21_after_a_reboot_a_pod_needs_only_prestart(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await kubelet.reboot()
-        await kubelet.start()
-        await plugin.stop()
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert await kubelet.readmit() == []
-        assert await kubelet.sync(pod)
-        wanted = [("Allocate", "0"), ("PreStartContainer", "0"), ("PreStartContainer", "0")]
-        assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
-        assert pod.statuses["main"].starts == 2
-
-
-async def test_after_a_reboot_a_pod_with_a_sick_device_fails(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await kubelet.reboot()
-        await kubelet.start()
-        await plugin.stop()
-        plugin.devices["0"] = "Unhealthy"
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert await kubelet.readmit() == [pod]
-        assert "previously allocated devices are no longer healthy" in pod.message
-
-
-async def test_x29_a_kubelet_killed_during_prestart_calls_it_again(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod("p", (Container("a", {GPU: 1}),))
-        await kubelet.admit(pod)
-        plugin.hold["PreStartContainer"] = asyncio.Event()
-        starting = asyncio.create_task(kubelet.sync(pod))
-        await during(kubelet, "PreStartContainer")
-        await kubelet.kill()
-        with pytest.raises(NotRunning, match="ended during this action"):
-            await asyncio.wait_for(starting, WITHIN)
-        assert kubelet.calls[-1].outcome == "CANCELLED"
-        plugin.hold.clear()
-        await kubelet.start()
-        await plugin.stop()
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert await kubelet.sync(pod)
-        wanted = [("Allocate", "0"), ("PreStartContainer", "0"), ("PreStartContainer", "0")]
-        assert calls_of(kubelet, "Allocate", "PreStartContainer") == wanted
-
-
-async def test_x30_a_kubelet_killed_during_allocate_asks_again(node):
-    async with node.ready() as (kubelet, plugin):
-        deleted, pod = Pod.of("deleted", {GPU: 1}), Pod.of("p", {GPU: 1})
-        await kubelet.run(deleted)
-        await kubelet.delete(deleted)
-        plugin.hold["GetPreferredAllocation"] = asyncio.Event()
-        plugin.hold["Allocate"] = asyncio.Event()
-        plugin.hold["GetPreferredAllocation"].set()
-        admitting = asyncio.create_task(kubelet.admit(pod))
-        await during(kubelet, "Allocate")
-        await kubelet.kill()
-        with pytest.raises(NotRunning):
-            await asyncio.wait_for(admitting, WITHIN)
-        plugin.hold.clear()
-        await kubelet.start()
-        await plugin.stop()
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        assert await kubelet.readmit() == []
-        wanted = [("GetPreferredAllocation", "123"), ("Allocate", "1")]
-        assert calls_of(kubelet, "GetPreferredAllocation", "Allocate")[-2:] == wanted
+async def test_x30_a_kubelet_killed_during_allocate_asks_again(kubelet, plugin):
+    deleted, pod = Pod.of("deleted", {GPU: 1}), Pod.of("p", {GPU: 1})
+    await kubelet.run(deleted)
+    await kubelet.delete(deleted)
+    plugin.hold["GetPreferredAllocation"] = asyncio.Event()
+    plugin.hold["Allocate"] = asyncio.Event()
+    plugin.hold["GetPreferredAllocation"].set()
+    admitting = asyncio.create_task(kubelet.admit(pod))
+    await during(kubelet, "Allocate")
+    await kubelet.kill()
+    with pytest.raises(NotRunning):
+        await asyncio.wait_for(admitting, WITHIN)
+    plugin.hold.clear()
+    await kubelet.start()
+    await plugin.stop()
+    await plugin.begin()
+    await kubelet.registered(GPU)
+    assert await kubelet.readmit() == []
+    wanted = [("GetPreferredAllocation", "123"), ("Allocate", "1")]
+    assert calls_of(kubelet, "GetPreferredAllocation", "Allocate")[-2:] == wanted
 
 
 @pytest.mark.parametrize(
@@ -225,56 +160,16 @@ async def test_x30_a_kubelet_killed_during_allocate_asks_again(node):
         lambda _: '{"Data":{"PodDeviceEntries":[7],"RegisteredDevices":{}},"Checksum":0}',
     ],
 )
-async def test_with_a_corrupt_checkpoint_all_devices_count_as_free(node, directory, damage):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await kubelet.kill()
-        (directory / NAME).write_text(damage((directory / NAME).read_text()))
-        await kubelet.start()
-        assert len(kubelet.warnings) == 1
-        assert kubelet.capacity == {}
-        await plugin.stop()
-        await plugin.begin()
-        await kubelet.registered(GPU)
-        await kubelet.run(Pod.of("next", {GPU: 1}))
-        assert kubelet.starts[0].devices == kubelet.starts[1].devices
-
-
-async def test_another_kubelet_on_the_same_directory_believes_the_checkpoint(node):
-    async with node.ready() as (kubelet, _):
-        await kubelet.run(Pod.of("p", {GPU: 2}))
-    async with node.ready() as (kubelet, _):
-        assert kubelet.warnings == []
-        pod = Pod.of("next", {GPU: 3})
-        await kubelet.admit(pod)  # the pods of before are not known to this one, so they are gone
-        assert kubelet.held(pod) == {"main": {GPU: ("0", "1", "2")}}
-
-
-async def test_a_kubelet_that_dies_during_a_register_breaks_it_off(node):
-    async with node.kubelet() as kubelet:
-        registering = asyncio.create_task(node.plugin().register())
-        await kubelet.until(lambda: kubelet._life._registration._work)
-        await kubelet.kill()
-        assert (await asyncio.wait_for(asyncio.gather(registering, return_exceptions=True), WITHIN))[0] is not None
-        assert kubelet.registrations == []
-
-
-async def test_a_kubelet_acts_only_alive_and_starts_only_once(node):
-    async with node.kubelet() as kubelet:
-        with pytest.raises(NotRunning, match="is already running"):
-            await kubelet.start()
-        await kubelet.kill()
-        await kubelet.kill()
-        with pytest.raises(NotRunning, match="not running"):
-            await kubelet.run(Pod.of("p", {}))
-        assert kubelet.capacity == kubelet.allocatable == kubelet.devices(GPU) == {}
-
-
-async def test_a_new_kubelet_forgets_a_resource_without_its_plugin(node):
-    async with node.ready(timing=Timing(stopped_grace=0.2)) as (kubelet, plugin):
-        await kubelet.kill()
-        await plugin.stop()
-        await kubelet.start()
-        await kubelet.until(lambda: GPU in kubelet._life.inventory.forgotten)
-        assert kubelet.capacity == {GPU: 0}
+async def test_with_a_corrupt_checkpoint_all_devices_count_as_free(kubelet, plugin, directory, damage):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    await kubelet.kill()
+    (directory / NAME).write_text(damage((directory / NAME).read_text()))
+    await kubelet.start()
+    assert len(kubelet.warnings) == 1
+    assert kubelet.capacity == {}
+    await plugin.stop()
+    await plugin.begin()
+    await kubelet.registered(GPU)
+    await kubelet.run(Pod.of("next", {GPU: 1}))
+    assert kubelet.starts[0].devices == kubelet.starts[1].devices

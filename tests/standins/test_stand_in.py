@@ -1,17 +1,13 @@
-"""The stand-in as a tool: it does not lie, does not hang, and does not hide its own faults."""
+"""The stand-in as a tool: it hides no fault of its own, leaves nothing behind, and makes the directories of logs."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.journal import StandInFault
 from demo.standins.kubelet import Kubelet
-from demo.standins.pods import Container, ContainerKind, Pod
-from demo.standins.runtime import Runtime
-from tests.patience import WITHIN
+from demo.standins.pods import Pod
 
 
 class BrokenError(Exception):
@@ -33,64 +29,32 @@ async def test_a_fault_in_the_background_fails_the_next_call(directory, node, mo
         assert isinstance(caught.value.__cause__, BrokenError)
 
 
-async def test_a_fault_of_the_runtime_fails_its_own_call(directory):
-    class Broken(Runtime):
-        async def start(self, *_) -> None:
-            raise BrokenError("planted")
-
-    kubelet = Kubelet(directory, Broken())
-    await kubelet.start()
-    with pytest.raises(BrokenError):
-        await kubelet.run(Pod.of("p", {}))
-    await kubelet.stop()
+async def failing(directory) -> None:
+    """What a test does whose assertion fails."""
+    async with Kubelet(directory):
+        assert not (directory / "kubelet.sock").is_socket()
 
 
-async def test_until_gives_up_in_time_and_wakes_at_once(node):
-    async with node.kubelet() as kubelet:
-        with pytest.raises(TimeoutError):
-            await kubelet.until(lambda: False, within=0.05)
-        waiting = asyncio.create_task(kubelet.registered(GPU))
-        await node.plugin().begin()
-        await asyncio.wait_for(waiting, WITHIN)
+async def test_a_failed_block_leaves_no_task_and_no_listener(directory):
+    before = asyncio.all_tasks()
+    with pytest.raises(AssertionError):
+        await failing(directory)
+    assert asyncio.all_tasks() == before
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_unix_connection(directory / "kubelet.sock")
 
 
-async def test_a_cancelled_admission_leaves_a_working_kubelet(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.hold["Allocate"] = asyncio.Event()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(kubelet.admit(Pod.of("p", {GPU: 1})), 0.1)
-        await kubelet.until(lambda: kubelet.calls[-1].outcome == "CANCELLED")
-        plugin.hold.clear()
-        assert (await kubelet.run(Pod.of("next", {GPU: 3}))).phase.value == "Running"
+async def test_a_pod_has_a_directory_from_start_to_deletion(directory, tmp_path):
+    def named() -> list[str]:
+        return [entry.name for entry in tmp_path.iterdir()]
 
-
-def test_a_pod_has_its_apps_last_and_distinct_names():
-    pod = Pod(
-        "p",
-        (
-            Container("a"),
-            Container("i", kind=ContainerKind.INIT),
-            Container("b"),
-            Container("s", kind=ContainerKind.SIDECAR),
-        ),
-    )
-    assert [one.name for one in pod.containers] == ["i", "s", "a", "b"]
-    with pytest.raises(ValueError, match="two containers have the same name"):
-        Pod("p", (Container("a"), Container("a")))
-    with pytest.raises(LookupError, match="pod p has no container x"):
-        pod.container("x")
-
-
-def test_it_needs_nothing_of_autoclave_but_the_protocol():
-    program = (
-        "import sys, demo.standins.kubelet, demo.standins.__main__\n"
-        "ours = [n for n in sys.modules if n.split('.')[0] in ('scrubber', 'policies', 'dashboards', 'plugin')]\n"
-        "print(*[n for n in ours if not n.startswith(('demo.standins', 'plugin.kubelet_api'))])\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WITHIN)
-    assert result.stdout.split() == ["plugin"]
-
-
-async def test_a_directory_too_long_for_sockets_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="longer than 107 bytes; give a shorter directory"):
-        await Kubelet(tmp_path / ("x" * 100)).start()
+    async with Kubelet(directory, logs=tmp_path) as kubelet:
+        pod = Pod.of("p", {})
+        await kubelet.admit(pod)
+        assert named() == []
+        await kubelet.sync(pod)
+        await kubelet.restart_container(pod, "main")
+        await kubelet.finish(pod)
+        assert named() == [f"default_p_{pod.uid}"]
+        await kubelet.delete(pod)
+        assert named() == []

@@ -2,15 +2,11 @@
 
 import asyncio
 
-import pytest
-
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
-from demo.standins.kubelet import PodEnded
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from demo.standins.runtime import CannotCreate, Runtime
 from demo.standins.timing import Timing
 from tests.patience import WITHIN
-from tests.standins.conftest import answering
 
 
 class Containers(Runtime):
@@ -56,15 +52,14 @@ async def test_r3_x2_prestart_comes_once_before_each_start(node):
         assert pod.statuses["s"].state is ContainerState.RUNNING
 
 
-async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
-        await kubelet.run(pod)
-        before = sum(call.method == "Allocate" for call in kubelet.calls)
-        assert (await kubelet.restart_container(pod, "a")).starts == 2
-        assert prestarts(kubelet) == ["0", "1", "0"]
-        assert sum(call.method == "Allocate" for call in kubelet.calls) == before
-        assert pod.statuses["b"].starts == 1
+async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(kubelet):
+    pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
+    await kubelet.run(pod)
+    before = sum(call.method == "Allocate" for call in kubelet.calls)
+    assert (await kubelet.restart_container(pod, "a")).starts == 2
+    assert prestarts(kubelet) == ["0", "1", "0"]
+    assert sum(call.method == "Allocate" for call in kubelet.calls) == before
+    assert pod.statuses["b"].starts == 1
 
 
 async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):
@@ -86,54 +81,23 @@ async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):
         assert pod.phase is Phase.RUNNING
 
 
-async def test_x9_a_slow_prestart_delays_only_its_own_pod(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.hold["PreStartContainer"] = asyncio.Event()
-        slow = asyncio.create_task(kubelet.run(Pod.of("slow", {GPU: 1})))
-        await during(kubelet, "PreStartContainer")
-        assert (await asyncio.wait_for(kubelet.run(Pod.of("plain", {})), WITHIN)).phase is Phase.RUNNING
-        assert not slow.done()
-        plugin.hold["PreStartContainer"].set()
-        await asyncio.wait_for(slow, WITHIN)
+async def test_x10_an_error_from_prestart_is_retried_for_ever(kubelet, plugin):
+    plugin.fail["PreStartContainer"] = "not yet clean"
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.run(pod)
+    assert pod.statuses["main"].message.endswith("code = Internal desc = not yet clean")
+    assert kubelet.held(pod) == {"main": {GPU: ("0",)}}
+    pauses = []
 
+    async def pause(seconds) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            plugin.fail.clear()
 
-async def test_x10_an_error_from_prestart_is_retried_for_ever(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.fail["PreStartContainer"] = "not yet clean"
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        assert pod.statuses["main"].message.endswith("code = Internal desc = not yet clean")
-        assert kubelet.held(pod) == {"main": {GPU: ("0",)}}
-        pauses = []
-
-        async def pause(seconds) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 3:
-                plugin.fail.clear()
-
-        await kubelet.keep_trying(pod, pause)
-        assert pauses == [0.5, 12.0, 12.0]
-        assert pod.phase is Phase.RUNNING
-        assert pod.statuses["main"].message == ""
-
-
-async def test_a_waiting_init_container_delays_the_rest_of_its_pod(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.fail["PreStartContainer"] = "no"
-        pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
-        assert (await kubelet.run(pod)).phase is Phase.PENDING
-        assert prestarts(kubelet) == ["0"]
-
-
-async def test_x11_a_container_restarts_on_an_unhealthy_device(node):
-    async with node.ready() as (kubelet, plugin):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        plugin.show(g0="Unhealthy")
-        await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
-        await kubelet.restart_container(pod, "main")
-        assert prestarts(kubelet) == ["0", "0"]
-        assert kubelet.starts[-1].prestart
+    await kubelet.keep_trying(pod, pause)
+    assert pauses == [0.5, 12.0, 12.0]
+    assert pod.phase is Phase.RUNNING
+    assert pod.statuses["main"].message == ""
 
 
 async def test_x23_a_pod_deleted_during_prestart_starts_and_stops(node):
@@ -178,57 +142,11 @@ async def test_x26_prestart_is_never_called_on_a_plugin_without_it(node):
         assert [start.prestart for start in kubelet.starts] == [False, False]
 
 
-async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(node):
-    async with node.ready() as (kubelet, _):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.admit(pod)
-        await kubelet.force_delete(pod)
-        assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
-        await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
-        status = await kubelet.restart_container(pod, "main")
-        assert "no devices found allocated in local cache" in status.message
-
-
-async def test_a_pod_that_has_failed_starts_nothing(node):
-    async with node.ready() as (kubelet, plugin):
-        plugin.fail["Allocate"] = "no"
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.admit(pod)
-        with pytest.raises(PodEnded, match="cannot start main: pod p is Failed"):
-            await kubelet.start_container(pod, "main")
-
-
-async def test_of_two_variables_with_one_name_the_first_wins(node):
-    runtime = Containers()
-    async with node.ready(runtime=runtime) as (kubelet, _):
-        answer = answering(ANSWER="other", NIC="1")
-        await node.plugin(resource="example.com/nic", socket="nic.sock", answer=answer).begin()
-        await kubelet.registered("example.com/nic")
-        await kubelet.run(Pod.of("p", {GPU: 1, "example.com/nic": 1}))
-        assert runtime.envs == [{"ANSWER": "yes", "NIC": "1"}]
-
-
-async def test_containers_stop_in_the_reverse_of_their_order(node):
-    runtime = Containers()
-    async with node.ready(runtime=runtime) as (kubelet, _):
-        pod = Pod("p", (Container("s", {}, ContainerKind.SIDECAR), Container("a"), Container("b")))
-        await kubelet.run(pod)
-        await kubelet.delete(pod)
-        assert [line[1] for line in runtime.log if line[0] == "stop"] == ["b", "a", "s"]
-
-
-async def test_x2_the_sandbox_outlives_all_containers(node):
-    class Sandboxes(Containers):
-        async def open_sandbox(self, pod) -> None:
-            self.log.append(("open", pod.name, sum(call.method == "PreStartContainer" for call in kubelet.calls)))
-
-        async def close_sandbox(self, pod) -> None:
-            self.log.append(("close", pod.name))
-
-    runtime = Sandboxes()
-    async with node.ready(runtime=runtime) as (kubelet, _):
-        pod = Pod.of("p", {GPU: 1})
-        await kubelet.run(pod)
-        await kubelet.delete(pod)
-        assert runtime.log[0] == ("open", "p", 0)
-        assert [line[0] for line in runtime.log] == ["open", "start", "stop", "close"]
+async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(kubelet):
+    pod = Pod.of("p", {GPU: 1})
+    await kubelet.admit(pod)
+    await kubelet.force_delete(pod)
+    assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
+    await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
+    status = await kubelet.restart_container(pod, "main")
+    assert "no devices found allocated in local cache" in status.message

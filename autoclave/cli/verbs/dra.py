@@ -51,11 +51,6 @@ from scrubber.ground import log, paths
     is_flag=True,
     help="Show in the status of each claim the receipts of its devices. It needs further rights.",
 )
-@click.option(
-    "--binding-conditions",
-    is_flag=True,
-    help="Let the scheduler bind a pod only when its GPUs are scrubbed. It needs further rights.",
-)
 @options.metrics_address
 @options.log_level
 @options.log_format
@@ -80,7 +75,6 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         cdi_kind=flags["cdi_kind"],
         clean_within=flags["clean_within"],
         claim_status=flags["claim_status"],
-        binding_conditions=flags["binding_conditions"],
         metrics_address=flags["metrics_address"],
         version=__version__,
         instance=secrets.token_hex(4),

@@ -8,7 +8,6 @@ from autoclave.doctor import base
 
 GATES = {
     "DRADeviceTaints": "unhealthy devices are left out of the slice, without a reason",
-    "DRADeviceBindingConditions": "with --binding-conditions, pods wait in Prepare and not in the scheduler",
 }
 """The feature gates of optional fields of a ResourceSlice, and what the DRA driver does without them."""
 

@@ -9,36 +9,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from plugin.cluster.base import Failure
+from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.driver import HEALTH
-from plugin.dra.vendor import slices as vendor_slices
-from plugin.dra.vendor.slices import Key, ListedDevice
+from plugin.dra.slices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import cdi as vendor_cdi
 from scrubber.ground import log
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
 logger = log.get("vendor")
+A = TypeVar("A", wire.NodePrepareResourcesResponse, wire.NodeUnprepareResourcesResponse)
 
 SERVED = frozenset({"v1.DRAPlugin", "v1beta1.DRAPlugin"})  # versions with the same messages
 LISTED_WITHIN = 10.0  # seconds: at its start the kubelet deletes the slices, and the vendor's driver writes them again
 PAUSE = 1.0  # seconds between two looks at the slices
-
-
-class SliceSource(Protocol):
-    """Where the vendor's ResourceSlices are read."""
-
-    async def slices_of(self, driver: str) -> Sequence[Mapping[str, Any]]:
-        """The slices of a driver on this node as they are now, or a Failure."""
 
 
 class VendorService:
@@ -47,43 +43,35 @@ class VendorService:
     def __init__(self, channel: grpc.aio.Channel, driver: str, versions: Sequence[str]) -> None:
         """``versions``: of the calls, as the vendor's driver names them; one of them is in ``SERVED``."""
         self._driver = driver
-        path = f"/k8s.io.kubelet.pkg.apis.dra.{next(it for it in versions if it in SERVED)}"
-        self._prepare = channel.unary_unary(
-            f"{path}/NodePrepareResources",
-            wire.NodePrepareResourcesRequest.SerializeToString,
-            wire.NodePrepareResourcesResponse.FromString,
-        )
-        self._unprepare = channel.unary_unary(
-            f"{path}/NodeUnprepareResources",
-            wire.NodeUnprepareResourcesRequest.SerializeToString,
-            wire.NodeUnprepareResourcesResponse.FromString,
-        )
+        self._channel = channel
+        self._service = f"/k8s.io.kubelet.pkg.apis.dra.{next(it for it in versions if it in SERVED)}"
 
     async def prepare(self, claim: wire.Claim, until: float) -> wire.NodePrepareResourceResponse:
         """What the vendor's driver answers for this claim; NotReady without an answer."""
         request = wire.NodePrepareResourcesRequest(claims=[claim])
-        answer: wire.NodePrepareResourcesResponse = await self._answer(self._prepare(request, timeout=_left(until)))
-        self._demand(claim, answer.claims)
+        answer = await self._call("NodePrepareResources", request, wire.NodePrepareResourcesResponse, until)
         return answer.claims[claim.uid]
 
     async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:
         """The same, at the end of the claim."""
         request = wire.NodeUnprepareResourcesRequest(claims=[claim])
-        answer: wire.NodeUnprepareResourcesResponse = await self._answer(self._unprepare(request, timeout=_left(until)))
-        self._demand(claim, answer.claims)
+        answer = await self._call("NodeUnprepareResources", request, wire.NodeUnprepareResourcesResponse, until)
         return answer.claims[claim.uid]
 
-    async def _answer(self, call: Any) -> Any:  # noqa: ANN401 - either call
+    async def _call(self, method: str, request: Any, answer: type[A], until: float) -> A:  # noqa: ANN401 - either request
+        call = self._channel.unary_unary(
+            f"{self._service}/{method}", type(request).SerializeToString, answer.FromString
+        )
+        left = max(until - asyncio.get_running_loop().time(), 0.0)
         try:
-            return await call
+            found = await call(request, timeout=left)
         except grpc.aio.AioRpcError as error:
             logger.warning("the vendor's driver did not answer", code=error.code().name, error=error.details())
             text = f"the driver {self._driver} did not answer: {error.code().name}"
             raise NotReady(Reason.NOT_READY, text) from error
-
-    def _demand(self, claim: wire.Claim, answers: Mapping[str, object]) -> None:
-        if claim.uid not in answers:
+        if request.claims[0].uid not in found.claims:
             raise NotReady(Reason.NOT_READY, f"the driver {self._driver} answered without this claim")
+        return found
 
 
 class VendorDevices:
@@ -92,7 +80,7 @@ class VendorDevices:
     seconds = 5.0  # a vendor's driver whose call is cut off may prepare the claim after its Unprepare
 
     def __init__(
-        self, service: VendorService, source: SliceSource, listing: Listing, driver: str, cdi_dirs: Collection[Path]
+        self, service: VendorService, source: ApiServer, listing: Listing, driver: str, cdi_dirs: Collection[Path]
     ) -> None:
         self._service = service
         self._source = source
@@ -115,7 +103,7 @@ class VendorDevices:
                 raise InvalidRequest(f"{text} of the pool {missing[0].pool}")
             await asyncio.sleep(min(PAUSE, last - clock()))
         for it in allocated:
-            if why := vendor_slices.refusal(listed[it.pool, it.name]):
+            if why := slices.refusal(listed[it.pool, it.name]):
                 raise InvalidRequest(why)
         return {it: slices.device_name(listed[it.pool, it.name].uuid) for it in allocated}
 
@@ -125,7 +113,7 @@ class VendorDevices:
         """The vendor's answer as it is, if it gives away no other device."""
         for it, device in devices.items():
             listed = self._listed.get((it.pool, it.name))
-            if listed is None or (why := vendor_slices.disagreement(listed, device)):
+            if listed is None or (why := slices.disagreement(listed, device)):
                 raise InvalidRequest(why if listed else f"no ResourceSlice has {it.name} any more")
         answer = await self._service.prepare(claim, until)
         known = self._listing.current()
@@ -152,7 +140,7 @@ class VendorDevices:
         return [NamedDevice(pool, name, device) for pool, name, device in found if device is not None]
 
     async def _read(self) -> Mapping[Key, ListedDevice]:
-        self._listed = vendor_slices.listed(await self._source.slices_of(self._driver))
+        self._listed = slices.listed(await self._source.slices_of(self._driver))
         return self._listed
 
 
@@ -166,7 +154,3 @@ def health_handler(channel: grpc.aio.Channel) -> grpc.GenericRpcHandler:
 
     stream: Any = grpc.unary_stream_rpc_method_handler  # typed for threads
     return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": stream(relay, bytes, bytes)})
-
-
-def _left(until: float) -> float:
-    return max(until - asyncio.get_running_loop().time(), 0.0)

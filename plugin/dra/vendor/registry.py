@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from plugin.dra import registration
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import HEALTH
+from plugin.dra.metrics import DraCounters
+from plugin.dra.registration import ANSWERS_WITHIN, KIND, Registrar
 from plugin.dra.vendor.devices import SERVED
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
@@ -30,7 +31,6 @@ from scrubber.ground import log, unix_sockets
 
 logger = log.get("vendor")
 
-ANSWERS_WITHIN = 5.0  # seconds for a call to a vendor's registration socket
 AGAIN = 1.0  # seconds until a driver that does not answer is asked again
 PREFIX = "autoclave-"  # of our sockets
 
@@ -45,25 +45,19 @@ class VendorRegistry:
         chosen: DraConfig,
         directory: Path,
         gate: Gate,
-        on_event: events.Listener,
-        on_bypass: Callable[[str], None] = lambda _socket: None,
+        counters: DraCounters,
     ) -> None:
-        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves.
-
-        ``on_event`` gets the events of the gated driver. ``on_bypass`` gets the name of the socket by which the kubelet
-        finds that driver without the gate, and nothing when the socket is gone.
-        """
+        """``gate`` makes the server for the gated driver, from a channel to it and the versions that it serves."""
         self._chosen = chosen
         self._directory = directory
         self._gate = gate
-        self._on_event = on_event
-        self._on_bypass = on_bypass
-        self._bypass = ""
+        self._counters = counters
         self._watch = FileWatch(directory, chosen.registry_dir, chosen.gate_dir)
 
     async def run(self) -> None:
         """Follow until cancelled. A FatalError says what the operator has to change."""
-        remove_stale(self._chosen)
+        for place in (self._chosen.registry_dir, self._chosen.gate_dir):
+            sockets.remove_dead(place, f"{PREFIX}*.sock")  # the kubelet would call them for ever
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run(), name="watch of the sockets")
             shown: dict[Path, tuple[sockets.Identity, asyncio.Task[None]]] = {}
@@ -79,16 +73,15 @@ class VendorRegistry:
                 await self._watch.until(
                     lambda: (
                         _found(self._directory) != {it: shown[it][0] for it in shown}
-                        or bypass(self._chosen) != self._bypass
+                        or bypass(self._chosen) != self._counters.bypass
                     )
                 )
 
     def _note_bypass(self) -> None:
         found = bypass(self._chosen)
-        if found == self._bypass:
+        if found == self._counters.bypass:
             return
-        self._bypass = found
-        self._on_bypass(found)
+        self._counters.bypass = found
         if found:
             logger.error(
                 "the kubelet calls the driver without the gate: nothing is proven",
@@ -117,7 +110,7 @@ class VendorRegistry:
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
         ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
-        state = RegistrationState(info.name, str(ours), self._on_event if gated else events.ignore)
+        state = RegistrationState(info.name, str(ours), self._counters.record if gated else events.ignore)
         state.restart()
         lost = "its socket was removed or replaced"
         try:
@@ -127,7 +120,7 @@ class VendorRegistry:
                     upstream = await stack.enter_async_context(endpoint.dial(service))
                     add = self._gate(upstream, info.supported_versions)
                     servers.append(await stack.enter_async_context(endpoint.serve(ours, add)))
-                registrar = _Registrar(channel, _ours(info, ours, gated=gated), state)
+                registrar = Registrar(_ours(info, ours, gated=gated), state, channel)
                 shown = self._chosen.registry_dir / f"{name}-reg.sock"
                 servers.append(await stack.enter_async_context(endpoint.serve(shown, registrar.add_to)))
                 logger.info("driver shown to the kubelet", driver=info.name, gated=gated, socket=shown.name)
@@ -151,7 +144,7 @@ class VendorRegistry:
                 task.cancel()
 
     def _is_gated(self, info: wire.PluginInfo) -> bool:
-        return info.type == registration.KIND and info.name == self._chosen.driver
+        return info.type == KIND and info.name == self._chosen.driver
 
     async def _usable_info(self, channel: grpc.aio.Channel) -> wire.PluginInfo | str:
         """What a driver says of itself, or why it cannot be shown to the kubelet."""
@@ -164,41 +157,6 @@ class VendorRegistry:
         return info
 
 
-class _Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
-    """Answers the kubelet in place of the driver, and tells the driver what the kubelet says."""
-
-    def __init__(self, channel: grpc.aio.Channel, info: wire.PluginInfo, state: RegistrationState) -> None:
-        self._vendor: Any = pluginregistration_pb2_grpc.RegistrationStub(channel)  # typed for threads
-        self._info = info
-        self._state = state
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Answer on this server."""
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
-
-    async def GetInfo(  # noqa: N802 - the proto names it
-        self, _request: wire.InfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.PluginInfo:
-        """What the driver says, with our socket if the driver is gated."""
-        return self._info
-
-    async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
-        self, request: wire.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.RegistrationStatusResponse:
-        """The result of the registration. An error of the driver ends the registration, as without a gate."""
-        if request.plugin_registered:
-            self._state.accepted()
-        else:
-            self._state.failed(Cause.REFUSED, f"the kubelet answers: {request.error}")
-        try:
-            answer: wire.RegistrationStatusResponse = await self._vendor.NotifyRegistrationStatus(
-                request, timeout=ANSWERS_WITHIN
-            )
-        except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "")
-        return answer
-
-
 def socket_name(chosen: DraConfig, vendor_socket: Path) -> str:
     """The name of our sockets for a socket of the vendor, short enough for both directories."""
     plain = vendor_socket.name.removesuffix(".sock").removesuffix("-reg")
@@ -207,14 +165,6 @@ def socket_name(chosen: DraConfig, vendor_socket: Path) -> str:
     places = chosen.gate_dir, chosen.registry_dir
     fits = all(len(f"{place}/{names[0]}-reg.sock".encode()) <= unix_sockets.MAX_PATH_BYTES for place in places)
     return names[0] if fits else names[1]
-
-
-def remove_stale(chosen: DraConfig) -> None:
-    """Remove the sockets that killed programs left: the kubelet would call them for ever."""
-    for place in (chosen.registry_dir, chosen.gate_dir):
-        for found in place.glob(f"{PREFIX}*.sock"):
-            if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
-                found.unlink(missing_ok=True)
 
 
 def bypass(chosen: DraConfig) -> str:

@@ -31,7 +31,7 @@ def reporting(api, followed):
 
     @asynccontextmanager
     async def reporting(*, taint=False, pace=QUICK, within=5.0) -> AsyncIterator[Listing]:
-        server = apiserver.connect(File(api.kubeconfig), NODE, within)
+        server = apiserver.ApiServer(File(api.kubeconfig), NODE, within)
         async with followed() as listing:
             task = asyncio.create_task(ClusterReporter(server, NODE, taint=taint, pace=pace).run(listing))
             try:

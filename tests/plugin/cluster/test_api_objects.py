@@ -4,11 +4,11 @@ import httpx2
 import pytest
 from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
-from plugin.cluster import api_objects, apiserver, calls, credentials, node_report
-from plugin.cluster.base import FailureKind
+from plugin.cluster import api_objects, apiserver, credentials, node_report
 from plugin.cluster.credentials import File
 from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
+from plugin.cluster.retry_loop import FailureKind
 from tests.plugin.cluster.conftest import QUICK
 
 LONG = NodeEvent("GPU-0", EventReason.SICK, "xid", "x" * 5000)
@@ -25,7 +25,7 @@ def test_an_event_without_a_node_uid_uses_the_node_name():
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
 async def test_the_name_of_an_event_is_valid(api, node):
-    reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), node, 5.0), node, taint=False, pace=QUICK)
+    reporter = ClusterReporter(apiserver.ApiServer(File(api.kubeconfig), node, 5.0), node, taint=False, pace=QUICK)
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
     assert letter is not None
@@ -78,7 +78,7 @@ def test_a_taint_is_ours_by_key_and_effect(taints, place):
 def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, result):
     request = httpx2.Request("PATCH", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(code, headers=headers))
-    failure = calls._failure(error, "patch nodes", apiserver._STALE_PATCH)
+    failure = apiserver._failure(error, "patch nodes", apiserver._STALE_PATCH)
     assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, result)
 
 
@@ -86,4 +86,4 @@ def test_an_unknown_kind_of_object_is_refused():
     """An Event is not a patch that holds for a state: saying it again does not help."""
     request = httpx2.Request("POST", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(422))
-    assert calls._failure(error, "create events", calls.STALE).kind is FailureKind.REFUSED
+    assert apiserver._failure(error, "create events", apiserver._STALE).kind is FailureKind.REFUSED

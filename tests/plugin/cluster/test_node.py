@@ -23,7 +23,7 @@ def clock():
 @pytest.fixture
 async def reporter(api, clock):
     """One that looks and writes when it is told to."""
-    server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
     yield ClusterReporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
     await server.close()
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from tenacity import AsyncRetrying, RetryCallState
 
-from plugin.cluster.base import Failure, FailureKind
-from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK

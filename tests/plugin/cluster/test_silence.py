@@ -1,15 +1,15 @@
 """What is reported while the state of the devices is unknown, and when they are seen again."""
 
 import asyncio
+from typing import cast
 
-import pytest
 from structlog.testing import capture_logs
 
 from plugin.cluster import apiserver, node_report
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.devices import Device
-from plugin.listing import Shown
+from plugin.listing import Listing, Shown
 from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
@@ -51,8 +51,8 @@ async def slots(number=50):
 
 async def test_a_silent_service_causes_no_busy_loop(api, monkeypatch):
     source = Source(IDLE)
-    reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
-    task = asyncio.create_task(reporter.run(source))
+    reporter = ClusterReporter(apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
+    task = asyncio.create_task(reporter.run(cast(Listing, source)))
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on
     source.say(None)
@@ -132,11 +132,3 @@ async def test_each_silence_of_the_service_is_logged(door, followed):
                         await listing.until_differs(listing.current())
                 await door.open()
     assert len(lines(logs, "the scrub service does not answer")) == 2
-
-
-@pytest.mark.parametrize("fault", ["after_silence", "condition_content"])
-async def test_a_fault_in_the_report_makes_the_condition_unknown(api, door, reporting, monkeypatch, fault):
-    monkeypatch.setattr(node_report, fault, None)
-    door.say(gpu(0))
-    async with reporting():
-        await api.until(lambda: api.says("Unknown", "PluginFault"))

@@ -2,14 +2,16 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from demo.standins.http_api import Fault
-from plugin.cluster import api_objects, apiserver
+from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
+from plugin.listing import Listing
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
@@ -56,9 +58,11 @@ class HangingServer(apiserver.ApiServer):
 async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypatch):
     """Where these took all of it, there is none."""
     monkeypatch.setattr(apiserver, "ApiServer", HangingServer)
-    server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
+    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 3600)
     task = asyncio.create_task(
-        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(Source(IDLE))
+        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(
+            cast(Listing, Source(IDLE))
+        )
     )
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     api.fault = silence
@@ -85,16 +89,6 @@ async def test_the_stop_is_reported_without_the_last_events(api, door, reporting
     assert api.says("Unknown", "PluginStopped")
     (warning,) = lines(logs, "the stop was not reported to the cluster")
     assert (warning["about"], warning["events_unsent"]) == ("Events", 2)
-
-
-async def test_the_stop_is_reported_after_a_fault(api, door, reporting, monkeypatch):
-    monkeypatch.setattr(api_objects, "event", None)
-    door.say(out(0))
-    with capture_logs() as logs:
-        async with reporting(pace=replace(QUICK, slow=3600)):
-            await api.until(lambda: api.says("False"))
-    assert api.says("Unknown", "PluginStopped")
-    assert lines(logs, "a fault inside the reports to the cluster")
 
 
 async def test_the_last_events_are_sent_without_the_condition(api, door, reporting):

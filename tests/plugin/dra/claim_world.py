@@ -14,8 +14,8 @@ from demo.standins.endpoint import PluginError
 from demo.standins.http_api import Request, ServerAway
 from demo.standins.journal import Journal
 from demo.standins.timing import Timing
-from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
@@ -42,7 +42,6 @@ class ClaimWorld(SidedWorld):
         self.server = MemoryServer(directory, NODE)
         self.server.create("resourceslices", device_slice(DRIVER, *map(str.lower, self.uuids), node=NODE))
         self.cluster = Cluster(self.server, NODE)
-        self.wrong: list[str] = []  # broken promises
         self.held: dict[str, str] = {}  # device: the claim that is prepared, before its first Unprepare
         self.forgotten: set[str] = set()  # claims whose Prepare succeeded when the kubelet knew them no longer
         self.last: dict[str, tuple[str, int]] = {}  # device: the claim that had it last, and how many scrubs it had
@@ -76,19 +75,24 @@ class ClaimWorld(SidedWorld):
         self.driver = None
         self.end_side("driver")
 
+    def leave(self):
+        self.driver = None
+        super().leave()
+        self.loop.run_until_complete(self.server.leave())
+
     # -- the promise
 
     def handed(self, claim, uuid):
         """A Prepare has succeeded."""
         holder = self.held.setdefault(uuid, claim)
         if holder != claim:
-            self.wrong.append(f"{self.loop.time():.2f}: {claim} has {uuid}, but {holder} was not asked to give it back")
+            self.accuse(f"{claim} has {uuid}, but {holder} was not asked to give it back")
         last, scrubs = self.last.get(uuid, ("", -1))
         if last not in ("", claim) and self.scrubs(uuid) <= scrubs:
-            self.wrong.append(f"{self.loop.time():.2f}: {claim} has {uuid}, not scrubbed since {last} had it")
+            self.accuse(f"{claim} has {uuid}, not scrubbed since {last} had it")
         for process in self.node.gpus[uuid].processes.values():
             if process.kind is Kind.TENANT and process.name != claim:
-                self.wrong.append(f"{self.loop.time():.2f}: {claim} has {uuid} beside a process of {process.name}")
+                self.accuse(f"{claim} has {uuid} beside a process of {process.name}")
         self.last[uuid] = claim, self.scrubs(uuid)
 
 

@@ -24,7 +24,7 @@ class Asked(InFlight):
 
 async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypatch):
     """A Prepare that is cut off is repeated after a minute only."""
-    monkeypatch.setattr("plugin.dra.apiserver.connect", lambda *_: None)
+    monkeypatch.setattr("plugin.dra.app.connect", lambda *_: None)
     chosen = DraConfig(
         plugins_dir=short_tmp, registry_dir=short_tmp, run_dir=service.run_dir, cluster=ReportChoice(node="node-1")
     )

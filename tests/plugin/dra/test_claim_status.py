@@ -9,9 +9,10 @@ import pytest
 from demo.standins.api_server import CLAIMS
 from demo.standins.http_api import Answer, on, silence, status
 from plugin.cluster import api_objects
+from plugin.cluster.apiserver import ApiServer
 from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
-from plugin.dra import apiserver, claim_status, claims
+from plugin.dra import claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DRIVER
 from scrubber.ground.device_messages import GrantedDevice
@@ -58,8 +59,8 @@ async def prepared(writer, server, name, receipt="r-1"):
 @pytest.fixture
 def writing(api):
     @asynccontextmanager
-    async def writing() -> AsyncIterator[tuple[ClaimStatusWriter, apiserver.ResourceApi]]:
-        server = apiserver.connect(File(api.kubeconfig), NODE, 0.2)
+    async def writing() -> AsyncIterator[tuple[ClaimStatusWriter, ApiServer]]:
+        server = ApiServer(File(api.kubeconfig), NODE, 0.2)
         writer = ClaimStatusWriter(server, DRIVER, QUICK)
         task = asyncio.create_task(writer.run())
         yield writer, server

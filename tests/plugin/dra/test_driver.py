@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import ReportChoice
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
@@ -89,7 +89,7 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
             server = grpc.aio.server()
             counters = DraCounters(CollectorRegistry())
             gate = ClaimGate(scrubber, listing)
-            driver = Driver(chosen, listing, gate, cluster, InFlight(), OwnDevices(chosen), counters)
+            driver = Driver(chosen, listing, gate, cast(Any, cluster), InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()
@@ -156,15 +156,6 @@ async def test_a_claim_that_cannot_be_takes_and_gives_back_nothing(cluster, serv
         assert await scrubber.release(uuids) == set(uuids)
 
 
-async def test_a_claim_that_ends_at_once_keeps_no_device(cluster):
-    """The list of the service may not show it yet."""
-    cluster.allocate("a", 0, 1)
-    for _ in range(20):
-        assert (await cluster.prepare("a")).error == ""
-        assert await cluster.unprepare("a") == ""
-    await cluster.owners("", "")
-
-
 async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
     """The list of the service may still show the device as clean, as it was before the claim."""
     async with client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
@@ -173,15 +164,6 @@ async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
             await cluster.prepare("a")
             assert await cluster.unprepare("a") == ""
             assert {device.state for device in (await admin.status()).devices} == {"clean"}
-
-
-async def test_a_claim_without_devices_releases_none_of_another(cluster):
-    cluster.allocate("a", 0)
-    cluster.allocate("b", 0)
-    await cluster.prepare("a")
-    assert (await cluster.prepare("b", SOON)).error
-    assert await cluster.unprepare("b") == ""
-    await cluster.owners("uid-a", "")
 
 
 async def test_a_claim_waits_for_the_claim_before(cluster):

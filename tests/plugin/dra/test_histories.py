@@ -1,21 +1,17 @@
 """Random histories of pods with claims: no claim gets a device that was not scrubbed since another claim had it."""
 
 import asyncio
-import shutil
-import tempfile
-from pathlib import Path
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from demo.standins.claims import ClaimError
 from demo.standins.pods import Pod
 from plugin.dra.config import DRIVER
 from plugin.dra.driver import FAULT
 from tests.plugin.dra.claim_world import ClaimWorld
+from tests.plugin.sides import SidedHistories, history_test
 from tests.service.node import Kind
-from tests.service.virtual import VirtualLoop
 
 GPUS = 2
 PAUSE = st.sampled_from((0.0, 0.1, 0.5, 2.0, 5.0))
@@ -24,13 +20,11 @@ WHICH = st.integers(0, 5)
 ROUNDS = 60  # of ten seconds, until all claims have ended
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(SidedHistories):
     """Pods come and go, are deleted by force and share claims; kubelet, driver, service and node are killed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = VirtualLoop()
-        self.directory = Path(tempfile.mkdtemp(prefix="ac-"))
         self.pods: dict[str, Pod] = {}  # those that the kubelet has not ended, by UID
         self.ending: set[str] = set()  # their containers have ended
         self.deleted: set[str] = set()  # their objects are gone from the API server
@@ -46,10 +40,6 @@ class Histories(RuleBasedStateMachine):
         self.loop.run_until_complete(self.world.start())
         self.world.start_driver()
         self.loop.advance(10.0)
-
-    @rule(seconds=st.sampled_from((0.1, 0.7, 3.0, 12.0, 65.0)))
-    def time_passes(self, seconds):
-        self.loop.advance(seconds)
 
     # -- pods
 
@@ -160,27 +150,16 @@ class Histories(RuleBasedStateMachine):
 
     # -- what must hold
 
-    @invariant()
-    def no_promise_is_broken(self):
-        if hasattr(self, "world"):
-            self.loop.advance(0.0)
-            assert self.world.wrong == [], self._story()
-            self.world.check()
-
-    def teardown(self):
-        """In the end every claim is given back, and a new claim gets all devices."""
-        try:
-            if hasattr(self, "world"):
-                self.world.server.away = False
-                for pod in list(self.pods.values()):
-                    self._end(pod, leaving=False)
-                self._until(lambda: not self.pods and not self.world.claims.uids())
-                self._clear_up()
-                self.world.cluster.claim("last", driver=DRIVER, count=GPUS)
-                self.a_pod_is_placed("last", GPUS, 5.0)
-                self._until(lambda: self.running)
-        finally:
-            self._leave()
+    def at_the_end(self):
+        """Every claim is given back, and a new claim gets all devices."""
+        self.world.server.away = False
+        for pod in list(self.pods.values()):
+            self._end(pod, leaving=False)
+        self._until(lambda: not self.pods and not self.world.claims.uids())
+        self._clear_up()
+        self.world.cluster.claim("last", driver=DRIVER, count=GPUS)
+        self.a_pod_is_placed("last", GPUS, 5.0)
+        self._until(lambda: self.running)
 
     def _until(self, holds) -> None:
         rounds = 0
@@ -189,7 +168,7 @@ class Histories(RuleBasedStateMachine):
             self.the_kubelet_tries_again(5.0)
             self.the_kubelet_cleans_up(5.0)
             self.no_promise_is_broken()
-        assert holds(), self._story()
+        assert holds(), self.story()
 
     def _clear_up(self) -> None:
         """What an operator does after two faults of the kubelet.
@@ -206,21 +185,10 @@ class Histories(RuleBasedStateMachine):
                 self.world.spawn(self.world.handover.release([uuid], owner=grant.owner))
         self.loop.advance(5.0)
 
-    def _story(self) -> str:
+    def story(self) -> str:
         left = f"pods {list(self.pods)}, claims {self.world.claims.uids()}; {self.refusal}"
         left += f"; processes {[(it.name, it.container) for it in self.world.node.everybody()]}"
         return "\n".join([left, *(self.world.story(device)[-2000:] for device in self.world.uuids)])
-
-    def _leave(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end_side("kubelet")
-            self.world.end_driver()
-            self.loop.advance(0.0)
-            self.loop.run_until_complete(self.world.die())
-            self.loop.run_until_complete(self.world.server.leave())
-            self.world.close()
-        self.loop.close()
-        shutil.rmtree(self.directory)
 
     # -- the kubelet's worker of a pod
 
@@ -275,7 +243,4 @@ class Histories(RuleBasedStateMachine):
         self.world.cluster.pod_ended(pod)
 
 
-EXAMPLES = settings().max_examples * 2 // 5
-# Not shrunk: a shorter history takes many minutes to find, and a history of a few seconds reads well.
-Histories.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, phases=[Phase.generate])
-test_random_histories_of_claims_break_no_promise = Histories.TestCase
+test_random_histories_of_claims_break_no_promise = history_test(Histories)

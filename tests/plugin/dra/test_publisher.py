@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from demo.standins.api_server import ApiServer, watch_error
 from demo.standins.http_api import Answer, Request, on, status
-from plugin.cluster.base import Failure, FailureKind
+from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
-from plugin.cluster.retry_loop import Pace
-from plugin.dra import apiserver, publisher
+from plugin.cluster.retry_loop import Failure, FailureKind, Pace
+from plugin.dra import publisher
+from plugin.dra.metrics import DraCounters
 from plugin.dra.publisher import SlicePublisher
 from plugin.listing import Listing
 from tests.patience import WITHIN
@@ -49,10 +51,10 @@ def publishing(api, followed, monkeypatch):
     monkeypatch.setattr(publisher, "WATCH_AGAIN", 0.01)
 
     @asynccontextmanager
-    async def publishing(pace: Pace = QUICK, *, conditions: bool = False) -> AsyncIterator[Listing]:
-        server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+    async def publishing(pace: Pace = QUICK) -> AsyncIterator[Listing]:
+        server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
         async with followed() as listing:
-            its = SlicePublisher(server, listing, DRIVER, NODE, pace, conditions=conditions)
+            its = SlicePublisher(server, listing, DRIVER, NODE, DraCounters(CollectorRegistry()), pace)
             task = asyncio.create_task(its.run())
             yield listing
             task.cancel()
@@ -125,18 +127,8 @@ async def test_an_api_server_without_taints_gets_no_unhealthy_device(api, door, 
         await api.until(lambda: api.devices() == ["gpu-0001"])
         door.say(gpu(0, healthy=False), gpu(1, healthy=False))
         await api.until(lambda: api.devices() == [])
-
-
-async def test_an_api_server_without_binding_conditions_gets_plain_devices(api, door, publishing):
-    """Otherwise the slice would differ for ever, and would be written for ever."""
-    api.keeps_binding_conditions = False
-    door.say(gpu(0, clean=False))
-    async with publishing(conditions=True):
-        await api.until(lambda: api.devices() == ["gpu-0000"])
-        door.say(gpu(0, clean=False), gpu(1))
-        await api.until(lambda: api.devices() == ["gpu-0001", "gpu-0000"])
-    writes = [request for request in api.requests if request.about == "PATCH resourceslices"]
-    assert len(writes) == 2
+    # Otherwise the slice would differ for ever, and would be written for ever.
+    assert len([request for request in api.requests if request.about == "PATCH resourceslices"]) == 3
 
 
 async def test_an_unreachable_service_leaves_claims_without_devices(api, door, publishing):
@@ -160,7 +152,7 @@ async def test_a_claim_is_read_from_the_api_server(api):
     claim = {"kind": "ResourceClaim", "metadata": {"name": "a", "namespace": "x", "uid": "1"}, "new": "field"}
     path = "/apis/resource.k8s.io/v1/namespaces/x/resourceclaims/a"
     api.fault = lambda request: Answer(200, claim) if request.path == path else None
-    server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
     found = await server.claim("x", "a")
     assert (found["metadata"]["uid"], found["new"]) == ("1", "field")
     with pytest.raises(Failure) as failed:

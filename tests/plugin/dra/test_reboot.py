@@ -27,12 +27,7 @@ def world(tmp_path):
     world = ClaimWorld(loop, tmp_path, gpus=2, worker=AMinuteOfTests)
     loop.run_until_complete(world.start())
     yield world
-    world.end_side("kubelet")
-    world.end_driver()
-    loop.advance(0.0)
-    loop.run_until_complete(world.die())
-    loop.run_until_complete(world.server.leave())
-    world.close()
+    world.leave()
     loop.close()
 
 

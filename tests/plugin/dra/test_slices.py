@@ -2,19 +2,19 @@
 
 import pytest
 
-from plugin.devices import MigStrategy, own_devices
+from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import claims, slices
 from plugin.dra.claims import AllocatedDevice
-from plugin.dra.slices import Pool
+from plugin.dra.slices import ListedDevice, Pool
 from tests.plugin.scrub_server import gpu
 
 POOL = Pool("gpu.autoclave.dev", "node-1", "uid-1")
 
 
-def listed(*adverts, taints=True, conditions=False):
+def listed(*adverts, taints=True):
     """The devices of the slice."""
     devices = own_devices("nvidia.com", MigStrategy.MIXED)(adverts)
-    return slices.resource_slice(POOL, devices, taints=taints, conditions=conditions)["spec"].get("devices")
+    return slices.resource_slice(POOL, devices, taints=taints)["spec"].get("devices")
 
 
 def names(*adverts, taints=True):
@@ -34,17 +34,6 @@ def test_an_unhealthy_device_has_a_taint_that_says_why():
 
 def test_without_taints_an_unhealthy_device_is_left_out():
     assert names(gpu(0, healthy=False), gpu(1), taints=False) == ["gpu-0001"]
-
-
-def test_the_scheduler_waits_for_dirty_devices_and_no_others():
-    """A device with a taint gets no claim at all."""
-    sick, dirty, clean = gpu(0, healthy=False, clean=False), gpu(1, clean=False), gpu(2)
-    shown = {it["name"]: it.get("bindingConditions") for it in listed(sick, dirty, clean, conditions=True)}
-    assert shown == {"gpu-0002": None, "gpu-0001": ["gpu.autoclave.dev/scrubbed"], "gpu-0000": None}
-    [device] = listed(dirty, conditions=True)
-    assert device["bindingFailureConditions"] == ["gpu.autoclave.dev/scrub-failed"]
-    assert device["bindsToNode"] is True
-    assert not any(field.startswith("bind") for field in listed(dirty)[0])
 
 
 def test_a_slice_with_many_devices_has_no_taints():
@@ -107,3 +96,49 @@ def test_a_claim_names_the_devices_of_its_driver():
         AllocatedDevice("watch", "node-1", "gpu-0001", admin=True),
     ]
     assert list(claims.allocated({"status": {}}, POOL.driver)) == []
+
+
+UUID, PCI = "GPU-0000", "0000:17:00.0"
+
+
+def vendor_slice(*devices, generation=1, pool="node-1"):
+    about = {"name": pool, "generation": generation, "resourceSliceCount": 1}
+    return {"spec": {"driver": "gpu.nvidia.com", "pool": about, "devices": [*devices]}}
+
+
+def entry(name="gpu-0", uuid=UUID, prefix=""):
+    attributes = {f"{prefix}uuid": {"string": uuid}, f"{prefix}type": {"string": "gpu"}}
+    return {"name": name, "attributes": attributes | {"resource.kubernetes.io/pciBusID": {"string": PCI}}}
+
+
+@pytest.mark.parametrize("prefix", ["", "gpu.nvidia.com/"])
+def test_a_device_has_the_attributes_of_its_driver(prefix):
+    listed = slices.listed([vendor_slice(entry(prefix=prefix))])
+    assert listed == {("node-1", "gpu-0"): ListedDevice("gpu-0", UUID, "gpu", PCI)}
+
+
+def test_an_older_generation_of_a_pool_does_not_count():
+    older, newer = vendor_slice(entry("gpu-1")), vendor_slice(entry("gpu-0"), generation=2)
+    other = vendor_slice(entry("gpu-1"), pool="other")
+    assert set(slices.listed([newer, older, other])) == {("node-1", "gpu-0"), ("other", "gpu-1")}
+
+
+def test_a_device_that_is_two_gpus_has_no_uuid():
+    listed = slices.listed([vendor_slice(entry()), vendor_slice(entry(uuid="GPU-0001"))])
+    assert listed["node-1", "gpu-0"].uuid == ""
+
+
+@pytest.mark.parametrize(
+    ("uuid", "address", "why"),
+    [
+        (UUID, "00000000:17:00.0", ""),
+        (UUID, "", ""),
+        (UUID, "00000000:18:00.0", "gpu-0 is GPU-0000: its ResourceSlice says at 0000:17:00.0"),
+        ("GPU-0001", "00000000:17:00.0", "the ResourceSlice has changed: gpu-0 was GPU-0001"),
+    ],
+)
+def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
+    device = Device(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", pci_address=address)
+    found = slices.disagreement(ListedDevice("gpu-0", UUID, "gpu", PCI), device)
+    assert found.startswith(why)
+    assert bool(found) is bool(why)

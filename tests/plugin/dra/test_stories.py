@@ -121,27 +121,6 @@ async def test_a_claim_gets_its_devices_despite_kills(node, live_driver):
     assert node.marks(second) > 0
 
 
-async def test_a_claim_ends_in_spite_of_kills_during_its_unprepare(node, live_driver):
-    await live_driver()
-    await node.kubelet.start()
-    await node.ready()
-    await node.kubelet.run(pod := node.placed("pod"))
-    node.stall()
-    ending = asyncio.create_task(node.kubelet.delete(pod))
-    await node.calling("NodeUnprepareResources")
-    await node.restart()
-    with pytest.raises(NotRunning):
-        await ending
-    ending = asyncio.create_task(node.kubelet.delete(pod))
-    await node.calling("NodeUnprepareResources")
-    await node.restart_service()
-    assert await ending, pod.message
-    for gpu in range(len(node.uuids)):  # the first call may have given them back: then the second one does not wait
-        await asyncio.to_thread(node.service.settled, gpu, "clean")
-    assert node.marks(pod) == 0
-    assert node.kubelet.claims() == {}
-
-
 async def test_a_pod_keeps_its_claim_after_an_early_unprepare(node, live_driver):
     """Fault D1: another pod, with a new claim of the same name, was refused and is deleted."""
     driver = await live_driver()

@@ -96,7 +96,7 @@ async def test_another_socket_at_our_path_does_not_prove_serving(path, short_tmp
 
 async def test_the_check_of_our_endpoint_fails_with_its_service(path):
     plugin = Plugin()
-    plugin.broken = True
+    plugin.fail["GetDevicePluginOptions"] = "broken on purpose"
     async with endpoint.serve(path, plugin.add) as served:
         with pytest.raises(NotRegistered, match="does not answer: INTERNAL: broken on purpose"):
             await served.prove()
@@ -168,20 +168,22 @@ async def test_a_stream_that_stops_inside_a_message_ends_cleanly(path):
 
 async def test_an_answer_in_flight_is_still_given_at_our_end(path):
     plugin = Plugin()
+    plugin.hold["Allocate"] = asyncio.Event()
     async with endpoint.dial(path) as channel:
         async with endpoint.serve(path, plugin.add):
-            call = stub(channel).Allocate(pb.AllocateRequest())
+            call = stub(channel).Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest()]))
             await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
-            asyncio.get_running_loop().call_later(0.05, plugin.release.set)
-        assert await call == pb.AllocateResponse()
+            asyncio.get_running_loop().call_later(0.05, plugin.hold["Allocate"].set)
+        assert len((await call).container_responses) == 1
 
 
 async def test_a_hanging_call_does_not_delay_the_stop(path, monkeypatch):
     monkeypatch.setattr(endpoint, "GRACE", 0.1)
     plugin = Plugin()
+    plugin.hold["Allocate"] = asyncio.Event()
     async with endpoint.dial(path) as channel:
         async with endpoint.serve(path, plugin.add):
-            call = stub(channel).Allocate(pb.AllocateRequest())
+            call = stub(channel).Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest()]))
             await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
             began = time.monotonic()
         assert time.monotonic() - began < WITHIN

@@ -1,18 +1,14 @@
 """Random histories of pods on a vendor's devices: no pod gets a device that the gate or the vendor does not offer."""
 
 import asyncio
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
+from tests.plugin.sides import SidedHistories, history_test
 from tests.plugin.vendor.vendor_world import HEALTHY, UNHEALTHY, VendorWorld
 from tests.service.node import Kind
-from tests.service.virtual import VirtualLoop
 
 GPUS = 3
 PAUSE = st.sampled_from((0.0, 0.1, 0.5, 2.0, 7.0))
@@ -24,13 +20,11 @@ ROUNDS = 60  # of five seconds, until a pod has all devices
 RESOURCES = st.sampled_from(("nvidia.com/gpu", "nvidia.com/mig-all"))
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(SidedHistories):
     """Pods come and go; the vendor changes its list, lies and restarts; gate, kubelet and service are killed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = VirtualLoop()
-        self.directory = Path(tempfile.mkdtemp(prefix="ac-"))
         self.monkeypatch = pytest.MonkeyPatch()
         self.work: dict[str, asyncio.Task[None]] = {}  # the worker of each pod that has not ended
         self.orphans: list[str] = []  # pods that were deleted by force, whose containers run
@@ -43,10 +37,6 @@ class Histories(RuleBasedStateMachine):
         self.world.start_gate()
         self.world.start_vendor()
         self.loop.advance(10.0)
-
-    @rule(seconds=st.sampled_from((0.1, 0.7, 3.0, 12.0, 65.0)))
-    def time_passes(self, seconds):
-        self.loop.advance(seconds)
 
     # -- pods
 
@@ -172,30 +162,22 @@ class Histories(RuleBasedStateMachine):
 
     # -- what must hold
 
-    @invariant()
-    def no_promise_is_broken(self):
-        if hasattr(self, "world"):
-            self.loop.advance(0.0)
-            self.world.judge()
-            assert self.world.wrong == [], self._story()
-            self.world.check()
+    def at_the_end(self):
+        """The kubelet sees what vendor and service say, and a pod gets all devices."""
+        self._clear_up()
+        self.a_pod_comes(GPUS, 5.0)
+        for _ in range(ROUNDS):
+            if self._runs():
+                break
+            self.no_promise_is_broken()
+            self._reinstate()
+            self.a_pod_ends(0, leaving=False, pause=5.0)
+            self.a_pod_comes(GPUS, 5.0)
+        assert self._runs(), self.story()
 
     def teardown(self):
-        """In the end the kubelet sees what vendor and service say, and a pod gets all devices."""
-        try:
-            if hasattr(self, "world"):
-                self._clear_up()
-                self.a_pod_comes(GPUS, 5.0)
-                for _ in range(ROUNDS):
-                    if self._runs():
-                        break
-                    self.no_promise_is_broken()
-                    self._reinstate()
-                    self.a_pod_ends(0, leaving=False, pause=5.0)
-                    self.a_pod_comes(GPUS, 5.0)
-                assert self._runs(), self._story()
-        finally:
-            self._leave()
+        super().teardown()
+        self.monkeypatch.undo()
 
     def _clear_up(self) -> None:
         """End all pods, and let the vendor say the truth."""
@@ -210,7 +192,7 @@ class Histories(RuleBasedStateMachine):
         self.loop.advance(65.0)
         adverts = {it.uuid: it for it in self.world.life.reporter.adverts().devices}
         expected = {name: HEALTHY if adverts[name].healthy else UNHEALTHY for name in self.world.uuids}
-        assert self.world.shown["nvidia.com/gpu"] == expected, self._story()
+        assert self.world.shown["nvidia.com/gpu"] == expected, self.story()
 
     def _say(self, name, health, pause) -> None:
         """The vendor's plugin lists a device with this health; None: not at all."""
@@ -245,26 +227,10 @@ class Histories(RuleBasedStateMachine):
         self.world.write_down()
         return pod
 
-    def _story(self) -> str:
+    def story(self) -> str:
         wrong = "\n".join(self.world.wrong)
         about = f"{wrong}\nshown {self.world.shown}, holding {self.world.holding}; {self.world.refusal}"
         return "\n".join([about, *(self.world.story(device)[-2000:] for device in self.world.uuids)])
 
-    def _leave(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end_vendor()
-            self.world.end_side("kubelet")
-            self.world.end_gate()
-            self.loop.advance(0.0)
-            if self.world.up:
-                self.loop.run_until_complete(self.world.die())
-            self.world.close()
-        self.monkeypatch.undo()
-        self.loop.close()
-        shutil.rmtree(self.directory)
 
-
-EXAMPLES = settings().max_examples * 2 // 5
-# Not shrunk: a shorter history takes many minutes to find, and a history of a few seconds reads well.
-Histories.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, phases=[Phase.generate])
-test_random_histories_behind_a_vendor_break_no_promise = Histories.TestCase
+test_random_histories_behind_a_vendor_break_no_promise = history_test(Histories)

@@ -20,7 +20,6 @@ from plugin.listing import Listing
 from plugin.metrics.collector import PluginCounters
 from plugin.registration import endpoint
 from plugin.stopping import InFlight
-from plugin.vendor import doubts
 from plugin.vendor.directory import KEPT, VendorDirectory
 from plugin.vendor.handout import VendorHandout
 from plugin.vendor.offer import VendorOffer
@@ -151,7 +150,6 @@ class VendorWorld(SidedWorld):
         self.doubted: dict[str, int] = {}  # devices it called unhealthy, and how many scrubs they had
         self.ran: dict[str, tuple[str, int]] = {}  # the last pod on each device, and how many scrubs the device had
         self.quarantined: dict[str, float] = {}  # by a person, since when
-        self.wrong: list[str] = []  # broken promises
         self.refusal = ""  # the last one
         self.lock = asyncio.Lock()  # the kubelet admits one pod at a time
         monkeypatch.setattr(endpoint, "dial", lambda _path: Channel(self.vendor))
@@ -188,6 +186,11 @@ class VendorWorld(SidedWorld):
         with suppress(Refusal):
             await vendors.Register(request, cast(Any, Call()))
 
+    def leave(self):
+        self.end_vendor()
+        self.end_gate()
+        super().leave()
+
     # -- the gate
 
     def start_gate(self):
@@ -198,7 +201,7 @@ class VendorWorld(SidedWorld):
         listing = Listing(scrubber, offer)
         self.vendors = VendorDirectory(self.directory / "vendor", self.directory, "nvidia.com", offer, listing)
         self.on("gate", listing.follow())
-        self.on("gate", doubts.end_proofs(scrubber, self.vendors.doubts, self.vendors.trust))
+        self.on("gate", self.vendors.end_proofs(scrubber))
         self.on("gate", self._serve(listing, Gate(scrubber, listing, InFlight()), self.vendors))
         self.register()
 
@@ -307,9 +310,6 @@ class VendorWorld(SidedWorld):
             return None
 
     # -- the promises
-
-    def accuse(self, text):
-        self.wrong.append(f"{self.loop.time():.2f}: {text}")
 
     def delivered(self, vendor):
         """The vendor has told the gate its list."""

@@ -94,9 +94,6 @@ $(POD_IP):{{ . | int }}
 {{- if .Values.dra.claimStatus }}
 - --claim-status
 {{- end }}
-{{- if .Values.dra.bindingConditions }}
-- --binding-conditions
-{{- end }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}

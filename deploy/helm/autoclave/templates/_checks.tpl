@@ -70,8 +70,6 @@
       {{- end -}}
     {{- end -}}
   {{- end -}}
-{{- else if $v.dra.bindingConditions -}}
-{{- fail "dra.bindingConditions: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.claimStatus -}}
 {{- fail "dra.claimStatus: without the driver it does nothing; set dra.enabled too" -}}
 {{- else if $v.dra.inFrontOf.registrarDirectory -}}

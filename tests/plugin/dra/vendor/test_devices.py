@@ -8,8 +8,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.credentials import InCluster, ReportChoice
+from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import app, driver
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
 from plugin.dra.vendor import devices as vendor
@@ -142,7 +142,7 @@ async def cluster(service, short_tmp, monkeypatch):
     for name in ("vendor", "plugins", "registry", "cdi", "plugins/autoclave"):
         (short_tmp / name).mkdir()
     cluster = await asyncio.to_thread(Cluster, service, short_tmp)
-    monkeypatch.setattr("plugin.dra.apiserver.connect", lambda *_: cluster)
+    monkeypatch.setattr("plugin.dra.app.connect", lambda *_: cluster)
     monkeypatch.setattr(vendor, "LISTED_WITHIN", 0.0)
     monkeypatch.setattr(sockets, "POLL_EVERY", 6 * WITHIN)
     watching = asyncio.create_task(cluster.watch.run())
@@ -253,15 +253,6 @@ async def test_a_claim_can_end_while_the_api_server_is_away(cluster):
     cluster.unreadable = True
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
-
-
-async def test_admin_access_takes_no_device(cluster):
-    cluster.allocate("a", 0)
-    await cluster.prepare("a")
-    cluster.allocate("admin", 0, adminAccess=True)
-    assert (await cluster.prepare("admin")).error == ""
-    assert await cluster.unprepare("admin") == ""
-    assert await cluster.states() == ["granted", "clean"]
 
 
 async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):

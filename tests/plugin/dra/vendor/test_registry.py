@@ -14,7 +14,6 @@ from plugin.dra.config import DraConfig
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.vendor import registry as vendor_registry
 from plugin.listing import Listing
-from plugin.registration import events
 from scrubber.api import client
 from scrubber.ground.unix_sockets import MAX_PATH_BYTES
 from tests.patience import WITHIN
@@ -34,49 +33,36 @@ def test_names_fit_and_differ(vendor):
         assert len(os.fsencode(DraConfig().gate_dir / f"{name}.sock")) <= MAX_PATH_BYTES
 
 
-def test_sockets_of_killed_gates_are_removed(short_tmp):
-    """Those of a gate that still serves stay, and so do those of other programs."""
-    chosen = DraConfig(plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
-    for folder in (chosen.gate_dir, chosen.registry_dir):
-        folder.mkdir()
-    dead = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.gate_dir / "autoclave-a-1.sock"]
-    alive, other = chosen.registry_dir / "autoclave-a-2-reg.sock", chosen.registry_dir / "other-reg.sock"
-    servers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
-    for server, path in zip(servers, [*dead, alive, other], strict=True):
-        server.bind(str(path))
-    servers[2].listen()
-    for server in (*servers[:2], servers[3]):
-        server.close()
-    vendor_registry.remove_stale(chosen)
-    assert [path.exists() for path in (*dead, alive, other)] == [False, False, True, True]
-    servers[2].close()
-
-
 async def test_a_driver_that_bypasses_the_gate_is_named(short_tmp):
     """Its registry directory was not moved: the kubelet calls it, and nothing is proven."""
     chosen = DraConfig(driver="gpu.nvidia.com", plugins_dir=short_tmp, registry_dir=short_tmp / "registry")
     vendor = short_tmp / "vendor"
     for folder in (chosen.gate_dir, chosen.registry_dir, vendor):
         folder.mkdir()
-    notified: asyncio.Queue[str] = asyncio.Queue()
-    registry = vendor_registry.VendorRegistry(
-        chosen, vendor, lambda *_: lambda _: None, events.ignore, notified.put_nowait
-    )
+    left = [chosen.registry_dir / "autoclave-a-1-reg.sock", chosen.gate_dir / "autoclave-a-1.sock"]
+    for path in left:  # of a gate that was killed: the kubelet would call it for ever
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    counters = DraCounters(CollectorRegistry())
+    registry = vendor_registry.VendorRegistry(chosen, vendor, lambda *_: lambda _: None, counters)
     running = asyncio.create_task(registry.run())
     direct = chosen.registry_dir / "gpu.nvidia.com-reg.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(direct))
         server.listen()
-        assert await asyncio.wait_for(notified.get(), WITHIN) == direct.name
+        async with asyncio.timeout(WITHIN):
+            await registry._watch.until(lambda: counters.bypass == direct.name)
+        assert not any(path.exists() for path in left)
         direct.unlink()
-        assert await asyncio.wait_for(notified.get(), WITHIN) == ""
+        async with asyncio.timeout(WITHIN):
+            await registry._watch.until(lambda: not counters.bypass)
     running.cancel()
     await asyncio.wait({running})
 
 
 def test_a_gate_that_is_bypassed_is_not_ready():
     counters = DraCounters(CollectorRegistry())
-    counters.note_bypass("gpu.nvidia.com-reg.sock")
+    counters.bypass = "gpu.nvidia.com-reg.sock"
     listing = Listing(cast(client.ScrubberClient, None), own_devices("nvidia.com", MigStrategy.MIXED))
     why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
     assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)
