@@ -1,4 +1,4 @@
-"""The command line: one verb, one file. A verb asks the service and prints the answer; it decides nothing.
+"""The command line. A verb asks the service and prints the answer; it decides nothing.
 
 A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
 remedies go to stderr.
@@ -26,9 +26,9 @@ VERBS = {
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
     "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
     "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
-    "release": ("release", "Give back the GPUs of a job that has ended."),
-    "quarantine": ("quarantine", "Quarantine GPUs until they are reinstated."),
-    "reinstate": ("reinstate", "End the quarantine of GPUs with a scrub and a self-test."),
+    "release": ("acquire", "Give back the GPUs of a job that has ended."),
+    "quarantine": ("scrub", "Quarantine GPUs until they are reinstated."),
+    "reinstate": ("scrub", "End the quarantine of GPUs with a scrub and a self-test."),
     "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
     "history": ("history", "List the events of the ledger, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
@@ -37,10 +37,10 @@ VERBS = {
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "cdi": ("cdi", "Write the CDI specification of this node's GPUs, with nvidia-ctk."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
-    "version": ("version", "Show the version of this command and of the running service."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "version": ("about", "Show the version of this command and of the running service."),
+    "completion": ("about", "Print the completion script of a shell."),
 }
-"""For each verb: its module, and its line in the list."""
+"""For each verb: the module with its function, and its line in the list."""
 
 SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
 
@@ -94,7 +94,7 @@ class Verbs(click.Group):
             return None
         if cmd_name in SERVERS:
             _import_structlog_without_rich()
-        command: click.Command = importlib.import_module(f"autoclave.cli.verbs.{VERBS[cmd_name][0]}").command
+        command: click.Command = getattr(importlib.import_module(f"autoclave.cli.verbs.{VERBS[cmd_name][0]}"), cmd_name)
         if not gc.isenabled():  # ``main`` switched it off
             gc.freeze()  # what was loaded stays loaded
             gc.enable()

@@ -454,7 +454,7 @@ def test_version_names_command_and_service(autoclave, monkeypatch):
     assert (document["kind"], document["client"], document["service"]["version"]) == (
         "Version", __version__, __version__,
     )  # fmt: skip
-    monkeypatch.setattr("autoclave.cli.verbs.version.__version__", "0.0.0")
+    monkeypatch.setattr("autoclave.cli.verbs.about.__version__", "0.0.0")
     assert "the service has another version than this command" in autoclave("version").stderr
 
 

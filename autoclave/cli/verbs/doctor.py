@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, options, service_call, table
+from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level, printable
 from autoclave.doctor.findings import roster
@@ -84,7 +84,7 @@ class Chosen(TypedDict):
     default="0s",
     help="While a finding is broken, check again for this time and report changes.",
 )
-def command(
+def doctor(
     output: str,
     run_dir: Path,
     kubelet_dir: Path,
@@ -112,10 +112,10 @@ def command(
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)
     if not findings:
-        click.echo("autoclave: nothing was checked: no finding is left, which counts as broken", err=True)
+        human.warn("nothing was checked: no finding is left, which counts as broken")
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
-        click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
+        human.warn(f"{broken} of {len(findings)} findings are broken; each names its remedy")
     return NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
@@ -129,7 +129,7 @@ def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait
             return findings
         if findings != printed and output == "table":
             _print(findings, output)
-            click.echo(f"autoclave: checking again for at most {units.format_duration(wait)}", err=True)
+            human.warn(f"checking again for at most {units.format_duration(wait)}")
         printed = findings
         time.sleep(min(AGAIN, max(0.0, until - time.monotonic())))
 

@@ -59,7 +59,7 @@ from scrubber.ground import log, paths
 @options.metrics_address
 @options.log_level
 @options.log_format
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def dra(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the DRA driver of this node.
 
     Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at

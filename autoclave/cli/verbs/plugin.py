@@ -85,7 +85,7 @@ node_name = click.option(
 @options.log_level
 @options.log_format
 @options.file
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the device plugin of this node.
 
     Offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets a GPU. With

@@ -126,7 +126,7 @@ def _memory(text: str) -> int:
 @options.log_level
 @options.log_format
 @options.file
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def scrubber(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the scrub service of this node.
 
     Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Logs go to stderr.

@@ -66,7 +66,7 @@ secret = click.option("--secret", default=SECRET, help="Text to write into the m
 
 
 @click.group()
-def command() -> None:
+def simulate() -> None:
     """Inject faults and processes on simulated GPUs.
 
     The service is not told. It has to find out by itself, as with real GPUs.
@@ -79,10 +79,10 @@ def drill(act: Callable[..., str]) -> click.Command:
     @functools.wraps(act)
     def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
         target = find_target(gpu, simulated_dir, run_dir)
-        click.echo(human.printable(f"GPU {target.index}: {act(target, **extra)}"))
+        human.say(f"GPU {target.index}: {act(target, **extra)}")
 
     verb = options.gpu(simulated_dir(options.run_dir(run)))
-    return command.command(act.__name__.replace("_", "-"), context_settings=ENVIRONMENT)(verb)
+    return simulate.command(act.__name__.replace("_", "-"), context_settings=ENVIRONMENT)(verb)
 
 
 @drill
