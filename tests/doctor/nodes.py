@@ -25,8 +25,15 @@ GPU = views.DeviceStatus(
 SERVICE = views.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
 STATUS = views.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
-POSTURE = base.Posture(
-    openers={"GPU-1": ()},
+_PLACE = base.Directory("/d", private=True, ours=True)
+_DOOR = base.Socket("/d/a.sock")
+FACTS = base.NodeFacts(
+    now=NOW,
+    answer=STATUS,
+    scrubber_socket=_DOOR,
+    run_dir=_PLACE,
+    process=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
+    room=base.Room(free_bytes=2**40, free_files=10**6),
     driver="580.142",
     libraries=("580.142",),
     options=OPTIONS,
@@ -36,25 +43,23 @@ POSTURE = base.Posture(
     persistenced=True,
     toolkit=base.Toolkit(installed=True, configs=(CONFIG,)),
     cdi=(base.CdiSpec("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", frozenset({"GPU-1"})),),
+    openers={"GPU-1": ()},
     cgroups="version 2",
     sees_all=True,
-    service=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
-    room=base.Room(free_bytes=2**40, free_files=10**6),
+    kubelet_dir=_PLACE,
     kubelet_dir_writable=True,
+    kubelet=_DOOR,
+    plugin=base.Sockets("/d", (_DOOR,)),
     rivals=base.Sockets("/d"),
+    checkpoint={},
     registered={"nvidia.com/gpu": frozenset({"GPU-1"})},
+    missing_gates=frozenset(),
 )
-_PLACE = base.Directory("/d", private=True, ours=True)
-_DOOR = base.Socket("/d/a.sock")
-FACTS = base.NodeFacts(
-    NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE,
-    slices=base.SliceFields(),
-)  # fmt: skip
 
 
 def stands(**changes):
-    """The node, its posture changed."""
-    return replace(FACTS, posture=replace(POSTURE, **changes))
+    """The node, with these facts changed."""
+    return replace(FACTS, **changes)
 
 
 def of_others(**changes):

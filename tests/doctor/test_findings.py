@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from autoclave.doctor import base
-from autoclave.doctor.base import CheckFault, Level
+from autoclave.doctor.base import Level
 from autoclave.doctor.findings import roster
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Reason, Refused
-from tests.doctor.nodes import FACTS, GPU, NOW, RECEIPT, STATUS, of_others
+from tests.doctor.nodes import DENIED, FACTS, GPU, NOW, RECEIPT, STATUS, of_others
 
 
 @pytest.fixture
@@ -100,9 +100,8 @@ def test_a_node_without_a_gpu_is_a_warning(facts):
 
 @pytest.mark.parametrize("name", ["run_dir", "kubelet_dir", "kubelet", "checkpoint", "plugin"])
 def test_denied_access_is_broken_and_asks_for_another_user(facts, name):
-    found = roster.judge(
-        replace(facts, **{name: replace(getattr(facts, name), fault=CheckFault("permission denied", denied=True))})
-    )
+    fact = DENIED if name == "checkpoint" else replace(getattr(facts, name), fault=DENIED)
+    found = roster.judge(replace(facts, **{name: fact}))
     assert {it.remedy for it in found if it.level is Level.BROKEN} == {base.OTHER_USER}
 
 

@@ -16,7 +16,6 @@ from tests.doctor.nodes import (
     FACTS,
     GPU,
     OPTIONS,
-    POSTURE,
     SERVICE,
     STATUS,
     finding_of,
@@ -115,7 +114,7 @@ def test_a_missing_driver_silences_further_driver_checks():
 
 
 def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
-    unguarded = replace(of_others(), posture=POSTURE)
+    unguarded = replace(of_others(), driver=FACTS.driver, options=FACTS.options)
     assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
     level, text = only(unguarded, "driver")
     assert (level, text.endswith("is loaded (580.142), but the scrub service uses another backend")) == (
@@ -194,7 +193,7 @@ def test_a_running_multi_process_service_is_broken(found, level):
 
 def test_mps_is_not_judged_from_another_pid_namespace():
     assert finding_of(stands(sees_all=False), "mps") == []
-    assert only(stands(sees_all=False, service=DENIED), "pid-namespace")[0] is Level.BROKEN
+    assert only(stands(sees_all=False, process=DENIED), "pid-namespace")[0] is Level.BROKEN
 
 
 @pytest.mark.parametrize(("there", "level"), [(True, Level.OK), (False, Level.WARNING), (DENIED, Level.WARNING)])
@@ -274,7 +273,7 @@ def test_only_slices_of_a_sliced_gpu_need_cdi_names():
     piece = replace(GPU, device="MIG-1", mig=True)
     cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))
     assert "names MIG-1" in only(cut, "cdi")[1]
-    named = replace(cut, posture=replace(POSTURE, cdi=(spec("MIG-1"),)))
+    named = replace(cut, cdi=(spec("MIG-1"),))
     assert only(named, "cdi")[0] is Level.OK
 
 

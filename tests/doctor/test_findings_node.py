@@ -46,7 +46,7 @@ def registered(**devices):
 
 def alone(now=NOW, **changes):
     """A node on which no service answers."""
-    return replace(stands(**{"service": ABSENT, **changes}), answer=SILENT, now=now)
+    return replace(stands(**{"process": ABSENT, **changes}), answer=SILENT, now=now)
 
 
 def behind_ours():
@@ -55,9 +55,9 @@ def behind_ours():
 
 
 LEVELS = {
-    "the service sees every process": ("pid-namespace", stands(service=base.Process(True, ALL)), Level.OK),
-    "the service does not": ("pid-namespace", stands(service=base.Process(False, ALL)), Level.BROKEN),
-    "nobody can tell": ("pid-namespace", stands(service=DENIED), Level.BROKEN),
+    "the service sees every process": ("pid-namespace", stands(process=base.Process(True, ALL)), Level.OK),
+    "the service does not": ("pid-namespace", stands(process=base.Process(False, ALL)), Level.BROKEN),
+    "nobody can tell": ("pid-namespace", stands(process=DENIED), Level.BROKEN),
     "no service, and the doctor sees every process": ("pid-namespace", alone(sees_all=True), Level.OK),
     "no service, and the doctor does not": ("pid-namespace", alone(sees_all=False), Level.BROKEN),
     "no service, and the doctor cannot tell": ("pid-namespace", alone(sees_all=DENIED), Level.BROKEN),
@@ -117,7 +117,7 @@ def test_each_state_of_the_node_has_its_level(name, facts, level):
     ],
 )
 def test_each_missing_privilege_is_reported(lacks, level):
-    found = only(stands(service=base.Process(True, ALL & ~(1 << lacks.value))), "privileges")
+    found = only(stands(process=base.Process(True, ALL & ~(1 << lacks.value))), "privileges")
     assert (found[0], f"lacks CAP_{lacks.name}:" in found[1]) == (level, True)
 
 
@@ -127,7 +127,7 @@ WITHOUT_DIRECTORY = replace(FACTS, kubelet_dir=replace(FACTS.kubelet_dir, fault=
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("privileges", stands(service=DENIED)),
+        ("privileges", stands(process=DENIED)),
         ("disk", alone(room=None)),
         ("kernel-log", of_others(kernel_log=ABSENT)),
         ("plugin-dir", WITHOUT_DIRECTORY),
@@ -144,7 +144,7 @@ def test_without_a_service_every_gpu_counts():
     assert (level, "the kubelet knows GPU-2 under" in text) == (Level.BROKEN, True)
 
 
-DENIABLE = "driver shared_with_guests mps persistenced cgroups service room options kernel_log numa_gpus"
+DENIABLE = "driver shared_with_guests mps persistenced cgroups process room options kernel_log numa_gpus"
 
 
 @pytest.mark.parametrize("name", DENIABLE.split())

@@ -75,5 +75,5 @@ def test_a_service_that_does_not_run_names_its_last_error():
     ],
 )
 def test_two_pods_on_one_device_give_a_broken_finding(device, pods, answer, level):
-    facts = replace(FACTS, checkpoint=base.Checkpoint(owners={device: frozenset(pods)}), answer=answer)
+    facts = replace(FACTS, checkpoint={device: frozenset(pods)}, answer=answer)
     assert only(facts, "double-allocation")[0] is level

@@ -12,7 +12,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
 from autoclave.doctor import gathering
-from autoclave.doctor.base import Finding, Level, printable
+from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings import roster
 from scrubber.core import views
 from scrubber.ground import paths
@@ -144,7 +144,12 @@ def _print(findings: Sequence[Finding], output: str) -> None:
 def report(findings: Sequence[Finding]) -> dict[str, object]:
     """The stable JSON form: the overall level and every finding."""
     items = [
-        {"name": it.name, "level": it.level.value, "text": printable(it.text), "remedy": printable(it.remedy)}
+        {
+            "name": it.name,
+            "level": it.level.value,
+            "text": human.printable(it.text),
+            "remedy": human.printable(it.remedy),
+        }
         for it in findings
     ]
     return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
@@ -153,7 +158,7 @@ def report(findings: Sequence[Finding]) -> dict[str, object]:
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
     """One row for each finding. The remedy is in the last column, the only one that wraps."""
     sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
-    return [[it.level.value, it.name, printable(text)] for it, text in zip(findings, sentences, strict=True)]
+    return [[it.level.value, it.name, text] for it, text in zip(findings, sentences, strict=True)]
 
 
 def _status(run_dir: Path) -> views.Status:
