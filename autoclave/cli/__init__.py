@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
@@ -146,21 +146,28 @@ def _import_structlog_without_rich() -> None:
             del sys.modules["rich"]
 
 
-class _Duration(click.ParamType[float]):
-    """A duration such as ``5s``. Its module is imported for a given value only, so that ``--help`` is quick."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function parses. Its ValueError says what is expected."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        """``name`` is what the help text calls the value."""
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
-        """The seconds, or a usage error."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The value, or a usage error."""
         try:
-            given = isinstance(value, str)
-            seconds: float = (
-                importlib.import_module("scrubber.ground.documents.units").parse_duration(value) if given else value
-            )
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(f"found {value!r}, {error}", param, ctx)
-        return seconds
+
+
+def _duration(text: str) -> object:
+    """The seconds. Their parser is imported for a given value only, so that ``--help`` is quick."""
+    return importlib.import_module("scrubber.ground.documents.units").parse_duration(text)
+
+
+DURATION = Parsed("duration", _duration)
 
 
 @click.group(
@@ -171,7 +178,7 @@ class _Duration(click.ParamType[float]):
 @click.version_option(__version__, prog_name="autoclave", message="%(prog)s %(version)s")
 @click.option(
     "--service-wait",
-    type=_Duration(),
+    type=DURATION,
     default=5.0,
     show_default=False,
     envvar="AUTOCLAVE_SERVICE_WAIT",

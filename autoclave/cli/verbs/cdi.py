@@ -18,12 +18,11 @@ from typing import Any
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, LATE, human, options
+from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
 from autoclave.doctor.base import CdiSpec
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
 from scrubber.ground import paths, private_files
-from scrubber.ground.documents import units
 from scrubber.ground.errors import FatalError, NotReady, Reason, Refused
 
 NAME = "autoclave-nvidia.json"
@@ -44,7 +43,7 @@ _READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes
     default=paths.CDI_DIRS,
     help="A directory that container runtimes read; can be repeated. The first one gets the file.",
 )
-@click.option("--cdi-kind", default=hardware.KIND, metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.cdi_kind
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
@@ -56,7 +55,7 @@ _READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes
 )
 @click.option(
     "--timeout",
-    type=options.Parsed("duration", units.parse_duration),
+    type=DURATION,
     default="1m",
     help="How long nvidia-ctk may take.",
 )

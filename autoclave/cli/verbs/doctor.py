@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
+from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings import roster
@@ -80,7 +80,7 @@ class Chosen(TypedDict):
 )
 @click.option(
     "--wait",
-    type=options.Parsed("duration", units.parse_duration),
+    type=DURATION,
     default="0s",
     help="While a finding is broken, check again for this time and report changes.",
 )

@@ -12,7 +12,7 @@ from autoclave.cli.verbs.plugin import node_name
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
-from scrubber.ground import log, paths
+from scrubber.ground import log
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -31,14 +31,12 @@ from scrubber.ground import log, paths
 )
 @options.cdi_dir
 @node_name
-@click.option(
-    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
-)
+@options.service_dir
 @click.option(
     "--plugins-dir", type=options.PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins."
 )
 @click.option("--registry-dir", type=options.PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
-@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.cdi_kind
 @click.option(
     "--clean-within",
     type=click.FloatRange(min=0, max=40),

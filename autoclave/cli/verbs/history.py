@@ -11,7 +11,7 @@ from typing import Unpack
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
@@ -30,13 +30,13 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
 @click.option(
     "--since",
-    type=options.Parsed("time", human.since),
+    type=Parsed("time", human.since),
     default=0.0,
     show_default=False,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
 @click.option(
-    "--until", type=options.Parsed("time", human.since), default=0.0, show_default=False,
+    "--until", type=Parsed("time", human.since), default=0.0, show_default=False,
     help="Until when, as in --since.",
 )  # fmt: skip
 @click.option("-n", "--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")

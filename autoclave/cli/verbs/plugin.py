@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli import ENVIRONMENT, Parsed, options
 from plugin import app, config, response
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
@@ -19,16 +19,9 @@ from scrubber import __version__
 from scrubber.ground import log, paths
 
 
-class _Strategies(click.ParamType[Any]):
+def _strategies(text: str) -> tuple[response.Strategy, ...]:
     """One or more strategies. The flag can be repeated, and one value can list several, separated by commas."""
-
-    name = "strategy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        try:
-            return response.strategies(re.split(r"[\s,]+", value.strip())) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    return response.strategies(re.split(r"[\s,]+", text.strip()))
 
 
 node_name = click.option(
@@ -43,19 +36,17 @@ node_name = click.option(
 
 @click.command(context_settings=ENVIRONMENT)
 @click.option("--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
-@click.option(
-    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
-)
+@options.service_dir
 @click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")
 @click.option(
     "--strategy",
-    type=_Strategies(),
+    type=Parsed("strategy", _strategies),
     multiple=True,
     default=["cdi-cri"],
     metavar="|".join(it.value for it in response.Strategy),
     help="How containers get their devices; several are separated by commas.",
 )
-@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.cdi_kind
 @click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
 @click.option(
     "--driver-root", type=options.PATH, default="/", help="The host directory with the driver's device nodes."

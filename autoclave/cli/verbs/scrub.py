@@ -17,6 +17,7 @@ import click
 
 from autoclave.cli import (
     DONE,
+    DURATION,
     ENVIRONMENT,
     LATE,
     LEFT_ALONE,
@@ -31,7 +32,6 @@ from autoclave.cli import (
 )
 from scrubber.api import client
 from scrubber.core import views
-from scrubber.ground.documents import units
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
 
@@ -46,7 +46,7 @@ class How(TypedDict):
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
-@click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
+@options.every
 @click.option(
     "--path",
     type=click.Choice(["fast", "slow", "reset"]),
@@ -54,9 +54,7 @@ class How(TypedDict):
     " A scrub that runs on a less thorough path is cancelled and begun anew.",
 )
 @click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
-@click.option(
-    "--timeout", type=options.Parsed("duration", units.parse_duration), help="Stop waiting after this time, as in 90s."
-)
+@click.option("--timeout", type=DURATION, help="Stop waiting after this time, as in 90s.")
 @options.quiet
 @options.output("table", "json", "yaml")
 @options.run_dir

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from policies.model import check_namespace
 from scrubber import config, daemon
 from scrubber.ground import paths, request_limits, unix_sockets
@@ -45,7 +45,7 @@ def _memory(text: str) -> int:
 @click.option("--backend", type=options.Words(config.BackendChoice), default="auto", help="Which kind of GPUs.")
 @click.option(
     "--policy",
-    type=options.Parsed("text", _policy),
+    type=Parsed("text", _policy),
     default="default",
     metavar="NAME|FILE",
     shell_complete=options.complete_policies,
@@ -64,7 +64,7 @@ def _memory(text: str) -> int:
 )
 @click.option(
     "--operator-namespace",
-    type=options.Parsed("namespace", check_namespace),
+    type=Parsed("namespace", check_namespace),
     multiple=True,
     metavar="NAMESPACE",
     help="A namespace of NVIDIA's operator or drivers, beside those of the policy; may be repeated.",
@@ -83,7 +83,7 @@ def _memory(text: str) -> int:
     help="How many events of the ledger to keep beside those of the latest scrubs.",
 )  # fmt: skip
 @click.option(
-    "--evidence-age", type=options.Parsed("duration", units.parse_duration), default="400d",
+    "--evidence-age", type=DURATION, default="400d",
     help="How long to keep them.",
 )  # fmt: skip
 @click.option(
@@ -98,7 +98,7 @@ def _memory(text: str) -> int:
 )
 @click.option(
     "--simulated-memory",
-    type=options.Parsed("size", _memory),
+    type=Parsed("size", _memory),
     default="64MiB",
     metavar="SIZE",
     help="Memory of a new simulated GPU.",

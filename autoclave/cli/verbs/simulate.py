@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, human, options, service_call
+from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service_call
 from policies.health import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
 from scrubber.devices.simulated import chip, drills, layout, tenants
@@ -53,8 +53,7 @@ def _match_name(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
     raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
 
 
-DURATION = options.Parsed("duration", units.parse_duration)
-SIZE = options.Parsed("size", units.parse_size)
+SIZE = Parsed("size", units.parse_size)
 SECRET = "the last tenant was here"  # noqa: S105 - no secret, only text for a scrub to find
 
 simulated_dir = click.option(

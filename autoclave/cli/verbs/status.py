@@ -20,7 +20,7 @@ from typing import Any, TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
@@ -294,7 +294,7 @@ class Filters(TypedDict):
 @click.option(
     "-l",
     "--selector",
-    type=options.Parsed("selector", selector),
+    type=Parsed("selector", selector),
     help="Only GPUs that fit, as in model=H100,index!=3 or 'index in (0,1)'. Keys: index, model, resource.",
 )
 @click.option(

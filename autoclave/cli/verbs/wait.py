@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, LATE, document, human, options, service_call, table
+from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground import paths
@@ -21,13 +21,13 @@ GOALS = ("clean", "healthy")
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
-@click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
+@options.every
 @click.option(
     "--for", "goal", envvar="AUTOCLAVE_FOR", type=click.Choice(GOALS), default="clean",
     help="clean: a receipt proves it; healthy: offered to the kubelet.",
 )  # fmt: skip
 @click.option(
-    "--timeout", type=options.Parsed("duration", units.parse_duration), default="5m",
+    "--timeout", type=DURATION, default="5m",
     help="How long to wait at most, as in 90s; 0s asks once.",
 )  # fmt: skip
 @options.output("text", "json", "yaml")
