@@ -1,10 +1,7 @@
 """A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
 
-from dataclasses import replace
-
 from autoclave.doctor import base
-from autoclave.doctor.base import Capability, CheckFault, Level
-from autoclave.doctor.findings import roster
+from autoclave.doctor.base import Capability, CheckFault
 from scrubber.core import views
 
 NOW = 1_800_000_000.0
@@ -55,27 +52,3 @@ FACTS = base.NodeFacts(
     registered={"nvidia.com/gpu": frozenset({"GPU-1"})},
     missing_gates=frozenset(),
 )
-
-
-def stands(**changes):
-    """The node, with these facts changed."""
-    return replace(FACTS, **changes)
-
-
-def of_others(**changes):
-    """A node without a driver of NVIDIA, its GPUs simulated."""
-    status = replace(STATUS, service=replace(STATUS.service, backend="simulated"))
-    return replace(stands(driver=ABSENT, options=ABSENT, **changes), answer=status)
-
-
-def finding_of(facts, name):
-    """What is said under a name, as level and text; whatever is not well comes with a remedy."""
-    found = [it for it in roster.judge(facts) if it.name == name]
-    assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
-    return [(it.level, it.text) for it in found]
-
-
-def only(facts, name):
-    """The one finding under a name, with its text."""
-    [found] = finding_of(facts, name)
-    return found
