@@ -129,6 +129,21 @@ def test_values_schema_and_table_match():
     assert known == {name for name, _, _ in generate.values()}
 
 
+def open_objects(schema, place=""):
+    """Where the schema takes keys that it does not name."""
+    if isinstance(schema, dict):
+        if "properties" in schema and schema.get("additionalProperties") is not False:
+            yield place
+        for name, inner in schema.items():
+            yield from open_objects(inner, f"{place}.{name}")
+
+
+def test_the_schema_takes_no_other_key_anywhere_but_in_volumes():
+    sides = SCHEMA["properties"]["scrubber"], SCHEMA["properties"]["plugin"]
+    assert len(list(open_objects(SCHEMA))) == len(sides)
+    assert [list(open_objects(side)) for side in sides] == [[".properties.extraVolumes.items"]] * len(sides)
+
+
 def test_findings_of_the_schema_are_those_that_there_are():
     for side in ("scrubber", "plugin", "dra"):
         assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
