@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
@@ -194,13 +193,9 @@ def _registered(directory: Path) -> dict[str, frozenset[str]] | CheckFault:
     if isinstance(said, CheckFault):
         return said
     try:
-        return _resources(json.loads(said)["Data"]["RegisteredDevices"] or {})
+        document = json.loads(said)["Data"]["RegisteredDevices"] or {}
+        found = {str(resource): frozenset(ids or ()) for resource, ids in document.items()}  # Go writes [] as null
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return CheckFault(f"it does not have the format of a checkpoint ({error!r})")
-
-
-def _resources(document: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    found = {resource: frozenset(ids or ()) for resource, ids in document.items()}  # Go writes an empty list as null
-    if not all(isinstance(each, str) for ids in found.values() for each in ids):
-        raise TypeError("a device id that is not text")
-    return found
+    texts = all(isinstance(each, str) for ids in found.values() for each in ids)
+    return found if texts else CheckFault("it does not have the format of a checkpoint (a device id that is not text)")
