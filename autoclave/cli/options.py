@@ -119,8 +119,15 @@ def _address(text: str) -> str:
     return text
 
 
-# Of the programs that run until a signal stops them.
 PATH = AbsolutePath()
+
+
+def path(flag: str, default: object, about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A flag that takes a path."""
+    return click.option(flag, type=PATH, default=default, help=about)
+
+
+# Of the programs that run until a signal stops them.
 cdi_dir = click.option(
     "--cdi-dir",
     type=PATH,
@@ -131,9 +138,7 @@ cdi_dir = click.option(
 cdi_kind = click.option(
     "--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names."
 )
-service_dir = click.option(
-    "--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
-)
+service_dir = path("--run-dir", paths.RUN_DIR, "Directory with the sockets of the scrub service.")
 metrics_address = click.option(
     "--metrics-address",
     type=Parsed("text", _address),

@@ -47,12 +47,7 @@ _READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
-@click.option(
-    "--driver-root",
-    type=options.PATH,
-    default="/",
-    help="The root of the driver on the host: /run/nvidia/driver with a driver container.",
-)
+@options.path("--driver-root", "/", "The root of the driver on the host: /run/nvidia/driver with a driver container.")
 @click.option(
     "--timeout",
     type=DURATION,

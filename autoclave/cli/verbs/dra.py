@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,19 +24,16 @@ from scrubber.ground import log
     metavar="DOMAIN",
     help="Name of the driver in ResourceClaims.",
 )
-@click.option(
+@options.path(
     "--vendor-registry-dir",
-    type=options.PATH,
-    default=None,
-    help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
+    None,
+    "Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
 @options.cdi_dir
 @node_name
 @options.service_dir
-@click.option(
-    "--plugins-dir", type=options.PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins."
-)
-@click.option("--registry-dir", type=options.PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
+@options.path("--plugins-dir", config.PLUGINS_DIR, "The kubelet's directory of plugins.")
+@options.path("--registry-dir", config.REGISTRY_DIR, "The kubelet's plugin registry.")
 @options.cdi_kind
 @click.option(
     "--clean-within",
@@ -57,7 +55,7 @@ from scrubber.ground import log
 @options.metrics_address
 @options.log_level
 @options.log_format
-def dra(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def dra(driver_name: str, node_name: str, cdi_dir: tuple[Path, ...], **flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the DRA driver of this node.
 
     Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
@@ -66,24 +64,13 @@ def dra(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its fla
     1.34, and credentials for the API server: a service account, or a file that KUBECONFIG names. Do not run it beside
     `autoclave plugin` on one node. Logs go to stderr.
     """
-    vendor = flags["vendor_registry_dir"]
     chosen = config.DraConfig(
-        driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
-        vendor_registry_dir=vendor,
-        cdi_dirs=flags["cdi_dir"],
-        plugins_dir=flags["plugins_dir"],
-        registry_dir=flags["registry_dir"],
-        run_dir=flags["run_dir"],
-        cluster=ReportChoice(Reports.ON, flags["node_name"]),
-        cdi_kind=flags["cdi_kind"],
-        clean_within=flags["clean_within"],
-        claim_status=flags["claim_status"],
-        binding_conditions=flags["binding_conditions"],
-        metrics_address=flags["metrics_address"],
+        driver=driver_name or (config.VENDOR_DRIVER if flags["vendor_registry_dir"] else config.DRIVER),
+        cdi_dirs=cdi_dir,
+        cluster=ReportChoice(Reports.ON, node_name),
         version=__version__,
         instance=secrets.token_hex(4),
-        log_level=flags["log_level"],
-        log_format=flags["log_format"],
+        **flags,
     )
     log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
     return app.run(chosen)

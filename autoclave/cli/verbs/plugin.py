@@ -21,7 +21,10 @@ from scrubber.ground import log, paths
 
 def _strategies(text: str) -> tuple[response.Strategy, ...]:
     """One or more strategies. The flag can be repeated, and one value can list several, separated by commas."""
-    return response.strategies(re.split(r"[\s,]+", text.strip()))
+    try:
+        return response.strategies(re.split(r"[\s,]+", text.strip()))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 node_name = click.option(
@@ -35,7 +38,7 @@ node_name = click.option(
 
 
 @click.command(context_settings=ENVIRONMENT)
-@click.option("--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
+@options.path("--kubelet-dir", paths.KUBELET_DIR, "Directory with kubelet.sock.")
 @options.service_dir
 @click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")
 @click.option(
@@ -48,9 +51,7 @@ node_name = click.option(
 )
 @options.cdi_kind
 @click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
-@click.option(
-    "--driver-root", type=options.PATH, default="/", help="The host directory with the driver's device nodes."
-)
+@options.path("--driver-root", "/", "The host directory with the driver's device nodes.")
 @click.option("--mig-strategy", type=options.Words(MigStrategy), default="none", help="How MIG devices are offered.")
 @click.option(
     "--cluster-reports",
@@ -60,11 +61,10 @@ node_name = click.option(
 )
 @node_name
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
-@click.option(
+@options.path(
     "--vendor-dir",
-    type=options.PATH,
-    default=None,
-    help="Stand in front of a vendor's device plugin, which registers at kubelet.sock in this directory.",
+    None,
+    "Stand in front of a vendor's device plugin, which registers at kubelet.sock in this directory.",
 )
 @options.cdi_dir
 @click.option(

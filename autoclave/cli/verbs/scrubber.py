@@ -51,17 +51,10 @@ def _memory(text: str) -> int:
     shell_complete=options.complete_policies,
     help="The policy.",
 )
-@click.option("--state-dir", type=options.PATH, default=paths.STATE_DIR, help="Directory for the ledger.")
+@options.path("--state-dir", paths.STATE_DIR, "Directory for the ledger.")
 @click.option("--run-dir", type=_RunDir(), default=paths.RUN_DIR, help="Directory for the sockets.")
-@click.option(
-    "--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="The kubelet's device plugin directory."
-)
-@click.option(
-    "--pod-logs-dir",
-    type=options.PATH,
-    default=paths.POD_LOGS_DIR,
-    help="The kubelet's podLogsDir, for the names of pods.",
-)
+@options.path("--kubelet-dir", paths.KUBELET_DIR, "The kubelet's device plugin directory.")
+@options.path("--pod-logs-dir", paths.POD_LOGS_DIR, "The kubelet's podLogsDir, for the names of pods.")
 @click.option(
     "--operator-namespace",
     type=Parsed("namespace", check_namespace),
@@ -69,9 +62,7 @@ def _memory(text: str) -> int:
     metavar="NAMESPACE",
     help="A namespace of NVIDIA's operator or drivers, beside those of the policy; may be repeated.",
 )
-@click.option(
-    "--host-root", type=options.PATH, default="/", help="Where the host's /dev, /proc/driver, /sys and /var are."
-)
+@options.path("--host-root", "/", "Where the host's /dev, /proc/driver, /sys and /var are.")
 @click.option(
     "--sight",
     type=options.Words(config.SightMode),
@@ -116,12 +107,7 @@ def _memory(text: str) -> int:
     show_default="none",
     help="The program autoclave-gate: install it, so that the container runtime asks before it creates a container.",
 )
-@click.option(
-    "--gate-cdi-dir",
-    type=options.PATH,
-    default=paths.CDI_DIRS[0],
-    help="Where to write the CDI specification of the create gate.",
-)
+@options.path("--gate-cdi-dir", paths.CDI_DIRS[0], "Where to write the CDI specification of the create gate.")
 @options.metrics_address
 @options.log_level
 @options.log_format
