@@ -1,4 +1,4 @@
-"""The command line: one verb, one file. A verb asks the service and prints the answer; it decides nothing.
+"""The command line. A verb asks the service and prints the answer; it decides nothing.
 
 A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
 remedies go to stderr.
@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
@@ -26,9 +26,9 @@ VERBS = {
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
     "wait": ("wait", "Wait until GPUs are clean or healthy, all at the same time."),
     "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
-    "release": ("release", "Give back the GPUs of a job that has ended."),
-    "quarantine": ("quarantine", "Quarantine GPUs until they are reinstated."),
-    "reinstate": ("reinstate", "End the quarantine of GPUs with a scrub and a self-test."),
+    "release": ("acquire", "Give back the GPUs of a job that has ended."),
+    "quarantine": ("scrub", "Quarantine GPUs until they are reinstated."),
+    "reinstate": ("scrub", "End the quarantine of GPUs with a scrub and a self-test."),
     "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
     "history": ("history", "List the events of the ledger, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
@@ -37,10 +37,10 @@ VERBS = {
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "cdi": ("cdi", "Write the CDI specification of this node's GPUs, with nvidia-ctk."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
-    "version": ("version", "Show the version of this command and of the running service."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "version": ("about", "Show the version of this command and of the running service."),
+    "completion": ("about", "Print the completion script of a shell."),
 }
-"""For each verb: its module, and its line in the list."""
+"""For each verb: the module with its function, and its line in the list."""
 
 SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
 
@@ -94,7 +94,7 @@ class Verbs(click.Group):
             return None
         if cmd_name in SERVERS:
             _import_structlog_without_rich()
-        command: click.Command = importlib.import_module(f"autoclave.cli.verbs.{VERBS[cmd_name][0]}").command
+        command: click.Command = getattr(importlib.import_module(f"autoclave.cli.verbs.{VERBS[cmd_name][0]}"), cmd_name)
         if not gc.isenabled():  # ``main`` switched it off
             gc.freeze()  # what was loaded stays loaded
             gc.enable()
@@ -146,21 +146,28 @@ def _import_structlog_without_rich() -> None:
             del sys.modules["rich"]
 
 
-class _Duration(click.ParamType[float]):
-    """A duration such as ``5s``. Its module is imported for a given value only, so that ``--help`` is quick."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function parses. Its ValueError says what is expected."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        """``name`` is what the help text calls the value."""
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
-        """The seconds, or a usage error."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The value, or a usage error."""
         try:
-            given = isinstance(value, str)
-            seconds: float = (
-                importlib.import_module("scrubber.ground.documents.units").parse_duration(value) if given else value
-            )
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(f"found {value!r}, {error}", param, ctx)
-        return seconds
+
+
+def _duration(text: str) -> object:
+    """The seconds. Their parser is imported for a given value only, so that ``--help`` is quick."""
+    return importlib.import_module("scrubber.ground.documents.units").parse_duration(text)
+
+
+DURATION = Parsed("duration", _duration)
 
 
 @click.group(
@@ -171,7 +178,7 @@ class _Duration(click.ParamType[float]):
 @click.version_option(__version__, prog_name="autoclave", message="%(prog)s %(version)s")
 @click.option(
     "--service-wait",
-    type=_Duration(),
+    type=DURATION,
     default=5.0,
     show_default=False,
     envvar="AUTOCLAVE_SERVICE_WAIT",

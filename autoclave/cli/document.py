@@ -45,6 +45,11 @@ def fields(view: DataclassInstance) -> dict[str, object]:
     return {name: _plain(name, value) for name, value in asdict(view).items()}
 
 
+def gpu(it: views.DeviceStatus) -> dict[str, object]:
+    """Which GPU an item is about."""
+    return {"device": it.device, "index": it.index, "slice": it.slice}
+
+
 def entry(it: views.HistoryEntry) -> dict[str, object]:
     """A row of the ledger, with the event as data instead of JSON text."""
     return {**fields(it), "body": json.loads(it.body)}

@@ -6,12 +6,24 @@ import re
 import time
 from datetime import datetime
 
+import click
+
 from scrubber.ground import calendar_time
 from scrubber.ground.documents import units
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _AGO = re.compile(r"\s+ago$")
 SHORTEST = 12  # shortest UUID prefix to show: "GPU-" and the first group
+
+
+def say(*lines: str) -> None:
+    """Print lines on stdout."""
+    click.echo("\n".join(map(printable, lines)))
+
+
+def warn(text: str) -> None:
+    """Print a line about what is wrong, or went differently, on stderr."""
+    click.echo(f"autoclave: {printable(text)}", err=True)
 
 
 def printable(text: str) -> str:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-import click
-
 from autoclave.cli import human
 from policies.model import Policy
 from scrubber.api import client
@@ -37,7 +35,7 @@ class Offline:
         except (AutoclaveError, FatalError) as error:
             raise Unreachable(f"{unreachable.message}; without it, {error}") from error
         self._history = History(self._file)
-        click.echo(human.printable(f"autoclave: {unreachable.message}; this is what its ledger {path} says"), err=True)
+        human.warn(f"{unreachable.message}; this is what its ledger {path} says")
 
     @property
     def path(self) -> Path:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from autoclave.cli import Parsed
 from scrubber.ground import paths
 from scrubber.ground.errors import AutoclaveError
 
@@ -25,22 +26,6 @@ class IntRange(click.IntRange):
     """An integer. Click's own type calls itself "integer range" in help texts and errors."""
 
     name = "integer"
-
-
-class Parsed(click.ParamType[Any]):
-    """A value that a function parses. Its ValueError says what is expected."""
-
-    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
-        """``name`` is what the help text calls the value."""
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        """The value, or a usage error."""
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"found {value!r}, {error}", param, ctx)
 
 
 class AbsolutePath(click.Path):
@@ -134,8 +119,15 @@ def _address(text: str) -> str:
     return text
 
 
-# Of the programs that run until a signal stops them.
 PATH = AbsolutePath()
+
+
+def path(flag: str, default: object, about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A flag that takes a path."""
+    return click.option(flag, type=PATH, default=default, help=about)
+
+
+# Of the programs that run until a signal stops them.
 cdi_dir = click.option(
     "--cdi-dir",
     type=PATH,
@@ -143,6 +135,10 @@ cdi_dir = click.option(
     default=paths.CDI_DIRS,
     help="A directory with CDI specifications of the vendor; may be repeated.",
 )
+cdi_kind = click.option(
+    "--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names."
+)
+service_dir = path("--run-dir", paths.RUN_DIR, "Directory with the sockets of the scrub service.")
 metrics_address = click.option(
     "--metrics-address",
     type=Parsed("text", _address),
@@ -166,6 +162,7 @@ file = click.option(
     callback=_read_file, help="A YAML file with any of these flags as keys; the environment and flags override it.",
 )  # fmt: skip
 
+every = click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress on the terminal; elsewhere there is none.")
 run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."

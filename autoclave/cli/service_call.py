@@ -6,13 +6,15 @@ import asyncio
 import os
 import pwd
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
+from autoclave.cli import human
 from scrubber.api import client
+from scrubber.core import views
 from scrubber.ground import paths, unix_sockets
 from scrubber.ground.documents import units
 from scrubber.ground.errors import Unreachable
@@ -22,6 +24,10 @@ T = TypeVar("T")
 # What a connection attempt finds while a service starts. Another error, such as a denied access, does not go away.
 STARTING = (FileNotFoundError, ConnectionRefusedError)
 SAID_AFTER = 0.5  # seconds of waiting without a word
+# For a verb that outlives a restart of the service.
+RETRY = 0.5  # seconds
+QUIET = 30.0  # seconds to wait for an event
+RETRYING = "service not reachable, retrying"
 TRIED_EVERY = 0.05  # seconds
 
 
@@ -44,7 +50,7 @@ def _wait_for_service(socket: Path) -> None:
         waited = time.monotonic() - began
         if waited >= SAID_AFTER and not said:
             longest = units.format_duration(within)
-            click.echo(f"autoclave: waiting at most {longest} for the scrub service at {socket}", err=True)
+            human.warn(f"waiting at most {longest} for the scrub service at {socket}")
             said = True
         if waited >= within:
             return
@@ -74,6 +80,11 @@ def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Aw
 async def _ask_for_devices(socket: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
     async with client.ScrubberClient(socket) as scrubber:
         return await request(scrubber)
+
+
+async def find(admin: client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:
+    """The GPUs with these names by UUID, in the order of their index; all GPUs without a name."""
+    return {device.device: device for device in (await admin.status(names)).devices}
 
 
 def asker() -> str:

@@ -69,22 +69,6 @@ class Sockets:
     fault: CheckFault | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SliceFields:
-    """Which feature gates the API server lacks for ResourceSlices, or why it cannot be asked."""
-
-    missing: frozenset[str] = frozenset()
-    fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The pods of each device in the kubelet's checkpoint, or why it cannot be read."""
-
-    owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    fault: CheckFault | None = None
-
-
 class Capability(Enum):
     """The privileges that the service needs, by their numbers in the kernel."""
 
@@ -163,8 +147,25 @@ class Python:
 
 
 @dataclass(frozen=True, slots=True)
-class Posture:
-    """The facts about the node and the driver."""
+class LastError:
+    """The error that ended the last run of the service, and its wall time."""
+
+    text: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """All facts about a node, its driver and its service."""
+
+    now: float
+    answer: views.Status | AutoclaveError  # the status of the service, or why there is none
+    last_error: LastError | None = None  # that ended the service
+    scrubber_socket: Socket
+    run_dir: Directory
+    process: Process | CheckFault  # that serves the operators' socket
+    room: Room | CheckFault | None  # at the ledger; None when its place is not known
+    create_gate: CreateGate | None = None  # None: it is off, or the service does not answer
 
     driver: str | CheckFault  # the loaded version
     libraries: tuple[str, ...]  # the installed versions of the driver's library, as far as found
@@ -175,48 +176,25 @@ class Posture:
     persistenced: bool | CheckFault
     toolkit: Toolkit
     cdi: tuple[CdiSpec, ...]
-    cgroups: str | CheckFault  # the versions in use, in words
-    sees_all: bool | CheckFault  # whether the doctor sees every process of the node
-    service: Process | CheckFault
-    room: Room | CheckFault | None  # at the ledger; None when its place is not known
-    kubelet_dir_writable: bool
-    rivals: Sockets  # sockets of other plugins for NVIDIA GPUs
-    registered: (
-        Mapping[str, frozenset[str]] | CheckFault
-    )  # the healthy devices of each resource, as the kubelet knows them
-    in_front: str = ""  # where a vendor's plugin registers with ours, instead of with the kubelet
-    kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
     numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
     on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs
-    amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 
+    cgroups: str | CheckFault  # the versions in use, in words
+    sees_all: bool | CheckFault  # whether the doctor sees every process of the node
+    kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
 
-@dataclass(frozen=True, slots=True)
-class LastError:
-    """The error that ended the last run of the service, and its wall time."""
-
-    text: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """All facts about a node. ``answer``: the status of the service, or why there is none."""
-
-    now: float
-    answer: views.Status | AutoclaveError
-    scrubber_socket: Socket
-    run_dir: Directory
     kubelet_dir: Directory
+    kubelet_dir_writable: bool
     kubelet: Socket
-    checkpoint: Checkpoint
     plugin: Sockets
-    posture: Posture
-    last_error: LastError | None = None  # that ended the service
-    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
-    slices: SliceFields | None = None  # None: nobody asked for the DRA driver
-    create_gate: CreateGate | None = None  # None: it is off, or the service does not answer
+    rivals: Sockets  # sockets of other plugins for NVIDIA GPUs
+    in_front: str = ""  # where a vendor's plugin registers with ours, instead of with the kubelet
+    checkpoint: Mapping[str, frozenset[str]] | CheckFault  # the pods of each device, as the kubelet knows them
+    registered: Mapping[str, frozenset[str]] | CheckFault  # the healthy devices of each resource, as it knows them
+    missing_gates: frozenset[str] | CheckFault | None = None  # of the API server; None: without a DRA driver
 
     @property
     def status(self) -> views.Status | None:
@@ -228,8 +206,7 @@ class NodeFacts:
         """Whether the service guards NVIDIA GPUs. Without an answer: whether there is a driver or a GPU of NVIDIA."""
         if self.status is not None:
             return self.status.service.backend == NVIDIA
-        posture = self.posture
-        return isinstance(posture.driver, str) or not posture.driver.absent or bool(posture.on_bus)
+        return isinstance(self.driver, str) or not self.driver.absent or bool(self.on_bus)
 
 
 def ok(name: str, text: str) -> Finding:
@@ -255,8 +232,3 @@ def as_root(fault: CheckFault, remedy: str) -> str:
 def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
     """A finding about something that could not be read: it counts as the worst that it may be."""
     return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))
-
-
-def printable(text: str) -> str:
-    """The text with unprintable characters replaced: findings quote names, which can hold any character."""
-    return "".join(it if it.isprintable() or it == "\n" else "?" for it in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
-from autoclave.doctor.facts import container_toolkit, create_gate, kubelet_devices, posture, process_facts, safe_read
+from autoclave.doctor.facts import container_toolkit, create_gate, posture, process_facts, safe_read
 from plugin.cluster import credentials, reporter
 from plugin.cluster.credentials import ReportChoice, Reports, Unusable
 from plugin.cluster.retry_loop import Failure
@@ -42,19 +43,41 @@ def gather(
 ) -> base.NodeFacts:
     """All facts that the checks need, gathered once. ``ask`` asks the service for its status."""
     answer = _answer(run_dir, ask)
+    admin = paths.admin_socket(run_dir)
     return base.NodeFacts(
         answer=answer,
+        last_error=_last_error(paths.last_error(run_dir)),
         scrubber_socket=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
-        kubelet_dir=_directory(kubelet_dir, links=True),
-        kubelet=_socket(kubelet_dir / "kubelet.sock"),
-        checkpoint=_checkpoint(kubelet_dir),
-        plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
-        posture=_posture(answer, run_dir, kubelet_dir, host_root),
-        last_error=_last_error(paths.last_error(run_dir)),
-        cdi_kind=cdi_kind,
-        slices=_slice_fields(driver) if driver else None,
+        process=process_facts.server(admin, PROC),
+        room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
         create_gate=_create_gate(answer, run_dir, host_root),
+        driver=posture.driver(host_root),
+        libraries=posture.libraries(host_root),
+        options=posture.options(host_root),
+        shared_with_guests=posture.shared_with_guests(host_root),
+        cupy=base.Python(sys.executable, warmth.missing() or "", warmth.installed()),
+        mps=process_facts.mps(PROC),
+        persistenced=posture.persistenced(host_root),
+        toolkit=container_toolkit.toolkit(host_root),
+        cdi=container_toolkit.cdi(host_root),
+        cdi_kind=cdi_kind,
+        numa_gpus=posture.numa_gpus(host_root),
+        on_bus=posture.on_bus(host_root),
+        openers=_openers(answer, admin, host_root),
+        cgroups=posture.cgroups(host_root),
+        sees_all=process_facts.sees_all(PROC),
+        kernel_log=posture.kernel_log(host_root),
+        amdgpu=posture.amdgpu(host_root),
+        kubelet_dir=_directory(kubelet_dir, links=True),
+        kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
+        kubelet=_socket(kubelet_dir / "kubelet.sock"),
+        plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
+        rivals=_plugins(kubelet_dir, RIVALS),
+        in_front=_in_front(kubelet_dir),
+        checkpoint=_checkpoint(kubelet_dir),
+        registered=_registered(kubelet_dir),
+        missing_gates=_missing_gates(driver) if driver else None,
         now=time.time(),  # last, because gathering takes time
     )
 
@@ -65,13 +88,13 @@ def _create_gate(answer: views.Status | AutoclaveError, run_dir: Path, host_root
     return create_gate.look(Path(answer.service.gate_specification), run_dir, host_root)
 
 
-def _slice_fields(driver: str) -> base.SliceFields:
+def _missing_gates(driver: str) -> frozenset[str] | CheckFault:
     """Give the API server a slice with a taint, as a dry run, and see whether it keeps the taint."""
     node = os.environ.get("NODE_NAME", "")
     choice = ReportChoice(Reports.ON, node)
     found = credentials.find(choice, os.environ)
     if found is None or not node:
-        return base.SliceFields(fault="there are no credentials, or NODE_NAME is not set")
+        return CheckFault("there are no credentials, or NODE_NAME is not set")
 
     async def ask() -> frozenset[str]:
         server = reporter.connect(found, node, API_WITHIN)
@@ -83,11 +106,11 @@ def _slice_fields(driver: str) -> base.SliceFields:
             await server.close()
 
     try:
-        return base.SliceFields(missing=asyncio.run(ask()))
+        return asyncio.run(ask())
     except Unusable as error:
-        return base.SliceFields(fault=str(error))
+        return CheckFault(str(error))
     except Failure as failure:
-        return base.SliceFields(fault=failure.message)
+        return CheckFault(failure.message)
 
 
 def _answer(run_dir: Path, ask: Ask) -> views.Status | AutoclaveError:
@@ -148,44 +171,31 @@ def _in_front(kubelet_dir: Path) -> str:
     return next((str(path) for path in below if unix_sockets.connect_error(path) is None), "")
 
 
-def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: Path, root: Path) -> base.Posture:
-    return base.Posture(
-        driver=posture.driver(root),
-        libraries=posture.libraries(root),
-        options=posture.options(root),
-        shared_with_guests=posture.shared_with_guests(root),
-        cupy=base.Python(base.printable(sys.executable), warmth.missing() or "", warmth.installed()),
-        mps=process_facts.mps(PROC),
-        persistenced=posture.persistenced(root),
-        toolkit=container_toolkit.toolkit(root),
-        cdi=container_toolkit.cdi(root),
-        cgroups=posture.cgroups(root),
-        sees_all=process_facts.sees_all(PROC),
-        service=process_facts.server(paths.admin_socket(run_dir), PROC),
-        room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
-        kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
-        rivals=_plugins(kubelet_dir, RIVALS),
-        in_front=_in_front(kubelet_dir),
-        registered=kubelet_devices.devices(kubelet_dir),
-        kernel_log=posture.kernel_log(root),
-        numa_gpus=posture.numa_gpus(root),
-        on_bus=posture.on_bus(root),
-        amdgpu=posture.amdgpu(root),
-        openers=_openers(answer, run_dir, root),
-    )
-
-
-def _openers(answer: views.Status | AutoclaveError, run_dir: Path, root: Path) -> Mapping[str, tuple[Holder, ...]]:
+def _openers(answer: views.Status | AutoclaveError, admin: Path, root: Path) -> Mapping[str, tuple[Holder, ...]]:
     if not isinstance(answer, views.Status) or answer.service.backend != base.NVIDIA:
         return {}
     addresses = {device.device: device.pci_address for device in answer.devices}
-    return process_facts.openers(root, PROC, addresses, process_facts.pids(paths.admin_socket(run_dir)))
+    return process_facts.openers(root, PROC, addresses, process_facts.pids(admin))
 
 
-def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
+def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:
     try:
-        return base.Checkpoint({device: it.pods for device, it in checkpoint.assignments(kubelet_dir).items()})
+        return {device: it.pods for device, it in checkpoint.assignments(kubelet_dir).items()}
     except checkpoint.CheckpointError as error:
         cause = error.__cause__
         fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")
-        return base.Checkpoint(fault=replace(fault, text=str(error)))
+        return replace(fault, text=str(error))
+
+
+def _registered(directory: Path) -> dict[str, frozenset[str]] | CheckFault:
+    """The healthy devices of each resource. The kubelet rewrites the file at each list that a plugin sends."""
+    said = safe_read.text(directory / checkpoint.NAME)
+    if isinstance(said, CheckFault):
+        return said
+    try:
+        document = json.loads(said)["Data"]["RegisteredDevices"] or {}
+        found = {str(resource): frozenset(ids or ()) for resource, ids in document.items()}  # Go writes [] as null
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return CheckFault(f"it does not have the format of a checkpoint ({error!r})")
+    texts = all(isinstance(each, str) for ids in found.values() for each in ids)
+    return found if texts else CheckFault("it does not have the format of a checkpoint (a device id that is not text)")

@@ -8,10 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autoclave import cli
-from tests.cli.doctor_run import examine, kubelet, started
 from tests.live import Service
-
-__all__ = ["autoclave", "examine", "gpu", "kubelet", "own_service", "service", "started", "two_gpus"]
 
 GPUS = 40  # at least as many as tests that ask for one
 

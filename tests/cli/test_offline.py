@@ -5,12 +5,12 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from autoclave import cli
 from autoclave.cli import service_call
 from policies import load
 from scrubber.core import events
@@ -95,11 +95,8 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
     ],
 )
 def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, shown):
-    run = subprocess.run(
-        [sys.executable, "-m", "autoclave", "policy", "check", "-"], input=text, capture_output=True, check=False
-    )
-    assert run.returncode == code
-    assert shown in (run.stdout + run.stderr).decode()
+    run = CliRunner().invoke(cli.cli, ["policy", "check", "-"], prog_name="autoclave", input=text)
+    assert (run.exit_code, shown in run.output) == (code, True)
 
 
 def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):

@@ -104,13 +104,11 @@ def test_variables_of_other_verbs_are_ignored(resolve):
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [
-        ("polici: strict\n", "1:1", "polici: found a key that no flag has, expected one of the flags of `autoclave"),
-        ("polici: strict\n", "1:1", "(did you mean policy?)"),
+        ("polici: strict\n", "1:1", "expected one of the flags of `autoclave scrubber --help` (did you mean policy?)"),
         ("policy: 5\n", "1:9", "found the number 5, expected text such as default"),
         ("state-dir: state\n", "1:12", 'found text "state", expected an absolute path'),
         ("state-dir: 5\n", "1:12", "found the number 5, expected text such as /var/lib/autoclave"),
         ("simulated-gpus: 0\n", "1:17", "0 is not in the range 1<=x<=256"),
-        ("simulated-gpus: 257\n", "1:17", "257 is not in the range 1<=x<=256"),
         ("simulated-gpus: '2'\n", "1:17", 'found text "2", expected a whole number'),
         ("simulated-gpus: true\n", "1:17", "expected a whole number"),
         ("simulated-memory: 64\n", "1:19", "expected text such as 64MiB"),
@@ -119,7 +117,6 @@ def test_variables_of_other_verbs_are_ignored(resolve):
         ("metrics-address: ':9475'\n", "1:18", "expected HOST:PORT"),
         ("backend: amd\n", "1:10", "'amd' is not one of 'auto', 'nvidia', 'simulated'"),
         ("log-level: loud\n", "1:12", "'loud' is not one of 'debug', 'info', 'warning', 'error'"),
-        ("log-format: xml\n", "1:13", "'xml' is not one of 'auto', 'console', 'json'"),
         (f"run-dir: /{'r' * RUN_DIR_LIMIT}\n", "1:10", "the path is too long by 1 bytes"),
         ('run-dir: "/a\\0b"\n', "1:10", "the value has a null byte"),
     ],

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli import document, status_view, table, terminal
-from autoclave.cli.status_view import Selection
+from autoclave.cli import document, table, terminal
+from autoclave.cli.verbs import status
+from autoclave.cli.verbs.status import Selection
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.core.model import State
@@ -44,7 +45,7 @@ def names(devices):
     ],
 )
 def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
-    assert names(Selection(terms=status_view.selector(selector)).of(FOUR)) == chosen.split()
+    assert names(Selection(terms=status.selector(selector)).of(FOUR)) == chosen.split()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
 )
 def test_a_malformed_selector_is_refused_with_what_is_allowed(selector, why):
     with pytest.raises(ValueError, match="^" + why):
-        status_view.selector(selector)
+        status.selector(selector)
 
 
 def test_filters_hold_together():
@@ -120,7 +121,7 @@ def test_the_line_of_totals_counts_states_and_unhealthy_gpus():
 
 def shown(capsys, devices, **form):
     chosen = form.pop("selection", Selection())
-    status_view.show(views.Status(tuple(devices), SERVICE), status_view.Form(chosen, **form))
+    status.show(views.Status(tuple(devices), SERVICE), status.Form(chosen, **form))
     return capsys.readouterr()
 
 
@@ -173,9 +174,9 @@ def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
 
 def screen(width, height, devices, output="table", notes=()):
     console = Console(width=width, height=height, file=io.StringIO())
-    form = status_view.Form(Selection(order="trouble"), output)
+    form = status.Form(Selection(order="trouble"), output)
     chosen = form.selection.of(devices)
-    page = status_view.page(chosen, len(devices), form, notes)
+    page = status.page(chosen, len(devices), form, notes)
     return [line.plain for line in terminal.screenful(console, page)]
 
 
@@ -183,13 +184,13 @@ async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):
     assert BUSY.job
     answers = [*(replace(BUSY, job=replace(BUSY.job, queue_place=place)) for place in (12, 11, None)), CLEAN]
 
-    async def status(*_: object, **__: object) -> views.Status:
+    async def answer(*_: object, **__: object) -> views.Status:
         return views.Status((answers.pop(0),), SERVICE)
 
     async with client.AdminClient(Path("/nowhere")) as admin:
-        monkeypatch.setattr(admin, "status", status)
+        monkeypatch.setattr(admin, "status", answer)
         with pytest.raises(IndexError):  # there is no further answer
-            await status_view.watch(admin, (), status_view.Form(Selection(), "table", headers=False))
+            await status.follow(admin, (), status.Form(Selection(), "table", headers=False))
     printed = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert printed == ["scrubbing", "clean"]
 

@@ -17,7 +17,6 @@ from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
 
 Page = dict[str, Any]
-SOURCE = "${datasource}"
 RUNBOOK = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/${__data.fields.alertname}.md"
 UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes", "s": "_seconds",
          "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
@@ -44,12 +43,6 @@ def parsed(target: dict[str, Any]) -> Any:  # noqa: ANN401 - the parser's classe
 
 def variables(page: Page) -> list[dict[str, Any]]:
     return [variable for variable in page["templating"]["list"] if variable["type"] == "query"]
-
-
-def one_source(page: Page) -> list[str]:
-    holders = [*shipped.panels(page), *variables(page), *page["annotations"]["list"]]
-    holders += [target for panel in shipped.panels(page) for target in panel["targets"]]
-    return [f"{it.get('title', it.get('name'))} asks elsewhere" for it in holders if it["datasource"]["uid"] != SOURCE]
 
 
 def says_what_it_is(page: Page) -> list[str]:
@@ -80,21 +73,6 @@ def shows_in_its_unit(page: Page) -> list[str]:
             meant = re.search(UNITS.get(unit, ""), target["expr"])
             other = unit not in UNITS and re.search("_watts|_celsius|_bytes", target["expr"])
             problems += [] if meant and not other else [f"{panel['title']}: {target['refId']} in {unit}"]
-    return problems
-
-
-def lies_in_the_grid(page: Page) -> list[str]:
-    problems: list[str] = []
-    ids: set[int] = set()
-    for surface in (page["panels"], *(panel.get("panels", []) for panel in page["panels"])):
-        taken: set[tuple[int, int]] = set()
-        for panel in surface:
-            at = panel["gridPos"]
-            cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-            if taken & cells or panel["id"] in ids or not cells or at["x"] + at["w"] > 24:
-                problems.append(f"{panel['title']} lies on another, beside the page, or has another's number")
-            taken |= cells
-            ids.add(panel["id"])
     return problems
 
 
@@ -227,21 +205,6 @@ def shows_an_event_in_one_bar(page: Page) -> list[str]:
     ]
 
 
-def stands_as_agreed(page: Page) -> list[str]:
-    others = {"type": "dashboards", "tags": ["autoclave"], "asDropdown": True, "includeVars": True, "keepTime": True}
-    agreed = {
-        "editable": False, "refresh": "30s", "graphTooltip": 1, "tags": ["autoclave"], "timezone": "browser",
-    }  # fmt: skip
-    problems = [f"{key} is {page.get(key)}" for key, value in agreed.items() if page.get(key) != value]
-    problems += (
-        [] if page["uid"].startswith("autoclave-") and page["title"].startswith("Autoclave / ") else ["its name"]
-    )
-    problems += [] if page["description"] and page["schemaVersion"] > 38 else ["its description or schema"]
-    problems += [] if [others.items() <= link.items() for link in page["links"]] == [True] else ["its links"]
-    problems += [] if [it["name"] for it in page["annotations"]["list"]] == ["Quarantined"] else ["its annotations"]
-    return problems + ([] if page["templating"]["list"][0]["name"] == "datasource" else ["its data source"])
-
-
 def leads_somewhere(page: Page) -> list[str]:
     """Every link goes to one of our pages, with variables of that page, from fields of the row, or to a runbook."""
     pages, problems = shipped.pages(), []
@@ -268,10 +231,8 @@ def calls_by_labels_that_there_are(page: Page) -> list[str]:
 
 
 RULES: tuple[Callable[[Page], list[str]], ...] = (
-    one_source,
     says_what_it_is,
     shows_in_its_unit,
-    lies_in_the_grid,
     parses,
     asks_for_what_there_is,
     looks_back_as_far_as_is_shown,
@@ -280,7 +241,6 @@ RULES: tuple[Callable[[Page], list[str]], ...] = (
     offers_a_choice,
     means_its_colours,
     shows_an_event_in_one_bar,
-    stands_as_agreed,
     leads_somewhere,
     calls_by_labels_that_there_are,
 )

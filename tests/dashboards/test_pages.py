@@ -66,9 +66,6 @@ def bars(page):
 ALL = 'cluster=~"$cluster", node=~"$node"'
 DEFAULTS = ("fieldConfig", "defaults")
 PLANTED = [
-    (pagerules.one_source, setting("datasource", "uid", to="prom", of=first)),
-    (pagerules.one_source, setting("targets", 0, "datasource", "uid", to="prom", of=first)),
-    (pagerules.one_source, variable("datasource", "uid", to="prom")),
     (pagerules.says_what_it_is, setting("title", to="", of=first)),
     (pagerules.says_what_it_is, setting("description", to="x", of=first)),
     (pagerules.says_what_it_is, setting(*DEFAULTS, "unit", to="", of=first)),
@@ -77,9 +74,6 @@ PLANTED = [
     (pagerules.says_what_it_is, setting("fieldConfig", "overrides", to=[], of=lambda page: first(page, "table"))),
     (pagerules.shows_in_its_unit, setting(*DEFAULTS, "unit", to="watt", of=first)),
     (pagerules.shows_in_its_unit, asking(f"max(autoclave_device_power_watts{{{ALL}}})")),
-    (pagerules.lies_in_the_grid, setting("gridPos", "y", to=1, of=first)),
-    (pagerules.lies_in_the_grid, setting("gridPos", "w", to=25, of=first)),
-    (pagerules.lies_in_the_grid, setting("id", to=1, of=first)),
     (pagerules.parses, asking("sum(")),
     (pagerules.asks_for_what_there_is, asking("autoclave_gone")),
     (pagerules.asks_for_what_there_is, asking('autoclave_ready{pod="x"}')),
@@ -103,10 +97,6 @@ PLANTED = [
     (pagerules.means_its_colours, repaint),
     (pagerules.shows_an_event_in_one_bar, setting("interval", to=None, of=bars)),
     (pagerules.shows_an_event_in_one_bar, setting("targets", 0, "interval", to="90s", of=bars)),
-    (pagerules.stands_as_agreed, setting("editable", to=True)),
-    (pagerules.stands_as_agreed, setting("links", to=[])),
-    (pagerules.stands_as_agreed, setting("uid", to="mine")),
-    (pagerules.stands_as_agreed, setting("annotations", "list", to=[])),
     (pagerules.leads_somewhere, mislead),
     (pagerules.calls_by_labels_that_there_are, setting("targets", 0, "legendFormat", to="{{pod}}", of=first)),
 ]  # fmt: skip

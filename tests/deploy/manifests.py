@@ -21,102 +21,79 @@ from deploy import generate
 
 POLICY = "name: mine\n"
 
-MATRIX: dict[str, dict[str, Any]] = {
-    "default": {},
-    "simulated": {"backend": "simulated"},
-    "observe": {"policy": {"shipped": "observe"}},
-    "privileged": {"scrubber": {"privileged": True}},
-    "reports": {"clusterReports": {"enabled": True}},
-    "taint": {"clusterReports": {"enabled": True, "taint": True, "ownNodeOnly": False}},
-    "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"}},
-    "service monitor": {"serviceMonitor": {"enabled": True}},
-    "rules": {"prometheusRule": {"enabled": True, "disabled": ["AutoclaveAbsent"]}, "runbookUrl": runbooks.URL},
-    "dashboards": {"dashboards": {"enabled": True, "annotations": {"folder": "GPUs"}}, "runbookUrl": runbooks.URL},
-    "policy": {"policy": {"inline": POLICY, "operatorNamespaces": ["site-gpus"]}},
-    "policy of others": {"policy": {"existingConfigMap": "theirs", "key": "site.yaml"}},
-    "runtime class": {"runtimeClass": {"create": True}},
-    "no runtime class": {
-        "runtimeClass": {"name": ""},
-        "gpuNodesOnly": False,
-        "tolerations": [],
-        "priorityClassName": "",
-    },
-    "mig": {"plugin": {"migStrategy": "mixed", "passDeviceSpecs": True, "driverRoot": "/run/nvidia/driver"}},
-    "envvar": {"plugin": {"strategy": ["envvar"]}},
-    "two strategies": {"plugin": {"strategy": ["cdi-cri", "volume-mounts"]}},
-    "bare": {
-        "doctor": {"enabled": False},
-        "networkPolicy": {"enabled": False},
-        "admissionPolicy": {"enabled": False},
-        "fullnameOverride": "ac",
-    },
-    "places": {
-        "image": {"digest": "sha256:" + "0" * 64},
-        "imagePullSecrets": [{"name": "registry"}],
-        "nodeSelector": {"pool": "gpu"},
-        "affinity": {"nodeAffinity": {}},
-        "updateStrategy": {"maxUnavailable": "10%"},
-        "networkPolicy": {"from": [{"namespaceSelector": {}}]},
-        "admissionPolicy": {"kubeletDirectories": ["Deny"]},
-    },
-    "more": {
-        side: {
-            "extraArgs": [f"--config=/etc/{side}.yaml"],
-            "extraEnv": [{"name": "A", "value": "b"}],
-            "extraVolumes": [{"name": "more", "emptyDir": {}}],
-            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
-            "podAnnotations": {"a": "b"},
-            "podLabels": {"team": "gpu"},
-        }
-        for side in ("scrubber", "plugin")
-    },
-    "places that are links": {
-        "directories": {"run": "/var/run/autoclave", "cdi": "/var/cdi/static"},
-    },
-    "cdi": {"cdi": {"generate": True}},
-    "cdi of a driver container": {
-        "cdi": {"generate": True},
-        "plugin": {"driverRoot": "/run/nvidia/driver", "cdiKind": "site.example/gpu", "migStrategy": "mixed"},
-        "dra": {"enabled": True},
-        "doctor": {"enabled": False},
-    },
-    "create gate": {"createGate": {"mode": "on"}},
-    "create gate off": {"createGate": {"mode": "off"}},
-    "selinux": {"plugin": {"seLinuxType": "spc_t"}},
-    "dra": {"dra": {"enabled": True}, "podMonitor": {"enabled": True}},
-    "dra with everything": {
-        "backend": "simulated",
-        "dra": {
-            "enabled": True,
-            "driverName": "gpu.site.example",
-            "deviceClass": {"extendedResourceName": "site.example/gpu"},
-            "claimStatus": True,
-        },
-        "admissionPolicy": {"gpuPods": ["Deny"]},
-        "plugin": {
-            "extraArgs": ["--clean-within=20"],
-            "extraEnv": [{"name": "A", "value": "b"}],
-            "extraVolumes": [{"name": "more", "emptyDir": {}}],
-            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
-            "podAnnotations": {"a": "b"},
-            "podLabels": {"team": "gpu"},
-            "seLinuxType": "spc_t",
-        },
-        "kubelet": {"pluginsDir": "/var/lib/k/plugins", "registryDir": "/var/lib/k/plugins_registry"},
-    },
-    "dra in front": {
-        "dra": {
-            "enabled": True,
-            "inFrontOf": {"registrarDirectory": "/var/lib/kubelet/plugins_gated"},
-        },
-        "policy": {"operatorNamespaces": ["gpu-operator"]},
-    },
-    "plugin in front": {"plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}}},
-    "dra without extras": {
-        "dra": {"enabled": True, "ownNodeOnly": False, "deviceClass": {"create": False}},
-        "doctor": {"enabled": False},
-    },
-}
+MATRIX: dict[str, dict[str, Any]] = yaml.safe_load(
+    """
+default: {}
+simulated: {backend: simulated}
+observe: {policy: {shipped: observe}}
+privileged: {scrubber: {privileged: true}}
+reports: {clusterReports: {enabled: true}}
+taint: {clusterReports: {enabled: true, taint: true, ownNodeOnly: false}}
+pod monitor: {podMonitor: {enabled: true, labels: {release: prometheus}, interval: 15s}}
+service monitor: {serviceMonitor: {enabled: true}}
+rules:
+  prometheusRule: {enabled: true, disabled: [AutoclaveAbsent]}
+  runbookUrl: URL
+dashboards:
+  dashboards: {enabled: true, annotations: {folder: GPUs}}
+  runbookUrl: URL
+policy: {policy: {inline: "name: mine\\n", operatorNamespaces: [site-gpus]}}
+policy of others: {policy: {existingConfigMap: theirs, key: site.yaml}}
+runtime class: {runtimeClass: {create: true}}
+no runtime class: {runtimeClass: {name: ''}, gpuNodesOnly: false, tolerations: [], priorityClassName: ''}
+mig: {plugin: {migStrategy: mixed, passDeviceSpecs: true, driverRoot: /run/nvidia/driver}}
+envvar: {plugin: {strategy: [envvar]}}
+two strategies: {plugin: {strategy: [cdi-cri, volume-mounts]}}
+bare:
+  doctor: {enabled: false}
+  networkPolicy: {enabled: false}
+  admissionPolicy: {enabled: false}
+  fullnameOverride: ac
+places:
+  image: {digest: 'sha256:0000000000000000000000000000000000000000000000000000000000000000'}
+  imagePullSecrets: [{name: registry}]
+  nodeSelector: {pool: gpu}
+  affinity: {nodeAffinity: {}}
+  updateStrategy: {maxUnavailable: 10%}
+  networkPolicy: {from: [{namespaceSelector: {}}]}
+  admissionPolicy: {kubeletDirectories: [Deny]}
+more:
+  scrubber: &extra
+    extraArgs: [--config=/etc/scrubber.yaml]
+    extraEnv: [{name: A, value: b}]
+    extraVolumes: [{name: more, emptyDir: {}}]
+    extraVolumeMounts: [{name: more, mountPath: /more}]
+    podAnnotations: {a: b}
+    podLabels: {team: gpu}
+  plugin: {<<: *extra, extraArgs: [--config=/etc/plugin.yaml]}
+places that are links: {directories: {run: /var/run/autoclave, cdi: /var/cdi/static}}
+cdi: {cdi: {generate: true}}
+cdi of a driver container:
+  cdi: {generate: true}
+  plugin: {driverRoot: /run/nvidia/driver, cdiKind: site.example/gpu, migStrategy: mixed}
+  dra: {enabled: true}
+  doctor: {enabled: false}
+create gate: {createGate: {mode: 'on'}}
+create gate off: {createGate: {mode: 'off'}}
+selinux: {plugin: {seLinuxType: spc_t}}
+dra: {dra: {enabled: true}, podMonitor: {enabled: true}}
+dra with everything:
+  backend: simulated
+  dra:
+    enabled: true
+    driverName: gpu.site.example
+    deviceClass: {extendedResourceName: site.example/gpu}
+    claimStatus: true
+  admissionPolicy: {gpuPods: [Deny]}
+  plugin: {<<: *extra, extraArgs: [--clean-within=20], seLinuxType: spc_t}
+  kubelet: {pluginsDir: /var/lib/k/plugins, registryDir: /var/lib/k/plugins_registry}
+dra in front:
+  dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_gated}}
+  policy: {operatorNamespaces: [gpu-operator]}
+plugin in front: {plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}}
+dra without extras: {dra: {enabled: true, ownNodeOnly: false, deviceClass: {create: false}}, doctor: {enabled: false}}
+""".replace("URL", runbooks.URL)
+)
 DRA = [case for case, values in MATRIX.items() if "dra" in values]
 
 GROUPS = {  # those that the chart makes objects of, and where their types are

@@ -396,16 +396,6 @@ def test_the_real_kubectl_runs_the_verb_in_that_pod(tmp_path):
         assert (query["command"], query["container"]) == (["autoclave", "explain", "0"], ["scrubber"])
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_real_kubectl_says_why_a_container_waits(tmp_path):
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    with api_server(replace(PLAIN, waiting="CrashLoopBackOff", ready="false")) as (address, asked):
-        run = subprocess.run([SCRIPT, "--server", address, "gpu-1", "status"], env=environment,
-                             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
-    assert (run.returncode, [path for path in asked if "/exec" in path]) == (3, [])
-    assert "it is Running, CrashLoopBackOff; see 'kubectl -n autoclave describe pod scrubber-a'" in run.stderr
-
-
 def test_the_script_is_plain_shell():
     shellcheck = Path(sys.executable).parent / "shellcheck"
     if not shellcheck.exists():

@@ -1,10 +1,7 @@
 """A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
 
-from dataclasses import replace
-
 from autoclave.doctor import base
-from autoclave.doctor.base import Capability, CheckFault, Level
-from autoclave.doctor.findings import roster
+from autoclave.doctor.base import Capability, CheckFault
 from scrubber.core import views
 
 NOW = 1_800_000_000.0
@@ -25,8 +22,15 @@ GPU = views.DeviceStatus(
 SERVICE = views.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
 STATUS = views.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
-POSTURE = base.Posture(
-    openers={"GPU-1": ()},
+_PLACE = base.Directory("/d", private=True, ours=True)
+_DOOR = base.Socket("/d/a.sock")
+FACTS = base.NodeFacts(
+    now=NOW,
+    answer=STATUS,
+    scrubber_socket=_DOOR,
+    run_dir=_PLACE,
+    process=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
+    room=base.Room(free_bytes=2**40, free_files=10**6),
     driver="580.142",
     libraries=("580.142",),
     options=OPTIONS,
@@ -36,41 +40,15 @@ POSTURE = base.Posture(
     persistenced=True,
     toolkit=base.Toolkit(installed=True, configs=(CONFIG,)),
     cdi=(base.CdiSpec("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", frozenset({"GPU-1"})),),
+    openers={"GPU-1": ()},
     cgroups="version 2",
     sees_all=True,
-    service=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
-    room=base.Room(free_bytes=2**40, free_files=10**6),
+    kubelet_dir=_PLACE,
     kubelet_dir_writable=True,
+    kubelet=_DOOR,
+    plugin=base.Sockets("/d", (_DOOR,)),
     rivals=base.Sockets("/d"),
+    checkpoint={},
     registered={"nvidia.com/gpu": frozenset({"GPU-1"})},
+    missing_gates=frozenset(),
 )
-_PLACE = base.Directory("/d", private=True, ours=True)
-_DOOR = base.Socket("/d/a.sock")
-FACTS = base.NodeFacts(
-    NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE,
-    slices=base.SliceFields(),
-)  # fmt: skip
-
-
-def stands(**changes):
-    """The node, its posture changed."""
-    return replace(FACTS, posture=replace(POSTURE, **changes))
-
-
-def of_others(**changes):
-    """A node without a driver of NVIDIA, its GPUs simulated."""
-    status = replace(STATUS, service=replace(STATUS.service, backend="simulated"))
-    return replace(stands(driver=ABSENT, options=ABSENT, **changes), answer=status)
-
-
-def finding_of(facts, name):
-    """What is said under a name, as level and text; whatever is not well comes with a remedy."""
-    found = [it for it in roster.judge(facts) if it.name == name]
-    assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
-    return [(it.level, it.text) for it in found]
-
-
-def only(facts, name):
-    """The one finding under a name, with its text."""
-    [found] = finding_of(facts, name)
-    return found

@@ -11,7 +11,8 @@ from autoclave.doctor.facts import create_gate
 from scrubber.create_gate.installation import ASKED, SPECIFICATION
 from scrubber.ground.errors import Unreachable
 from tests.create_gate.programs import SOURCE, compiled
-from tests.doctor.nodes import FACTS, GPU, STATUS, finding_of, only
+from tests.doctor.nodes import FACTS, GPU, STATUS
+from tests.doctor.test_findings import finding_of
 from tests.live import Service
 
 
@@ -99,8 +100,8 @@ FINDINGS = [
 
 @pytest.mark.parametrize(("facts", "level", "words"), FINDINGS, ids=[words for *_, words in FINDINGS])
 def test_each_state_of_the_gate_is_a_finding(facts, level, words):
-    found = only(facts, "create-gate")
-    assert (found[0], words in found[1]) == (level, True), found
+    [found] = finding_of(facts, "create-gate")
+    assert (found.level, words in found.text) == (level, True), found
 
 
 def test_without_a_status_nothing_is_said_of_the_gate():

@@ -1,35 +1,300 @@
-"""What is said of a node: above all what a live service shows only after a while, or never on simulated GPUs."""
+"""What is said of a node: each check in each of its states, on facts that no test needs a node for."""
 
 from dataclasses import replace
 
 import pytest
 
 from autoclave.doctor import base
-from autoclave.doctor.base import CheckFault, Level
-from autoclave.doctor.findings import roster
+from autoclave.doctor.base import Capability, CheckFault, Level
+from autoclave.doctor.findings import node, roster
 from scrubber.core import views
-from scrubber.ground.errors import NotReady, Reason, Refused
-from tests.doctor.nodes import FACTS, GPU, NOW, RECEIPT, STATUS, of_others
+from scrubber.core.model import Holder
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
+from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS
+
+OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN
+SILENT = Unreachable("cannot reach the scrub service at /d; start it")
+ALL = sum(1 << it.value for it in Capability)
+OUT = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
+DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
+TENANT = Holder(7, 1.0, "train", "pod-2")
+PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
-@pytest.fixture
-def facts():
-    """A node on which all is well."""
-    return FACTS
+def stands(**changes):
+    """The node, with these facts changed."""
+    return replace(FACTS, **changes)
 
 
-def of_device(facts, later=0.0, **changes):
-    """What is said of a GPU, as level and text."""
-    status = replace(STATUS, devices=(replace(GPU, **changes),))
-    judged = roster.judge(replace(facts, now=NOW + later, answer=status))
-    return [(it.level, it.text) for it in judged if it.name == "device"]
+def alone(**changes):
+    """A node on which no service answers."""
+    return stands(answer=SILENT, process=ABSENT, **changes)
 
 
-def test_a_healthy_node_gets_one_ok_finding_of_each_check(facts):
-    found = roster.judge(facts)
+def of_others(**changes):
+    """A node without a driver of NVIDIA, its GPUs simulated."""
+    return stands(driver=ABSENT, options=ABSENT, answer=said(backend="simulated"), **changes)
+
+
+def said(**changes):
+    return replace(STATUS, service=replace(SERVICE, **changes))
+
+
+def service(**changes):
+    """A node whose service says this."""
+    return stands(answer=said(**changes))
+
+
+def gpu(later=0.0, **changes):
+    """A node whose GPU is like this, some seconds after it came into its state."""
+    return stands(now=NOW + later, answer=replace(STATUS, devices=(replace(GPU, **changes),)))
+
+
+def two_gpus(openers=(), **changes):
+    status = replace(STATUS, devices=(replace(GPU, **changes), replace(GPU, device="GPU-2", index=4)))
+    return stands(openers={"GPU-1": openers, "GPU-2": openers}, answer=status)
+
+
+def loaded_with(**options):
+    return stands(options={**OPTIONS, **options})
+
+
+def plugin(*found, writable=False):
+    return stands(kubelet_dir_writable=writable, plugin=base.Sockets("/d", found))
+
+
+def rival(fault=None, **changes):
+    return stands(rivals=base.Sockets("/d", (base.Socket(RIVAL, fault),)), **changes)
+
+
+def room(megabytes, files, missing=0):
+    return stands(room=base.Room(megabytes * 2**20 - missing, files))
+
+
+def clock(now, started=NOW):
+    return stands(now=now, answer=said(started=started))
+
+
+def registered(answer=STATUS, **devices):
+    """A node on which the kubelet knows these devices, by resource."""
+    return stands(registered={f"a.b/{name}": frozenset(ids) for name, ids in devices.items()}, answer=answer)
+
+
+def toolkit(*configs, installed=True):
+    return stands(toolkit=base.Toolkit(installed, configs))
+
+
+def spec(*names, kind="nvidia.com/gpu", at="/etc/cdi/a.yaml", **changes):
+    return base.CdiSpec(at, kind, frozenset(names), **changes)
+
+
+def cdi(*specs, **changes):
+    return stands(cdi=specs, **changes)
+
+
+def plugin_with_cdi(*specs, kind="nvidia.com/gpu", **changes):
+    """Also where nothing else tells of a driver: the plugin's init container sees no part of one."""
+    return stands(cdi=specs, cdi_kind=kind, **changes)
+
+
+def pods(device, *names, answer=STATUS):
+    return stands(checkpoint={device: frozenset(names)}, answer=answer)
+
+
+BLIND = {"answer": Unreachable("no service"), "driver": ABSENT}
+ONLY_12, BOTH = "install autoclave[cuda12] where", "install autoclave[cuda12] or autoclave[cuda13], not both, where"
+SERVICES = [
+    ("ledger", service(ledger_fault="disk is full"), BROKEN, "nothing is handed out: disk is full"),
+    ("ledger", stands(answer=LedgerUnavailable("cannot open x")), BROKEN, "there is no ledger, so cannot open x"),
+    ("service", stands(answer=LedgerUnavailable("cannot open x")), OK, "cannot use its ledger"),
+    ("service", alone(), BROKEN, "cannot reach the scrub service at /d"),
+    ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
+    ("policy", service(policy_fault="a:1: x\na:2: y"), BROKEN, "the old one is: a:1: x; a:2: y"),
+    ("ledger-set-aside", service(set_aside=("ledger.db.corrupt-1",)), WARNING, "set aside as ledger.db.corrupt-1"),
+    ("bystanders", service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)), WARNING, "/x had a GPU open in"),
+    ("concession", service(concessions=("mode observe",)), WARNING, "gives up a promise: mode observe"),
+    ("device", stands(answer=replace(STATUS, devices=())), WARNING, "sees no GPU"),
+    ("device", gpu(state="granted", receipt=None), WARNING, "GPU 3 (GPU-1) was handed out without a proof"),
+    ("device", gpu(state="in_use", receipt=None), OK, ""),
+    ("device", gpu(receipt=replace(RECEIPT, covered_bytes=995)), OK, ""),
+    (
+        "device",
+        gpu(receipt=replace(RECEIPT, covered_bytes=994)),
+        WARNING,
+        "covers 99.40% of its memory, less than 99",
+    ),
+    ("device", gpu(receipt=replace(RECEIPT, unsupported=("no lock",))), WARNING, "no lock; its scrubs leave it out"),
+    ("device", gpu(state="scrubbing", healthy=False, quarantine=OUT), WARNING, "is quarantined: gremlins: they bite"),
+    *(
+        row
+        for state in ("unknown", "dirty")
+        for row in (
+            ("device", gpu(60.0, state=state, healthy=False, receipt=None), OK, ""),
+            ("device", gpu(60.1, state=state, healthy=False, receipt=None), WARNING, "for more than 60 seconds"),
+            # Each try begins its time in that state anew: no clock would ever show that it has been out for hours.
+            ("device", gpu(1.0, state=state, healthy=False, setback="used by x"), WARNING, "not offered: used by x"),
+        )
+    ),
+    *(
+        row
+        for state in ("clean", "granted", "in_use")
+        for row in (
+            ("device", gpu(state=state, healthy=False, why="sick: xid 79"), WARNING, "to the kubelet: sick: xid 79"),
+            ("device", gpu(state=state), OK, ""),
+        )
+    ),
+]
+DRIVERS = [
+    ("driver", FACTS, OK, "the driver is loaded: 580.142"),
+    ("driver", stands(libraries=()), OK, "loaded"),
+    ("driver", stands(libraries=("570.1", "580.142")), OK, "loaded"),
+    ("driver", stands(libraries=("590.10",)), BROKEN, "is 580.142, but the installed driver library is 590.10"),
+    ("driver", stands(driver=ABSENT), BROKEN, "the NVIDIA driver is not loaded"),
+    ("driver", stands(driver=DENIED), BROKEN, "cannot tell which driver is loaded: permission denied"),
+    ("driver", alone(driver=ABSENT, on_bus=("0000:17:00.0",)), BROKEN, "the NVIDIA driver is not loaded: no such file"),
+    ("cupy", service(cupy="", lacks="CuPy is installed but cannot be loaded"), BROKEN, "no GPU: CuPy is installed"),
+    ("cupy", service(cupy="", lacks=""), BROKEN, "not loaded yet"),
+    ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), BROKEN, "the memory of GPU 0009:01:00.0 is a NUMA node"),
+    ("coherent-memory", FACTS, OK, "the memory of no GPU is a NUMA node"),
+    ("coherent-memory", stands(numa_gpus=DENIED), BROKEN, "cannot tell whether the memory of a GPU is a NUMA node"),
+    ("scrub-on-free", loaded_with(InitializeSystemMemoryAllocations="0"), BROKEN, "is off"),
+    ("scrub-on-free", stands(options=DENIED), BROKEN, "cannot tell"),
+    ("scrub-on-free", stands(options=ABSENT), BROKEN, "cannot tell"),
+    (
+        "scrub-on-free", loaded_with(RegistryDwordsPerDevice="pci=0:3b;Foo=1;pci=0:5e;RMDisableScrubOnFree=1"),
+        BROKEN, "is set for 0:5e:",
+    ),
+    *(
+        ("scrub-on-free", loaded_with(**{option: value}), level, "")
+        for option in ("RegistryDwords", "RegistryDwordsPerDevice")
+        for value, level in (
+            ("RMDisableScrubOnFree=1", BROKEN), ("rmdisablescrubonfree=0x1;", BROKEN),
+            ("Foo=1; RMDisable ScrubOnFree = 1 ;Bar=2", BROKEN), ("RMDisableScrubOnFree=yes", BROKEN),
+            ("RMDisableScrubOnFree=0", OK), ("RMDisableScrubOnFree=0x00", OK), ("RMDisableScrubOnFree=", OK),
+            ("RMDisableScrubOnFreely=1", OK), ("RMDisableFastScrubber=1", WARNING), ("RMDisableFastScrubber=0", OK),
+        )
+    ),
+    *(
+        ("scrub-on-free", gpu(compute=compute), level, "never handed out" if level is WARNING else "")
+        for compute, level in (("7.0", WARNING), ("6.1", WARNING), ("7.5", OK), ("10.0", OK), ("", OK))
+    ),
+    ("vgpu-host", stands(shared_with_guests=("the module is loaded",)), BROKEN, "the module is loaded"),
+    ("vgpu-host", stands(shared_with_guests=DENIED), BROKEN, "cannot tell"),
+    ("mps", stands(mps=("process 7",)), BROKEN, "process 7"),
+    ("mps", stands(mps=DENIED), BROKEN, "cannot tell"),
+    ("persistence", stands(persistenced=False), WARNING, "does not run"),
+    ("persistence", stands(persistenced=DENIED), WARNING, "cannot tell"),
+    ("container-toolkit", toolkit(replace(CONFIG, by_environment=True)), BROKEN, "is not false"),
+    ("container-toolkit", toolkit(CONFIG, replace(CONFIG, by_environment=True)), BROKEN, "is not false"),
+    ("container-toolkit", toolkit(replace(CONFIG, by_mounts=True)), WARNING, "is true"),
+    ("container-toolkit", toolkit(replace(CONFIG, fault=DENIED)), BROKEN, "cannot read"),
+    ("container-toolkit", toolkit(), BROKEN, "true by default"),
+    ("container-toolkit", toolkit(installed=False), WARNING, "not found"),
+    ("reset", two_gpus((DCGM,)), WARNING, 'no reset of GPU 3, 4 is possible: it is open in "dcgm-exporter" (pid 7)'),
+    ("reset", two_gpus(model="Tesla T4"), WARNING, "of GPU 3 is possible: a Tesla T4 has no function-level reset"),
+    ("reset", two_gpus(model="NVIDIA A40-8Q"), WARNING, "no reset of GPU 3 is possible: it is a vGPU"),
+    ("reset", stands(openers={}), WARNING, "the processes that have it open cannot be found"),
+    ("reset", two_gpus((TENANT,), owner="pod-2"), WARNING, "no reset of GPU 4 is"),  # the other one has that owner
+    ("ecc", gpu(ecc=True), OK, ""),
+    ("ecc", gpu(ecc=None), OK, ""),
+    ("ecc", gpu(ecc=False), BROKEN, "GPU 3 has no ECC"),
+]  # fmt: skip
+TWICE = "/etc/cdi/a.yaml and /etc/cdi/b.json both name GPU-1, and container runtimes then refuse it"
+SECOND = spec("GPU-1", at="/etc/cdi/b.json")
+CDI = [
+    ("cdi", cdi(spec("GPU-1")), OK, "name 1 devices"),
+    ("cdi", cdi(spec("GPU-2"), spec("GPU-1")), OK, "name 2 devices"),
+    ("cdi", cdi(spec("0", "all")), WARNING, "names GPU-1"),
+    ("cdi", cdi(spec("GPU-1", kind="example.com/gpu")), WARNING, "exists"),
+    ("cdi", cdi(), WARNING, "exists"),
+    ("cdi", cdi(spec(fault=DENIED)), WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
+    ("cdi", cdi(spec("GPU-1"), spec("GPU-1", at="/run/cdi/a.json")), OK, "name 1 devices"),
+    ("cdi", cdi(spec("GPU-1", "all"), spec("all", at="/etc/cdi/b.json")), OK, "name 2 devices"),
+    ("cdi", cdi(spec("GPU-1"), SECOND), WARNING, TWICE),
+    ("cdi", plugin_with_cdi(spec("GPU-1")), OK, "name 1 devices"),
+    ("cdi", plugin_with_cdi(spec("GPU-7")), BROKEN, "names GPU-1"),
+    ("cdi", plugin_with_cdi(spec("GPU-7"), **BLIND), OK, "name 1 devices"),
+    ("cdi", plugin_with_cdi(spec("0", "MIG-7"), **BLIND), OK, "name 2 devices"),
+    ("cdi", plugin_with_cdi(spec("0", "all"), **BLIND), BROKEN, "names a GPU by its UUID"),
+    ("cdi", plugin_with_cdi(spec("GPU-7"), kind="a.b/gpu", **BLIND), BROKEN, "of the kind a.b/gpu exists"),
+    ("cdi", plugin_with_cdi(**BLIND), BROKEN, "exists"),
+    ("cdi", plugin_with_cdi(spec(fault=DENIED), spec("GPU-1")), WARNING, "denied"),
+    ("cdi", plugin_with_cdi(spec("GPU-1"), SECOND), BROKEN, "both name GPU-1"),
+]
+LACKS = {it: stands(process=base.Process(True, ALL & ~(1 << it.value))) for it in Capability}
+NODES = [
+    ("pid-namespace", FACTS, OK, "the scrub service sees every process"),
+    ("pid-namespace", stands(process=base.Process(False, ALL)), BROKEN, "of its own"),
+    ("pid-namespace", stands(process=DENIED), BROKEN, "cannot tell"),
+    ("pid-namespace", stands(process=DENIED, sees_all=False), BROKEN, "cannot tell"),
+    ("pid-namespace", alone(sees_all=True), OK, "this check sees every process"),
+    ("pid-namespace", alone(sees_all=False), BROKEN, "this check runs in a PID namespace of its own"),
+    ("pid-namespace", alone(sees_all=DENIED), BROKEN, "cannot tell"),
+    *(
+        ("privileges", facts, WARNING if lacks is Capability.KILL else BROKEN, f"lacks CAP_{lacks.name}:")
+        for lacks, facts in LACKS.items()
+    ),
+    ("cgroups", stands(cgroups="version 1"), OK, "version 1"),
+    ("cgroups", stands(cgroups=ABSENT), BROKEN, "cannot tell"),
+    ("clock", clock(node.YEAR_2024 - 0.1, 0.0), WARNING, "was never set"),
+    ("clock", clock(NOW - 0.1), WARNING, "was set back"),
+    ("clock", clock(NOW), OK, "is set"),
+    ("clock", alone(now=node.YEAR_2024 - 0.1), WARNING, "was never set"),
+    ("clock", alone(now=node.YEAR_2024), OK, "is set"),
+    ("disk", room(100, 1000), OK, "100 MiB and 1000 files"),
+    ("disk", room(100, None), OK, "100 MiB"),
+    ("disk", room(100, None, 1), WARNING, "only"),
+    ("disk", room(100, 999), WARNING, "only"),
+    ("disk", room(10, 16), WARNING, "only"),
+    ("disk", room(10, 1000, 1), BROKEN, "if the next write fails"),
+    ("disk", room(100, 15), BROKEN, "if the next write fails"),
+    ("disk", stands(room=ABSENT), WARNING, "cannot tell"),
+    ("kernel-log", stands(kernel_log=ABSENT), WARNING, "cannot be read"),
+    ("plugin-dir", plugin(writable=True), OK, ""),
+    ("plugin-dir", plugin(), WARNING, "cannot write"),
+    ("plugin-dir", plugin(base.Socket(PLUGIN, DENIED)), WARNING, "cannot write"),
+    ("plugin-dir", plugin(base.Socket(PLUGIN)), OK, ""),
+    ("rival-plugin", FACTS, OK, "no other plugin"),
+    ("rival-plugin", rival(CheckFault("", dead=True)), OK, "no other plugin"),
+    ("rival-plugin", rival(DENIED), BROKEN, "cannot tell"),
+    ("rival-plugin", rival(), BROKEN, f"serves at {RIVAL}"),
+    ("rival-plugin", stands(rivals=base.Sockets("/d", fault=DENIED)), BROKEN, "cannot tell"),
+    ("rival-plugin", rival(in_front="/d/vendor/kubelet.sock"), OK, "registers at /d/vendor/kubelet.sock"),
+    ("rival-plugin", registered(), OK, ""),
+    ("rival-plugin", registered(ours=["GPU-1"], port=["0", "1"]), OK, ""),
+    ("rival-plugin", registered(c=["GPU-2"], d=["GPU-2"]), OK, ""),  # devices of others
+    ("rival-plugin", registered(SILENT, c=["GPU-2"], d=["GPU-2"], e=["0"], f=["0"]), BROKEN, "knows GPU-2 under"),
+    ("rival-plugin", registered(ours=["GPU-1"], shared=["GPU-1"]), BROKEN, "knows GPU-1 under"),
+    ("rival-plugin", registered(ours=["GPU-1::0", "GPU-1::1"]), BROKEN, "GPU-1::1"),
+    ("rival-plugin", registered(ours=["GPU-1::0"]), BROKEN, "GPU-1::0"),
+    ("rival-plugin", stands(registered=ABSENT), OK, ""),  # ``checkpoint`` says why
+    ("double-allocation", pods("GPU-1", "pod-1"), OK, ""),
+    ("double-allocation", pods("GPU-1", "pod-1", "pod-2"), BROKEN, "gave GPU-1 to several pods"),
+    ("double-allocation", pods("0", "pod-1", "pod-2"), OK, ""),  # of another resource
+    ("double-allocation", pods("0", "pod-1", "pod-2", answer=SILENT), BROKEN, "gave 0"),  # any device may be ours
+]
+ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
+
+
+def finding_of(facts, name):
+    """What is said under a name; whatever is not well comes with a remedy."""
+    found = [it for it in roster.judge(facts) if it.name == name]
+    assert [it for it in found if bool(it.remedy) is (it.level is OK)] == []
+    return found
+
+
+@pytest.mark.parametrize(("name", "facts", "level", "words"), ROWS, ids=[f"{it[0]}: {it[3]}" for it in ROWS])
+def test_each_state_of_the_node_has_its_finding(name, facts, level, words):
+    [found] = finding_of(facts, name)
+    assert (found.level, words in found.text) == (level, True), found
+
+
+def test_a_healthy_node_gets_one_ok_finding_of_each_check():
+    found = roster.judge(FACTS)
     assert sorted(it.name for it in found) == sorted({it.name for it in found})
     assert len(found) == len(roster.CHECKS)
-    assert roster.worst(found) is Level.OK
+    assert roster.worst(found) is OK
+    assert roster.worst([]) is BROKEN
 
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
@@ -38,94 +303,143 @@ def test_a_node_with_other_gpus_skips_the_nvidia_checks():
         "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
-    assert everything - {it.name for it in roster.judge(of_others())} == nvidias
+    assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias
 
 
-@pytest.mark.parametrize("state", ["unknown", "dirty"])
-def test_a_gpu_left_unknown_or_dirty_becomes_a_warning(facts, state):
-    changes = {"state": state, "healthy": False, "receipt": None}
-    assert [level for level, _ in of_device(facts, 60.0, **changes)] == [Level.OK]
-    said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds"
-    assert of_device(facts, 60.1, **changes) == [(Level.WARNING, said)]
-
-
-@pytest.mark.parametrize("state", ["unknown", "dirty"])
-def test_a_failed_scrub_is_a_warning_at_once(facts, state):
-    """Each try begins its time in that state anew, so that no clock would ever show that it has been out for hours."""
-    said = f"GPU 3 (GPU-1) is {state} and not offered: used by x"
-    results = of_device(facts, 1.0, state=state, healthy=False, receipt=None, setback="used by x")
-    assert results == [(Level.WARNING, said)]
-
-
-@pytest.mark.parametrize("state", ["clean", "granted", "in_use"])
-def test_a_scrubbed_gpu_that_is_not_offered_is_a_warning(facts, state):
-    said = f"GPU 3 (GPU-1) is {state} and not offered to the kubelet: sick: xid 79"
-    assert of_device(facts, state=state, healthy=False, why="sick: xid 79") == [(Level.WARNING, said)]
-    assert [level for level, _ in of_device(facts, state=state)] == [Level.OK]
-
-
-def test_a_gpu_granted_without_a_proof_is_a_warning(facts):
-    said = "GPU 3 (GPU-1) was handed out without a proof"
-    assert of_device(facts, state="granted", receipt=None) == [(Level.WARNING, said)]
-    assert [level for level, _ in of_device(facts, state="in_use", receipt=None)] == [Level.OK]
-
-
-def test_a_proof_of_too_little_memory_is_a_warning(facts):
-    assert [level for level, _ in of_device(facts, receipt=replace(RECEIPT, covered_bytes=995))] == [Level.OK]
-    said = "the proof of GPU 3 (GPU-1) covers 99.40% of its memory, less than 99.50%"
-    assert of_device(facts, receipt=replace(RECEIPT, covered_bytes=994)) == [(Level.WARNING, said)]
-
-
-def test_an_unsupported_setting_is_a_warning(facts):
-    results = of_device(facts, receipt=replace(RECEIPT, unsupported=("a lock is not supported by this GPU",)))
-    assert results == [(Level.WARNING, "GPU 3 (GPU-1): a lock is not supported by this GPU; its scrubs leave it out")]
-
-
-def test_a_quarantine_is_a_warning_that_leads_to_its_explanation(facts):
-    out = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
-    assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [
-        (Level.WARNING, "GPU 3 (GPU-1) is quarantined: gremlins: they bite")
-    ]
-    device = replace(STATUS.devices[0], quarantine=replace(out, reason="xid"))
-    [found] = [
-        it for it in roster.judge(replace(facts, answer=replace(STATUS, devices=(device,)))) if it.name == "device"
-    ]
-    assert found.remedy == "`autoclave explain 3` says what happened and what to do"
-
-
-def test_a_node_without_a_gpu_is_a_warning(facts):
-    found = roster.judge(replace(facts, answer=replace(STATUS, devices=())))
-    assert [it.level for it in found if it.name == "device"] == [Level.WARNING]
-
-
-@pytest.mark.parametrize("name", ["run_dir", "kubelet_dir", "kubelet", "checkpoint", "plugin"])
-def test_denied_access_is_broken_and_asks_for_another_user(facts, name):
-    found = roster.judge(
-        replace(facts, **{name: replace(getattr(facts, name), fault=CheckFault("permission denied", denied=True))})
+def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
+    unguarded = stands(answer=said(backend="simulated"))
+    assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
+    [found] = finding_of(unguarded, "driver")
+    assert (found.level, found.text.endswith("(580.142), but the scrub service uses another backend")) == (
+        WARNING,
+        True,
     )
-    assert {it.remedy for it in found if it.level is Level.BROKEN} == {base.OTHER_USER}
 
 
-def test_a_report_without_findings_is_broken():
-    assert roster.worst([]) is Level.BROKEN
+WITHOUT_DIRECTORY = stands(kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
+ERROR = stands(answer=Refused(Reason.INTERNAL, "the scrub service failed: x; y"))
+OF_AN_ANSWER = ("scrubber-socket", "ledger", "ledger-set-aside", "policy", "concession", "device")
 
 
 @pytest.mark.parametrize(
-    ("error", "results"),
+    ("facts", "names"),
     [
-        (NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time"), "did not answer in time"),
-        (Refused(Reason.INTERNAL, "the scrub service failed: x; y"), "the scrub service failed: x; y"),
+        (stands(driver=ABSENT), ("scrub-on-free", "vgpu-host", "persistence", "coherent-memory")),
+        (alone(driver=ABSENT), ("driver", "mps")),
+        (stands(process=DENIED), ("privileges",)),
+        (stands(sees_all=False), ("mps",)),  # of another PID namespace
+        (alone(room=None), ("disk",)),
+        (WITHOUT_DIRECTORY, ("plugin-dir", "rival-plugin")),
+        (stands(answer=LedgerUnavailable("cannot open x")), ("policy", "device", "concession")),
+        (ERROR, OF_AN_ANSWER),
     ],
 )
-def test_a_service_that_answers_with_an_error_is_broken(facts, error, results):
-    found = roster.judge(replace(facts, answer=error))
-    [broken] = [it for it in found if it.level is not Level.OK]
-    assert (broken.name, results in broken.text) == ("service", True)
-    assert not {it.name for it in found} & {
-        "scrubber-socket",
-        "ledger",
-        "ledger-set-aside",
-        "policy",
-        "concession",
-        "device",
-    }
+def test_what_another_finding_explains_is_not_judged(facts, names):
+    assert [it for name in names for it in finding_of(facts, name)] == []
+
+
+@pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True)])
+def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
+    names = {it.name for it in roster.judge(alone(driver=driver))}
+    assert ("mps" in names, "driver" in names) == (judged, judged)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time"), "did not answer in time"),
+        (ERROR.answer, "the scrub service failed: x; y"),
+    ],
+)
+def test_a_service_that_answers_with_an_error_is_broken(error, words):
+    [broken] = [it for it in roster.judge(stands(answer=error)) if it.level is not OK]
+    assert (broken.name, words in broken.text) == ("service", True)
+
+
+REMEDIES = [
+    ("ledger", service(ledger_fault="it is locked; close that program"), "close that program"),
+    ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), "load it"),
+    ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
+    ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
+    ("reset", two_gpus((DCGM,)), "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false"),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "remedy"), REMEDIES, ids=[it[0] for it in REMEDIES])
+def test_a_remedy_names_what_to_do_here(name, facts, remedy):
+    [found] = finding_of(facts, name)
+    assert remedy in found.remedy
+
+
+DENIABLE = (
+    "driver shared_with_guests mps persistenced cgroups process room options kernel_log numa_gpus checkpoint "
+    "run_dir kubelet_dir kubelet plugin"
+)
+
+
+@pytest.mark.parametrize("name", DENIABLE.split())
+def test_if_access_is_denied_the_remedy_is_another_user(name):
+    fact = getattr(FACTS, name)
+    spoilt = stands(**{name: replace(fact, fault=DENIED) if hasattr(fact, "fault") else DENIED})
+    assert {it.remedy for it in roster.judge(spoilt) if it.level is not OK} == {base.OTHER_USER}
+
+
+@pytest.mark.parametrize(
+    ("driver", "cupy", "words", "remedy"),
+    [
+        ("580.65.06", "14.2.0 (cuda13)", "it works with the driver 580.65.06, as would cuda12", None),
+        ("615.10", "14.2.0 (cuda12)", "it works with the driver 615.10, as would cuda13", None),
+        ("525.60.13", "14.2.0 (cuda12)", "it works with the driver 525.60.13", None),
+        ("575.57.08", "14.2.0 (cuda13)", "but does not work with the driver 575.57.08", ONLY_12),
+        ("470.256.02", "14.2.0 (cuda12)", "but does not work with the driver", "update the driver to 525"),
+        ("470.256.02", "", "CuPy is not installed", "update the driver to 525"),
+        ("575.57.08", "", "CuPy is not installed", ONLY_12),
+        ("580.65.06", "", "CuPy is not installed", BOTH),
+        (DENIED, "", "CuPy is not installed", BOTH),
+        ("no number", "14.2.0 (cuda13)", "CuPy 14.2.0 (cuda13) is", None),
+        (DENIED, "14.2.0 (cuda13)", "CuPy 14.2.0 (cuda13) is", None),
+        ("575.57.08", "14.2.0", "CuPy 14.2.0 is", None),
+    ],
+)
+@pytest.mark.parametrize("answers", [True, False], ids=["the service answers", "no service answers"])
+def test_cupy_must_work_with_the_driver_in_use(answers, driver, cupy, words, remedy):
+    """What the service says decides. If it does not answer, the finding names the Python that was checked."""
+    right, wrong = ("", cupy), ("CuPy is not installed", "")
+    lacks, name = right if cupy else wrong
+    here = (wrong if cupy else ("", "14.2.0 (cuda12)")) if answers else (lacks, name)
+    answer = said(cupy=name, lacks=lacks) if answers else SILENT
+    [found] = finding_of(stands(driver=driver, cupy=base.Python("/opt/python", *here), answer=answer), "cupy")
+    assert (found.level, words in found.text) == (OK if remedy is None else BROKEN, True), found
+    assert remedy is None or remedy in found.remedy
+    assert ("installed for /opt/python, which runs this check" in found.text) is not answers
+
+
+def test_unknown_driver_options_are_each_broken():
+    assert [it.level for it in finding_of(stands(options={}), "scrub-on-free")] == [BROKEN] * 3
+
+
+def test_an_unreadable_specification_hides_no_missing_one():
+    found = finding_of(plugin_with_cdi(spec(fault=DENIED), **BLIND), "cdi")
+    assert [(it.level, "exists" in it.text) for it in found] == [(WARNING, False), (BROKEN, True)]
+
+
+def test_only_slices_of_a_sliced_gpu_need_cdi_names():
+    cut = stands(answer=replace(STATUS, devices=(GPU, replace(GPU, device="MIG-1", mig=True))))
+    [found] = finding_of(cut, "cdi")
+    assert "names MIG-1" in found.text
+    [found] = finding_of(replace(cut, cdi=(spec("MIG-1"),)), "cdi")
+    assert found.level is OK
+
+
+def test_the_owner_of_a_gpu_does_not_prevent_a_reset():
+    [found] = finding_of(replace(gpu(owner="pod-2"), openers={"GPU-1": (TENANT,)}), "reset")
+    assert found.level is OK
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warned"),
+    [("", False), ("6.9.12", False), ("6.10", True), ("6.15.8-arch1", True), ("6.15.9", False), ("6.16.0-rc1", False)],
+)
+@pytest.mark.parametrize("facts", [stands, of_others])
+def test_amds_driver_matters_only_with_a_kernel_without_clearing(facts, kernel, warned):
+    assert [it.level for it in finding_of(facts(amdgpu=kernel), "amdgpu")] == [WARNING] * warned

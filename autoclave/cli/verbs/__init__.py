@@ -1,1 +1,1 @@
-"""The verbs of the command line: one verb, one file."""
+"""The verbs of the command line. Each is a function with its own name."""

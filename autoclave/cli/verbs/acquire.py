@@ -1,12 +1,14 @@
-"""``autoclave acquire``: take GPUs for a job, on a node without a kubelet."""
+"""``autoclave acquire`` and ``release``: take GPUs for a job, on a node without a kubelet, and give them back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, job_progress, options, service_call
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from scrubber.core import views
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -14,7 +16,7 @@ from autoclave.cli import ENVIRONMENT, document, human, job_progress, options, s
 @options.owner("Who the GPUs are for, such as a job id.")
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
+def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
     """Take clean GPUs for a job, on a node without a kubelet.
 
     Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
@@ -23,7 +25,7 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     gets its present grants, and the GPUs are not scrubbed again. The owner is shown by status, explain and history,
     and in the receipt of the scrub after the job. Nobody verifies it.
     """
-    devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(gpus)).devices)
+    devices = service_call.ask(run_dir, lambda admin: service_call.find(admin, gpus))
     grants = service_call.ask_for_devices(
         run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
     )
@@ -33,5 +35,40 @@ def command(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     for grant in grants:
         proof = f"receipt {grant.receipt}" if grant.receipt else "not proven clean, because the policy mode is observe"
         to = f" to {owner}" if owner else ""
-        text = f"GPU {devices[grant.device].name} ({grant.device}) is granted{to}: grant {grant.grant}, {proof}"
-        click.echo(human.printable(text))
+        gpu = f"GPU {devices[grant.device].name} ({grant.device})"
+        human.say(f"{gpu} is granted{to}: grant {grant.grant}, {proof}")
+
+
+@click.command(context_settings=ENVIRONMENT)
+@options.gpus
+@options.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
+@options.output("text", "json", "yaml")
+@options.run_dir
+def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
+    """Give back the GPUs of a job that has ended.
+
+    The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
+    left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
+    neither granted nor in use stays as it is, and is no failure.
+    """
+    if not gpus and owner is None:
+        raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")
+
+    def named(names: Sequence[str]) -> dict[str, views.DeviceStatus]:
+        return service_call.ask(run_dir, lambda admin: service_call.find(admin, names))
+
+    devices = named(gpus) if gpus else {}
+    released = service_call.ask_for_devices(
+        run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
+    )
+    if not gpus and released:
+        devices = named(sorted(released))
+    if not devices:
+        human.warn(f"no GPU was acquired for {owner}, so nothing was given back")
+    if output != "text":
+        items = ({**document.gpu(it), "released": uuid in released} for uuid, it in devices.items())
+        document.emit(document.listing("Release", items), output)
+        return
+    for uuid, it in devices.items():
+        said = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
+        human.say(f"GPU {it.name} ({uuid}) {said}")

@@ -1,16 +1,38 @@
-"""``autoclave cdi``: writes the CDI specification that lets container runtimes find GPUs by UUID."""
+"""``autoclave cdi``: writes the CDI specification that lets container runtimes find GPUs by UUID.
+
+It is the one that NVIDIA's ``nvidia-ctk`` generates, in a file of our own. Container runtimes give out no device that
+two files of one directory name. So the file leaves out each device that another specification of the node names, and
+is removed when no device is left.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, LATE, cdi_file, human, options
+from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
+from autoclave.doctor.base import CdiSpec
+from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
-from scrubber.ground import paths
-from scrubber.ground.documents import units
-from scrubber.ground.errors import NotReady
+from scrubber.ground import paths, private_files
+from scrubber.ground.errors import FatalError, NotReady, Reason, Refused
+
+NAME = "autoclave-nvidia.json"
+ALL = "all"  # the device that nvidia-ctk adds: all the others
+_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/nvidia/toolkit")
+_NOT_FOUND = 127  # exit status of chroot, and of a shell
+_KILLED_WITHIN = 5.0
+_MESSAGE = re.compile(r'msg="(.*)"$')  # in a line of its log
+_LONGEST = 400  # characters of a program's message
+_READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes it
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -21,23 +43,18 @@ from scrubber.ground.errors import NotReady
     default=paths.CDI_DIRS,
     help="A directory that container runtimes read; can be repeated. The first one gets the file.",
 )
-@click.option("--cdi-kind", default=hardware.KIND, metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.cdi_kind
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
-@click.option(
-    "--driver-root",
-    type=options.PATH,
-    default="/",
-    help="The root of the driver on the host: /run/nvidia/driver with a driver container.",
-)
+@options.path("--driver-root", "/", "The root of the driver on the host: /run/nvidia/driver with a driver container.")
 @click.option(
     "--timeout",
-    type=options.Parsed("duration", units.parse_duration),
+    type=DURATION,
     default="1m",
     help="How long nvidia-ctk may take.",
 )
-def command(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: Path, timeout: float) -> int:
+def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: Path, timeout: float) -> int:
     """Write the CDI specification of this node's GPUs, with nvidia-ctk.
 
     Container runtimes find a GPU by its name there. This runs `nvidia-ctk cdi generate` of the host, checks that it
@@ -45,15 +62,149 @@ def command(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_ro
     names, because a runtime refuses a GPU that two files name. Run it again after each driver update.
     """
     directories = tuple(dict.fromkeys(directory.resolve() for directory in cdi_dir))
-    file = directories[0] / cdi_file.NAME
-    elsewhere = cdi_file.others(file, directories)
+    file = directories[0] / NAME
+    elsewhere = _others(file, directories)
     for spec in elsewhere:
         if spec.fault is not None:
-            click.echo(human.printable(f"autoclave: cannot use {spec.path}: {spec.fault.text}"), err=True)
+            human.warn(f"cannot use {spec.path}: {spec.fault.text}")
     try:
-        made = cdi_file.Generator(host_root, driver_root, timeout).generate(cdi_kind)
+        made = _generated(cdi_kind, host_root, driver_root, timeout)
     except NotReady as late:
-        click.echo(f"autoclave: {late}", err=True)
+        human.warn(str(late))
         return LATE
-    click.echo(human.printable(cdi_file.write(file, made, elsewhere)))
+    human.say(_write(file, made, elsewhere))
     return DONE
+
+
+def _generated(kind: str, root: Path, driver_root: Path, within: float) -> dict[str, Any]:
+    """A specification that names each device by its UUID. Refused or NotReady if there is none.
+
+    nvidia-ctk runs in ``root``, the host's root directory, and ``driver_root`` is a path in it.
+    """
+    said = _run(_command(kind, driver_root), root, (*_PLACES, str(driver_root / "usr/bin")), within)
+    if fault := _fault(container_toolkit.specification("", said), kind):
+        raise _refused(f"cannot use the output of nvidia-ctk: {fault}")
+    made: dict[str, Any] = json.loads(said)
+    return made
+
+
+def _run(command: Sequence[str], root: Path, places: Sequence[str], within: float) -> str:
+    """What nvidia-ctk prints, from the first of the places that has it."""
+    places = tuple(dict.fromkeys(places))
+    inside = () if root == Path("/") else ("chroot", str(root))
+    try:
+        process = subprocess.Popen(
+            (*inside, *command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # its children join its group and can be killed with it
+            env={"PATH": ":".join(places), "LC_ALL": "C", "TMPDIR": "/tmp"},  # noqa: S108 - it must write there
+        )
+    except OSError as error:
+        raise _refused(_failure(_NOT_FOUND, str(error.strerror), places)) from error
+    try:
+        said, why = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        raise _late(process, within) from None
+    if process.returncode:
+        raise _refused(_failure(process.returncode, why.decode(errors="replace"), places))
+    return said.decode(errors="replace")
+
+
+def _uuids(spec: CdiSpec) -> frozenset[str]:
+    """The devices that a specification names by UUID."""
+    return frozenset(name for name in spec.names if name.startswith(hardware.BY_UUID))
+
+
+def _fault(spec: CdiSpec, kind: str) -> str:
+    """Why the specification cannot be used, and what to do. Empty: it names each device by UUID."""
+    update = "update NVIDIA's container toolkit"
+    if spec.fault is not None:
+        return f"{spec.fault.text}; {update}"
+    if spec.kind != kind:
+        return f"it is of the kind {spec.kind}; {update}"
+    if not spec.names - {ALL}:
+        return "it names no GPU; see whether `nvidia-smi -L` shows one"
+    unnamed = sorted(spec.names - {ALL} - _uuids(spec))
+    return f"it names {', '.join(unnamed)}, and not by UUID; {update}" if unnamed else ""
+
+
+def _command(kind: str, driver_root: Path) -> list[str]:
+    """The flags that differ from the defaults only: old versions do not know all of them."""
+    words = ["nvidia-ctk", "cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
+    if driver_root != Path("/"):
+        words.append(f"--driver-root={driver_root}")
+    if kind != hardware.KIND:
+        vendor, _, name = kind.partition("/")
+        words += [f"--vendor={vendor}", f"--class={name}"]
+    return words
+
+
+def _failure(status: int, why: str, places: Iterable[str]) -> str:
+    last = (why.strip().splitlines() or ["it said nothing"])[-1]  # before it, what nvidia-ctk tried
+    logged = _MESSAGE.search(last)
+    said = (logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
+    if status == _NOT_FOUND:
+        remedy = (
+            "install NVIDIA's container toolkit there, or write the specification yourself (without `cdi.generate`)"
+        )
+        return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {said}; {remedy}"
+    return f"nvidia-ctk failed with status {status}: {said}; nothing was written"
+
+
+def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:
+    os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
+    try:
+        process.communicate(timeout=_KILLED_WITHIN)
+    except subprocess.TimeoutExpired:
+        what = f"and cannot be killed (pid {process.pid}): reboot the node"
+    else:
+        what = "and was killed: see whether `nvidia-smi -L` answers on the node"
+    return NotReady(Reason.TIMED_OUT, f"nvidia-ctk did not end within {within:g} s {what}")
+
+
+def _refused(message: str) -> Refused:
+    return Refused(Reason.VENDOR, message)
+
+
+def _others(file: Path, directories: Iterable[Path]) -> tuple[CdiSpec, ...]:
+    """The specifications that container runtimes read, but for this file."""
+    found = (spec for directory in directories for spec in container_toolkit.specifications(directory))
+    return tuple(spec for spec in found if spec.path != str(file))
+
+
+def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) -> str:
+    """Have the file name each device that no other specification names. Returns a sentence about what was done."""
+    same = [spec for spec in elsewhere if spec.kind == made["kind"]]
+    taken = frozenset(name for spec in same for name in spec.names)
+    left = [device for device in made["devices"] if device["name"] not in taken]
+    count = sum(device["name"] != ALL for device in left)
+    try:
+        if not count:
+            return _give_way(file, sorted(spec.path for spec in same if _uuids(spec)))
+        what = f"it names {count} {'device' if count == 1 else 'devices'} by UUID"
+        return f"{file} {'is new' if _replaced(file, {**made, 'devices': left}) else 'has not changed'}: {what}"
+    except OSError as error:
+        remedy = "name a directory that this user can write with --cdi-dir"
+        raise FatalError(f"cannot write {file}: {error.strerror}; {remedy}") from error
+
+
+def _give_way(file: Path, named_by: Sequence[str]) -> str:
+    was_there = file.is_file()
+    file.unlink(missing_ok=True)
+    done = f"removed {file}" if was_there else "wrote nothing"
+    remedy = "generate that again after each driver update, or remove it and run this again"
+    return f"{done}: each GPU is named by UUID in {', '.join(named_by)} already; {remedy}"
+
+
+def _replaced(file: Path, document: Mapping[str, Any]) -> bool:
+    """Whether the file had to change. A runtime never reads half of it."""
+    text = json.dumps(document, indent=1) + "\n"
+    if safe_read.text(file) == text:
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with private_files.beside(file, text.encode()) as new:
+        new.chmod(_READABLE)
+        new.replace(file)
+    return True

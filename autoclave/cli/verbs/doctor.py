@@ -10,9 +10,9 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, NOT_CLEAN, document, options, service_call, table
+from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
 from autoclave.doctor import gathering
-from autoclave.doctor.base import Finding, Level, printable
+from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings import roster
 from scrubber.core import views
 from scrubber.ground import paths
@@ -80,11 +80,11 @@ class Chosen(TypedDict):
 )
 @click.option(
     "--wait",
-    type=options.Parsed("duration", units.parse_duration),
+    type=DURATION,
     default="0s",
     help="While a finding is broken, check again for this time and report changes.",
 )
-def command(
+def doctor(
     output: str,
     run_dir: Path,
     kubelet_dir: Path,
@@ -112,10 +112,10 @@ def command(
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)
     if not findings:
-        click.echo("autoclave: nothing was checked: no finding is left, which counts as broken", err=True)
+        human.warn("nothing was checked: no finding is left, which counts as broken")
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
-        click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
+        human.warn(f"{broken} of {len(findings)} findings are broken; each names its remedy")
     return NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
@@ -129,7 +129,7 @@ def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait
             return findings
         if findings != printed and output == "table":
             _print(findings, output)
-            click.echo(f"autoclave: checking again for at most {units.format_duration(wait)}", err=True)
+            human.warn(f"checking again for at most {units.format_duration(wait)}")
         printed = findings
         time.sleep(min(AGAIN, max(0.0, until - time.monotonic())))
 
@@ -144,7 +144,12 @@ def _print(findings: Sequence[Finding], output: str) -> None:
 def report(findings: Sequence[Finding]) -> dict[str, object]:
     """The stable JSON form: the overall level and every finding."""
     items = [
-        {"name": it.name, "level": it.level.value, "text": printable(it.text), "remedy": printable(it.remedy)}
+        {
+            "name": it.name,
+            "level": it.level.value,
+            "text": human.printable(it.text),
+            "remedy": human.printable(it.remedy),
+        }
         for it in findings
     ]
     return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
@@ -153,7 +158,7 @@ def report(findings: Sequence[Finding]) -> dict[str, object]:
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
     """One row for each finding. The remedy is in the last column, the only one that wraps."""
     sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
-    return [[it.level.value, it.name, printable(text)] for it, text in zip(findings, sentences, strict=True)]
+    return [[it.level.value, it.name, text] for it, text in zip(findings, sentences, strict=True)]
 
 
 def _status(run_dir: Path) -> views.Status:

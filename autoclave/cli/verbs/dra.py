@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from autoclave.cli.verbs.plugin import node_name
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
-from scrubber.ground import log, paths
+from scrubber.ground import log
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -23,22 +24,17 @@ from scrubber.ground import log, paths
     metavar="DOMAIN",
     help="Name of the driver in ResourceClaims.",
 )
-@click.option(
+@options.path(
     "--vendor-registry-dir",
-    type=options.PATH,
-    default=None,
-    help="Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
+    None,
+    "Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
 @options.cdi_dir
 @node_name
-@click.option(
-    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
-)
-@click.option(
-    "--plugins-dir", type=options.PATH, default=config.PLUGINS_DIR, help="The kubelet's directory of plugins."
-)
-@click.option("--registry-dir", type=options.PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
-@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.service_dir
+@options.path("--plugins-dir", config.PLUGINS_DIR, "The kubelet's directory of plugins.")
+@options.path("--registry-dir", config.REGISTRY_DIR, "The kubelet's plugin registry.")
+@options.cdi_kind
 @click.option(
     "--clean-within",
     type=click.FloatRange(min=0, max=40),
@@ -54,7 +50,7 @@ from scrubber.ground import log, paths
 @options.metrics_address
 @options.log_level
 @options.log_format
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def dra(driver_name: str, node_name: str, cdi_dir: tuple[Path, ...], **flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the DRA driver of this node.
 
     Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
@@ -63,23 +59,13 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
     1.34, and credentials for the API server: a service account, or a file that KUBECONFIG names. Do not run it beside
     `autoclave plugin` on one node. Logs go to stderr.
     """
-    vendor = flags["vendor_registry_dir"]
     chosen = config.DraConfig(
-        driver=flags["driver_name"] or (config.VENDOR_DRIVER if vendor else config.DRIVER),
-        vendor_registry_dir=vendor,
-        cdi_dirs=flags["cdi_dir"],
-        plugins_dir=flags["plugins_dir"],
-        registry_dir=flags["registry_dir"],
-        run_dir=flags["run_dir"],
-        cluster=ReportChoice(Reports.ON, flags["node_name"]),
-        cdi_kind=flags["cdi_kind"],
-        clean_within=flags["clean_within"],
-        claim_status=flags["claim_status"],
-        metrics_address=flags["metrics_address"],
+        driver=driver_name or (config.VENDOR_DRIVER if flags["vendor_registry_dir"] else config.DRIVER),
+        cdi_dirs=cdi_dir,
+        cluster=ReportChoice(Reports.ON, node_name),
         version=__version__,
         instance=secrets.token_hex(4),
-        log_level=flags["log_level"],
-        log_format=flags["log_format"],
+        **flags,
     )
     log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
     return app.run(chosen)

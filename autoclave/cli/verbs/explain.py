@@ -24,7 +24,7 @@ from scrubber.ground.errors import Unreachable
 @options.output("text", "json", "yaml")
 @options.run_dir
 @options.state_dir
-def command(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
+def explain(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
     """Explain why a GPU is in its state, and what to do.
 
     If the service does not answer, this is about the last state in the ledger in --state-dir, and stderr says so.
@@ -41,7 +41,7 @@ def command(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
         file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
         explanation, about = file.explain(gpu), {"from_file": str(file.path)}
     if output == "text":
-        click.echo("\n".join(map(human.printable, story(explanation, service, time.time()))))
+        human.say(*story(explanation, service, time.time()))
     else:
         document.emit(document.single("Explanation", document.explanation(explanation) | about), output)
 

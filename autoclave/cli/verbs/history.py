@@ -11,7 +11,7 @@ from typing import Unpack
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, status_view, table
+from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
 from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
@@ -30,13 +30,13 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
 @click.option(
     "--since",
-    type=options.Parsed("time", human.since),
+    type=Parsed("time", human.since),
     default=0.0,
     show_default=False,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
 @click.option(
-    "--until", type=options.Parsed("time", human.since), default=0.0, show_default=False,
+    "--until", type=Parsed("time", human.since), default=0.0, show_default=False,
     help="Until when, as in --since.",
 )  # fmt: skip
 @click.option("-n", "--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
@@ -50,7 +50,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 @options.state_dir
-def command(  # noqa: PLR0913, PLR0917 - its flags
+def history(  # noqa: PLR0913, PLR0917 - its flags
     gpu: str,
     since: float,
     limit: int,
@@ -91,7 +91,7 @@ def command(  # noqa: PLR0913, PLR0917 - its flags
 
     def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
         if said := left_out(kept, since, limit if len(entries) > limit else None, steps=steps):
-            click.echo(f"autoclave: {said}", err=True)
+            human.warn(said)
         return entries[-limit:]
 
     try:
@@ -130,17 +130,17 @@ async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines,
     reachable = True
     while True:
         try:
-            status = await admin.status([gpu] if gpu else (), newer_than=seen, wait=status_view.QUIET)
+            status = await admin.status([gpu] if gpu else (), newer_than=seen, wait=service_call.QUIET)
             if status.service.ledger_rows < seen:
-                click.echo("autoclave: a new ledger was begun", err=True)
+                human.warn("a new ledger was begun")
                 seen = 0
             which["after"] = seen
             entries = await admin.history(gpu, limit=EVERY, **which)
         except (Unreachable, NotReady):
             if reachable:
-                click.echo(f"autoclave: {status_view.UNREACHABLE}", err=True)
+                human.warn(service_call.RETRYING)
             reachable = False
-            await asyncio.sleep(status_view.RETRY)
+            await asyncio.sleep(service_call.RETRY)
             continue
         reachable = True
         lines(entries)

@@ -15,11 +15,11 @@ file = click.argument("file", required=False, type=click.Path(dir_okay=False, pa
 
 
 @click.group()
-def command() -> None:
+def ledger() -> None:
     """Check or export the ledger, with or without a running service."""
 
 
-@command.command(context_settings=ENVIRONMENT)
+@ledger.command(context_settings=ENVIRONMENT)
 @options.output("text", "json", "yaml")
 @file
 @options.state_dir
@@ -34,19 +34,16 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
     elif found.broken is None:
-        click.echo(human.printable(f"{path} is intact: {_rows(found)}"))
+        human.say(f"{path} is intact: {_rows(found)}")
     for name in found.set_aside:
-        click.echo(
-            human.printable(f"autoclave: a damaged ledger was set aside before: {path.with_name(name)}"), err=True
-        )
+        human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if found.broken is None:
         return 0
-    text = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; before it, {_rows(found, ' intact')}"
-    click.echo(human.printable(text), err=True)
+    human.warn(f"cannot trust the ledger {path}: {found.broken.why}; before it, {_rows(found, ' intact')}")
     return 1
 
 
-@command.command(context_settings=ENVIRONMENT)
+@ledger.command(context_settings=ENVIRONMENT)
 @file
 @options.state_dir
 def export(file: Path | None, state_dir: Path) -> None:

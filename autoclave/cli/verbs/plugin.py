@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli import ENVIRONMENT, Parsed, options
 from plugin import app, config, response
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
@@ -19,16 +19,12 @@ from scrubber import __version__
 from scrubber.ground import log, paths
 
 
-class _Strategies(click.ParamType[Any]):
+def _strategies(text: str) -> tuple[response.Strategy, ...]:
     """One or more strategies. The flag can be repeated, and one value can list several, separated by commas."""
-
-    name = "strategy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        try:
-            return response.strategies(re.split(r"[\s,]+", value.strip())) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    try:
+        return response.strategies(re.split(r"[\s,]+", text.strip()))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 node_name = click.option(
@@ -42,24 +38,20 @@ node_name = click.option(
 
 
 @click.command(context_settings=ENVIRONMENT)
-@click.option("--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
-@click.option(
-    "--run-dir", type=options.PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service."
-)
+@options.path("--kubelet-dir", paths.KUBELET_DIR, "Directory with kubelet.sock.")
+@options.service_dir
 @click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")
 @click.option(
     "--strategy",
-    type=_Strategies(),
+    type=Parsed("strategy", _strategies),
     multiple=True,
     default=["cdi-cri"],
     metavar="|".join(it.value for it in response.Strategy),
     help="How containers get their devices; several are separated by commas.",
 )
-@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
+@options.cdi_kind
 @click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
-@click.option(
-    "--driver-root", type=options.PATH, default="/", help="The host directory with the driver's device nodes."
-)
+@options.path("--driver-root", "/", "The host directory with the driver's device nodes.")
 @click.option("--mig-strategy", type=options.Words(MigStrategy), default="none", help="How MIG devices are offered.")
 @click.option(
     "--cluster-reports",
@@ -69,11 +61,10 @@ node_name = click.option(
 )
 @node_name
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
-@click.option(
+@options.path(
     "--vendor-dir",
-    type=options.PATH,
-    default=None,
-    help="Stand in front of a vendor's device plugin, which registers at kubelet.sock in this directory.",
+    None,
+    "Stand in front of a vendor's device plugin, which registers at kubelet.sock in this directory.",
 )
 @options.cdi_dir
 @click.option(
@@ -85,7 +76,7 @@ node_name = click.option(
 @options.log_level
 @options.log_format
 @options.file
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the device plugin of this node.
 
     Offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets a GPU. With

@@ -16,11 +16,11 @@ from scrubber.ground.errors import FatalError
 
 
 @click.group()
-def command() -> None:
+def policy() -> None:
     """Check and show policies, and name the one that applies to a GPU."""
 
 
-@command.command(context_settings=ENVIRONMENT)
+@policy.command(context_settings=ENVIRONMENT)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_policies)
 @options.output("text", "json", "yaml")
 def check(files: tuple[str, ...], output: str) -> int:
@@ -38,7 +38,7 @@ def check(files: tuple[str, ...], output: str) -> int:
             click.echo("\n".join(human.printable(str(fault)) for fault in found.faults), err=True)
         elif output == "text":
             rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
-            click.echo(human.printable(f"{file}: policy {found.name} is valid, {rules}"))
+            human.say(f"{file}: policy {found.name} is valid, {rules}")
     return WRONG_USAGE if any(isinstance(found, DocumentError) for found in checked.values()) else DONE
 
 
@@ -63,7 +63,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
 
 
-@command.command(context_settings=ENVIRONMENT)
+@policy.command(context_settings=ENVIRONMENT)
 @click.argument("name", shell_complete=_names)
 def show(name: str) -> None:
     """Print a shipped policy with its comments, as a start for your own."""
@@ -72,7 +72,7 @@ def show(name: str) -> None:
     click.echo(load.read_shipped(name), nl=False)
 
 
-@command.command(context_settings=ENVIRONMENT)
+@policy.command(context_settings=ENVIRONMENT)
 @options.gpu
 @options.output("text", "json", "yaml")
 @options.run_dir
@@ -81,15 +81,13 @@ def which(gpu: str, output: str, run_dir: Path) -> None:
     found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
     device = found.device
     if output == "text":
-        click.echo(human.printable(f"GPU {device.name} ({device.device}): {found.policy_why}"))
+        human.say(f"GPU {device.name} ({device.device}): {found.policy_why}")
         return
-    about = {"device": device.device, "index": device.index, "slice": device.slice}
-    document.emit(
-        document.single("PolicyMatch", {**about, "rule": device.policy_rule, "why": found.policy_why}), output
-    )
+    why = {"rule": device.policy_rule, "why": found.policy_why}
+    document.emit(document.single("PolicyMatch", document.gpu(device) | why), output)
 
 
-@command.command("schema", context_settings=ENVIRONMENT)
+@policy.command("schema", context_settings=ENVIRONMENT)
 def show_schema() -> None:
     """Print the JSON Schema of policy files, for editors."""
     click.echo(load.schema(), nl=False)

@@ -1,15 +1,38 @@
-"""``autoclave scrub``: scrub GPUs now, or join the jobs that run, and wait for the proof."""
+"""``autoclave scrub``, ``quarantine`` and ``reinstate``: scrub GPUs and wait for the proof, or take GPUs out.
+
+Progress and reasons go to stderr, results to stdout. A device without a result is not clean.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, job_progress, options
+from autoclave.cli import (
+    DONE,
+    DURATION,
+    ENVIRONMENT,
+    LATE,
+    LEFT_ALONE,
+    NOT_CLEAN,
+    UNREACHABLE,
+    document,
+    human,
+    options,
+    service_call,
+    table,
+    worst,
+)
 from scrubber.api import client
-from scrubber.ground.documents import units
+from scrubber.core import views
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
 
 class How(TypedDict):
@@ -23,7 +46,7 @@ class How(TypedDict):
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
-@click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
+@options.every
 @click.option(
     "--path",
     type=click.Choice(["fast", "slow", "reset"]),
@@ -31,13 +54,11 @@ class How(TypedDict):
     " A scrub that runs on a less thorough path is cancelled and begun anew.",
 )
 @click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
-@click.option(
-    "--timeout", type=options.Parsed("duration", units.parse_duration), help="Stop waiting after this time, as in 90s."
-)
+@click.option("--timeout", type=DURATION, help="Stop waiting after this time, as in 90s.")
 @options.quiet
 @options.output("table", "json", "yaml")
 @options.run_dir
-def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how: Unpack[How]) -> int:
+def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how: Unpack[How]) -> int:
     """Scrub GPUs now and prove them clean.
 
     A GPU that is in use is not touched. Ctrl-C and --timeout end the waiting, not the scrub. Exit code 1 when a GPU is
@@ -46,11 +67,164 @@ def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **ho
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all, not both")
 
-    async def scrub(admin: client.AdminClient) -> int:
-        # Resolve the names first, so that a wrong name starts no scrub.
-        devices = job_progress.named((await admin.status(gpus)).devices)
-        stream = admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
-        results = await job_progress.follow(stream, devices, quiet=how["quiet"])
-        return job_progress.report(results, devices, output)
+    def stream(admin: client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
+        return admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
 
-    return job_progress.wait(run_dir, scrub)
+    return _carry_out(run_dir, gpus, stream, output, quiet=how["quiet"])
+
+
+@click.command(context_settings=ENVIRONMENT)
+@options.needed_gpus
+@click.option("--reason", required=True, help="Why; shown by status and explain.")
+@options.output("text", "json", "yaml")
+@options.run_dir
+def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -> int:
+    """Quarantine GPUs until they are reinstated.
+
+    A GPU that is granted or in use is reported unhealthy at once and quarantined when it is released. Its pod goes on.
+    If a GPU cannot be quarantined, the others are all the same.
+    """
+
+    async def quarantine(admin: client.AdminClient) -> int:
+        named = (await admin.status(gpus)).devices  # first, so that a wrong name quarantines no GPU
+        done, codes = [], []
+        for it in named:
+            try:
+                done.append(await admin.quarantine(it.device, reason, service_call.asker()))
+            except InvalidRequest:  # the reason: it is wrong for each of them
+                raise
+            except AutoclaveError as error:
+                human.warn(f"cannot quarantine GPU {it.name}: {error.message}")
+                codes.append(UNREACHABLE if isinstance(error, Unreachable) else NOT_CLEAN)
+        if output != "text":
+            document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
+        else:
+            for it in done:
+                human.say(f"GPU {it.name} ({it.device}) is {it.state}: {table.note(it)}")
+        return worst(codes)
+
+    return service_call.ask(run_dir, quarantine)
+
+
+@click.command(context_settings=ENVIRONMENT)
+@options.needed_gpus
+@click.option("--reason", default="", show_default=False, help="Why; stored in the ledger.")
+@click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
+@click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")
+@options.quiet
+@options.output("table", "json", "yaml")
+@options.run_dir
+def reinstate(
+    gpus: tuple[str, ...], reason: str, without_scrub: bool, i_know: bool, quiet: bool, output: str, run_dir: Path
+) -> int:
+    """End the quarantine of GPUs with a scrub and a self-test.
+
+    The scrub takes the slow path, or the path reset if the fault asks for a reset.
+
+    If the scrub of a GPU does not pass, the GPU stays quarantined and the exit code is 1. A GPU that is not quarantined
+    is left as it is, and the exit code is 4.
+
+    With --without-scrub the quarantine ends at once, without a reset and without a test. The ledger stores who asked
+    for it. The GPU is dirty then: it is cleared and read back before it is handed out.
+    """
+    if without_scrub and not (i_know and reason):
+        raise click.UsageError("--without-scrub needs --i-know and --reason: no test shows that the GPU is healthy")
+    if i_know and not without_scrub:
+        raise click.UsageError("--i-know needs --without-scrub")
+
+    def stream(admin: client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
+        return admin.reinstate(gpus, reason, service_call.asker(), without_evidence=without_scrub)
+
+    return _carry_out(run_dir, gpus, stream, output, quiet=quiet)
+
+
+Devices = Mapping[str, views.DeviceStatus]
+Results = dict[str, views.ScrubProgress]
+MISSING = views.ScrubResult(
+    clean=False, state="unknown", why="the service sent no result", reason=Reason.INTERNAL.value
+)
+OVERDUE = views.ScrubResult(
+    clean=False,
+    state="scrubbing",
+    why="--timeout ended the waiting; the scrub goes on",
+    reason=Reason.TIMED_OUT.value,
+    running=True,
+)
+
+
+def _carry_out(
+    run_dir: Path,
+    gpus: Sequence[str],
+    stream: Callable[[client.AdminClient], AsyncIterator[views.ScrubProgress]],
+    output: str,
+    *,
+    quiet: bool,
+) -> int:
+    """Start the scrubs, follow them to their end, and print the results. After Ctrl-C, say that they go on."""
+
+    async def work(admin: client.AdminClient) -> int:
+        devices = await service_call.find(admin, gpus)  # first, so that a wrong name starts no scrub
+        return report(await follow(stream(admin), devices, quiet=quiet), devices, output)
+
+    try:
+        return service_call.ask(run_dir, work)
+    except KeyboardInterrupt:
+        human.warn("no longer waiting; the scrub goes on, `autoclave status` shows it")
+        raise
+
+
+async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *, quiet: bool = False) -> Results:
+    """The last message of each device, also if a time limit ends the stream. Shows the progress meanwhile."""
+    results = {device: views.ScrubProgress(device, "", result=MISSING) for device in devices}
+    try:
+        with _shown(devices, quiet=quiet) as show:
+            async for message in stream:
+                show(message)
+                results[message.device] = message if message.result else replace(message, result=MISSING)
+    except NotReady as error:
+        if error.reason is not Reason.TIMED_OUT:
+            raise
+        return {uuid: replace(it, result=OVERDUE) if it.result is MISSING else it for uuid, it in results.items()}
+    return results
+
+
+def report(results: Results, devices: Devices, output: str) -> int:
+    """Print the results and return the exit code."""
+    ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
+    if output == "table":
+        table.show(table.RESULTS, table.results([it for it, _ in ordered], devices))
+    else:
+        items = (
+            {**document.gpu(devices[it.device]), "job": it.job, **document.fields(result)} for it, result in ordered
+        )
+        document.emit(document.listing("ScrubResult", items), output)
+    for it, result in ordered:
+        if _code(result) != DONE:
+            human.warn(f"GPU {_refusal(result, devices[it.device].name)}")
+    return worst(_code(result) for _, result in ordered)
+
+
+def _code(result: views.ScrubResult) -> int:
+    if result is OVERDUE:
+        return LATE
+    if result.left_alone:
+        return LEFT_ALONE
+    return DONE if result.clean or result.running else NOT_CLEAN
+
+
+def _refusal(result: views.ScrubResult, name: str) -> str:
+    why = result.why or result.reason or result.state
+    if result.left_alone:
+        return f"{name} is {result.state} and left as it is: {why}"
+    if result is OVERDUE:
+        return f"{name} is not clean yet: {why}, `autoclave status {name}` shows it"
+    return f"{name} is not clean: {why}; `autoclave explain {name}` shows the history"
+
+
+@contextmanager
+def _shown(devices: Devices, *, quiet: bool) -> Iterator[Callable[[views.ScrubProgress], None]]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with importlib.import_module("autoclave.cli.terminal").progress(devices) as show:
+        yield show

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from policies.model import check_namespace
 from scrubber import config, daemon
 from scrubber.ground import paths, request_limits, unix_sockets
@@ -45,33 +45,24 @@ def _memory(text: str) -> int:
 @click.option("--backend", type=options.Words(config.BackendChoice), default="auto", help="Which kind of GPUs.")
 @click.option(
     "--policy",
-    type=options.Parsed("text", _policy),
+    type=Parsed("text", _policy),
     default="default",
     metavar="NAME|FILE",
     shell_complete=options.complete_policies,
     help="The policy.",
 )
-@click.option("--state-dir", type=options.PATH, default=paths.STATE_DIR, help="Directory for the ledger.")
+@options.path("--state-dir", paths.STATE_DIR, "Directory for the ledger.")
 @click.option("--run-dir", type=_RunDir(), default=paths.RUN_DIR, help="Directory for the sockets.")
-@click.option(
-    "--kubelet-dir", type=options.PATH, default=paths.KUBELET_DIR, help="The kubelet's device plugin directory."
-)
-@click.option(
-    "--pod-logs-dir",
-    type=options.PATH,
-    default=paths.POD_LOGS_DIR,
-    help="The kubelet's podLogsDir, for the names of pods.",
-)
+@options.path("--kubelet-dir", paths.KUBELET_DIR, "The kubelet's device plugin directory.")
+@options.path("--pod-logs-dir", paths.POD_LOGS_DIR, "The kubelet's podLogsDir, for the names of pods.")
 @click.option(
     "--operator-namespace",
-    type=options.Parsed("namespace", check_namespace),
+    type=Parsed("namespace", check_namespace),
     multiple=True,
     metavar="NAMESPACE",
     help="A namespace of NVIDIA's operator or drivers, beside those of the policy; may be repeated.",
 )
-@click.option(
-    "--host-root", type=options.PATH, default="/", help="Where the host's /dev, /proc/driver, /sys and /var are."
-)
+@options.path("--host-root", "/", "Where the host's /dev, /proc/driver, /sys and /var are.")
 @click.option(
     "--sight",
     type=options.Words(config.SightMode),
@@ -83,7 +74,7 @@ def _memory(text: str) -> int:
     help="How many events of the ledger to keep beside those of the latest scrubs.",
 )  # fmt: skip
 @click.option(
-    "--evidence-age", type=options.Parsed("duration", units.parse_duration), default="400d",
+    "--evidence-age", type=DURATION, default="400d",
     help="How long to keep them.",
 )  # fmt: skip
 @click.option(
@@ -98,7 +89,7 @@ def _memory(text: str) -> int:
 )
 @click.option(
     "--simulated-memory",
-    type=options.Parsed("size", _memory),
+    type=Parsed("size", _memory),
     default="64MiB",
     metavar="SIZE",
     help="Memory of a new simulated GPU.",
@@ -116,17 +107,12 @@ def _memory(text: str) -> int:
     show_default="none",
     help="The program autoclave-gate: install it, so that the container runtime asks before it creates a container.",
 )
-@click.option(
-    "--gate-cdi-dir",
-    type=options.PATH,
-    default=paths.CDI_DIRS[0],
-    help="Where to write the CDI specification of the create gate.",
-)
+@options.path("--gate-cdi-dir", paths.CDI_DIRS[0], "Where to write the CDI specification of the create gate.")
 @options.metrics_address
 @options.log_level
 @options.log_format
 @options.file
-def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def scrubber(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the scrub service of this node.
 
     Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Logs go to stderr.

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from autoclave.cli import ENVIRONMENT, human, options, service_call
+from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service_call
 from policies.hardware import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
 from scrubber.devices.simulated import chip, drills, layout, tenants
@@ -25,6 +25,11 @@ class DrillTarget:
     root: Path
     uuid: str
     index: int
+
+    @property
+    def healed(self) -> str:
+        """How the fault ends."""
+        return f"`autoclave simulate heal {self.index}` ends it"
 
 
 def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
@@ -53,8 +58,7 @@ def _match_name(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
     raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
 
 
-DURATION = options.Parsed("duration", units.parse_duration)
-SIZE = options.Parsed("size", units.parse_size)
+SIZE = Parsed("size", units.parse_size)
 SECRET = "the last tenant was here"  # noqa: S105 - no secret, only text for a scrub to find
 
 simulated_dir = click.option(
@@ -66,7 +70,7 @@ secret = click.option("--secret", default=SECRET, help="Text to write into the m
 
 
 @click.group()
-def command() -> None:
+def simulate() -> None:
     """Inject faults and processes on simulated GPUs.
 
     The service is not told. It has to find out by itself, as with real GPUs.
@@ -79,10 +83,10 @@ def drill(act: Callable[..., str]) -> click.Command:
     @functools.wraps(act)
     def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
         target = find_target(gpu, simulated_dir, run_dir)
-        click.echo(human.printable(f"GPU {target.index}: {act(target, **extra)}"))
+        human.say(f"GPU {target.index}: {act(target, **extra)}")
 
     verb = options.gpu(simulated_dir(options.run_dir(run)))
-    return command.command(act.__name__.replace("_", "-"), context_settings=ENVIRONMENT)(verb)
+    return simulate.command(act.__name__.replace("_", "-"), context_settings=ENVIRONMENT)(verb)
 
 
 @drill
@@ -153,18 +157,28 @@ def remap(target: DrillTarget, failed: bool) -> str:
     )
 
 
-@drill
-def lost(target: DrillTarget) -> str:
-    """Make the GPU fall off the bus."""
-    drills.lose(target.root, target.uuid)
-    return f"the GPU fell off the bus; {_healed_by(target)}"
+def _fault(name: str, about: str, act: Callable[[Path, str], None], said: str) -> None:
+    """A drill without flags that lasts until it is healed."""
+
+    def run(target: DrillTarget) -> str:
+        act(target.root, target.uuid)
+        return f"{said}; {target.healed}"
+
+    run.__name__, run.__doc__ = name, about
+    drill(run)
 
 
-@drill
-def hang(target: DrillTarget) -> str:
-    """Make driver calls for the GPU hang."""
-    drills.hang(target.root, target.uuid)
-    return f"driver calls for the GPU hang; {_healed_by(target)}"
+_fault("lost", "Make the GPU fall off the bus.", drills.lose, "the GPU fell off the bus")
+_fault("hang", "Make driver calls for the GPU hang.", drills.hang, "driver calls for the GPU hang")
+_fault("stall-clears", "Make clears stall.", drills.stall_clears, "clears stall")
+_fault(
+    "skip-clears", "Make clears report success and write nothing.", drills.skip_clears,
+    "clears report success and write nothing",
+)  # fmt: skip
+_fault(
+    "skip-scratch", "Make scratch overwrite nothing and report success.", drills.skip_scratch,
+    "scratch reports success and overwrites nothing",
+)  # fmt: skip
 
 
 @drill
@@ -173,7 +187,7 @@ def hang(target: DrillTarget) -> str:
 def reset_fails(target: DrillTarget, how: str, duration: float) -> str:
     """Make resets refuse, fail, or take long."""
     drills.break_reset(target.root, target.uuid, layout.Resetting(how), duration)
-    return f"resets {'fail' if how == 'fails' else f'are {how}'}; {_healed_by(target)}"
+    return f"resets {'fail' if how == 'fails' else f'are {how}'}; {target.healed}"
 
 
 @drill
@@ -182,28 +196,7 @@ def reset_fails(target: DrillTarget, how: str, duration: float) -> str:
 def bad_memory(target: DrillTarget, offset: int, bit: int) -> str:
     """Make one bit of the memory stick at one."""
     drills.bad_memory(target.root, target.uuid, offset, bit)
-    return f"bit {bit} of byte {offset} is stuck at one; {_healed_by(target)}"
-
-
-@drill
-def stall_clears(target: DrillTarget) -> str:
-    """Make clears stall."""
-    drills.stall_clears(target.root, target.uuid)
-    return f"clears stall; {_healed_by(target)}"
-
-
-@drill
-def skip_clears(target: DrillTarget) -> str:
-    """Make clears report success and write nothing."""
-    drills.skip_clears(target.root, target.uuid)
-    return f"clears report success and write nothing; {_healed_by(target)}"
-
-
-@drill
-def skip_scratch(target: DrillTarget) -> str:
-    """Make scratch overwrite nothing and report success."""
-    drills.skip_scratch(target.root, target.uuid)
-    return f"scratch reports success and overwrites nothing; {_healed_by(target)}"
+    return f"bit {bit} of byte {offset} is stuck at one; {target.healed}"
 
 
 @drill
@@ -211,7 +204,7 @@ def skip_scratch(target: DrillTarget) -> str:
 def bad_compute(target: DrillTarget, unit: int) -> str:
     """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)
-    return f"unit {unit} computes wrong results; {_healed_by(target)}"
+    return f"unit {unit} computes wrong results; {target.healed}"
 
 
 @drill
@@ -223,7 +216,7 @@ def sign(target: DrillTarget, kind: str, detail: str) -> str:
     The policy (quarantine.signs) says whether the sign leads to a quarantine.
     """
     drills.sign(target.root, target.uuid, AilmentKind(kind), detail)
-    return f"the GPU reports {kind}: {detail}; {_healed_by(target)}"
+    return f"the GPU reports {kind}: {detail}; {target.healed}"
 
 
 @drill
@@ -242,7 +235,7 @@ def heat(target: DrillTarget, celsius: int) -> str:
     Metrics show it, and no policy acts on it: a policy acts on `simulate sign GPU heat`.
     """
     drills.heat(target.root, target.uuid, celsius)
-    return f"the GPU reports {celsius} degrees Celsius; {_healed_by(target)}"
+    return f"the GPU reports {celsius} degrees Celsius; {target.healed}"
 
 
 @drill
@@ -250,7 +243,3 @@ def heal(target: DrillTarget) -> str:
     """Remove every injected fault. Counters and processes stay."""
     drills.heal(target.root, target.uuid)
     return "no injected fault is left"
-
-
-def _healed_by(target: DrillTarget) -> str:
-    return f"`autoclave simulate heal {target.index}` ends it"

@@ -1,13 +1,262 @@
-"""``autoclave status``: the state of each GPU, once or live."""
+"""``autoclave status``: which GPUs, in which order, as a table or a document, once or live.
+
+The live view of ``--watch`` is drawn in place on a terminal. Elsewhere it is one table for each change. It survives a
+restart of the service.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, status_view, table
+from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.ground.errors import NotReady, Unreachable
+
+_NAME = re.compile(r"\d+(:\d+)?")
+_WILD = re.compile(r"[*?\[]")
+_COMMA = re.compile(r",(?![^()]*\))")  # not between parentheses
+_TERM = re.compile(r"(\w+)(?:\s*(==?|!=)\s*([^=!(),]+)|\s+(in|notin)\s*\(([^()]+)\))")
+
+
+def _has_model(device: views.DeviceStatus, value: str) -> bool:
+    """Without a wildcard, whole words of the model are enough: H100, but not H200 for a GH200."""
+    if _WILD.search(value):
+        return fnmatchcase(device.model, value)
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", device.model, re.IGNORECASE) is not None
+
+
+KEYS: Mapping[str, Callable[[views.DeviceStatus, str], bool]] = {
+    "index": lambda device, value: value in {device.name, str(device.index)},
+    "model": _has_model,
+    "resource": lambda device, value: fnmatchcase(device.resource, value),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition of a selector: the key has one of the values, or none of them."""
+
+    key: str
+    values: tuple[str, ...]
+    wanted: bool
+
+    def fits(self, device: views.DeviceStatus) -> bool:
+        """Whether the condition holds for the device."""
+        return any(KEYS[self.key](device, value) for value in self.values) is self.wanted
+
+
+def selector(text: str) -> tuple[Term, ...]:
+    """Parse ``model=H100,index notin (0,3)``, the form of kubectl's selectors. All conditions must hold.
+
+    An empty text has no condition.
+    """
+    return tuple(_term(part.strip()) for part in _COMMA.split(text) if text.strip())
+
+
+def _term(text: str) -> Term:
+    match = _TERM.fullmatch(text)
+    keys = ", ".join(KEYS)
+    if match is None:
+        raise ValueError(f"expected KEY=VALUE, KEY!=VALUE, KEY in (A,B) or KEY notin (A,B); the keys are {keys}")
+    key, sign, value, word, several = match.groups()
+    if key not in KEYS:
+        raise ValueError(f"{key} is no key of a selector; the keys are {keys}")
+    values = tuple(it.strip() for it in (value or several).split(","))
+    if not all(values):
+        raise ValueError(f"a value of {key} is missing")
+    if key == "index" and (wrong := [it for it in values if not _NAME.fullmatch(it)]):
+        raise ValueError(f"{wrong[0]} is no index; an index is a number, or GPU:SLICE for a MIG slice")
+    return Term(key, values, wanted=(sign or word) in {"=", "==", "in"})
+
+
+def in_trouble(device: views.DeviceStatus) -> bool:
+    """Whether the device is unhealthy, and not only because of a scrub."""
+    return not device.healthy and (device.quarantine is not None or device.job is None)
+
+
+def _trouble(device: views.DeviceStatus) -> tuple[int, int]:
+    """Quarantined GPUs, then others in trouble, then those that are unhealthy only because of a scrub."""
+    if in_trouble(device):
+        return (0 if device.quarantine is not None else 1), 0
+    return (3, 0) if device.healthy or device.job is None else (2, device.job.queue_place or 0)
+
+
+ORDERS: Mapping[str, Callable[[views.DeviceStatus], Any]] = {
+    "trouble": _trouble,
+    "gpu": lambda _: 0,
+    "state": lambda device: device.state,
+    "for": lambda device: -device.since,
+    "memory": lambda device: device.memory_bytes,
+    "pci": lambda device: device.pci_address,
+    "owner": lambda device: device.pod or device.owner,
+    "model": lambda device: device.model,
+}
+"""What ``--sort-by`` can name. GPUs that are equal keep their order: the service sorts by index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The filters of ``status``, and its order."""
+
+    states: frozenset[str] = frozenset()  # empty: any state
+    unhealthy: bool = False
+    terms: tuple[Term, ...] = ()
+    order: str = "gpu"
+
+    def of(self, devices: Sequence[views.DeviceStatus]) -> tuple[views.DeviceStatus, ...]:
+        """The devices that pass all filters, in order."""
+        return tuple(sorted(filter(self._wants, devices), key=ORDERS[self.order]))
+
+    def _wants(self, device: views.DeviceStatus) -> bool:
+        return (
+            (not self.states or device.state in self.states)
+            and not (self.unhealthy and device.healthy)
+            and all(term.fits(device) for term in self.terms)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What ``autoclave status`` shows, and how. ``output`` is table, wide, json or yaml, or the columns to show."""
+
+    selection: Selection
+    output: str | document.Columns
+    headers: bool = True
+
+
+def for_people(output: str | document.Columns) -> bool:
+    """Whether the output is a table that a person reads on a terminal."""
+    return output in {"table", "wide"} and sys.stdout.isatty()
+
+
+def show(status: views.Status, form: Form) -> None:
+    """Print a status on stdout."""
+    devices = form.selection.of(status.devices)
+    if form.output in {"json", "yaml"}:
+        document.emit(as_document(replace(status, devices=devices)), str(form.output))
+        return
+    if not devices and status.devices:
+        human.warn("no GPU matches")
+        return
+    table.show(*cells(devices, form))
+    if for_people(form.output) and form.headers:
+        click.echo(table.summary(devices, len(status.devices)))
+
+
+def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Headers and rows. Without headers, the first are empty."""
+    now = time.time()
+    match form.output:
+        case document.Columns() as columns:
+            headers, rows = columns.headers, columns.cells(devices)
+        case "wide":
+            headers, rows = table.WIDE, table.wide(devices, now)
+        case _:
+            headers, rows = table.STATUS, table.status(devices, now)
+    return headers if form.headers else (), rows
+
+
+def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str]) -> table.Page:
+    """What a screen shows of these devices, of ``total`` ones."""
+
+    def below(shown: int) -> Iterator[str]:
+        yield table.summary(devices, total)
+        if shown < len(devices):
+            yield f"below the end of the screen: {table.summary(devices[shown:], len(devices) - shown)}"
+
+    urgent = sum(1 for _ in takewhile(in_trouble, devices))
+    return table.Page(*cells(devices, form), urgent, below, notes)
+
+
+def as_document(status: views.Status) -> dict[str, object]:
+    """The stable JSON form: the devices and the service."""
+    devices = document.listing("DeviceStatus", map(document.fields, status.devices))
+    return {**devices, "service": document.fields(status.service)}
+
+
+def faults(service: views.ServiceStatus) -> tuple[str, ...]:
+    """The faults of the service itself."""
+    ledger = f"the service cannot write the ledger, so it hands out no GPU: {service.ledger_fault}"
+    policy = f"the newest policy is not in force; the service still uses the old one: {service.policy_fault}"
+    aside = (
+        f"a damaged ledger, with its quarantines, was set aside as {name}: read it with `autoclave ledger export`,"
+        " then move it to another place"
+        for name in service.set_aside
+    )
+    return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []), *aside)
+
+
+TICK = 1.0  # seconds between two updates on a terminal, where ages and progress change without an event
+
+
+async def follow(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+    """Show the status until the user stops it."""
+    if for_people(form.output):
+        await _live(admin, gpus, form)
+    else:
+        await _print(admin, gpus, form)
+
+
+async def _live(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+    devices: tuple[views.DeviceStatus, ...] = ()
+    total = 0
+    with importlib.import_module("autoclave.cli.terminal").view() as show:
+        async for answer in _answers(admin, gpus, TICK):
+            if answer:
+                devices, total = form.selection.of(answer.devices), len(answer.devices)
+            notes = faults(answer.service) if answer else (service_call.RETRYING,)
+            show(page(devices, total, form, notes))
+
+
+async def _print(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+    shown: tuple[views.DeviceStatus, ...] | None = None
+    unreachable = False
+    async for answer in _answers(admin, gpus, service_call.QUIET):
+        if answer is None:
+            if not unreachable:
+                human.warn(service_call.RETRYING)
+            unreachable = True
+            continue
+        unreachable = False
+        stable = tuple(map(_without_progress, form.selection.of(answer.devices)))
+        if stable != shown:
+            show(answer, form)
+            sys.stdout.flush()
+        shown = stable
+
+
+async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) -> AsyncIterator[views.Status | None]:
+    """Each new status; None while the service cannot be reached. The first request must succeed."""
+    answer: views.Status | None = await admin.status(gpus)
+    while True:
+        yield answer
+        try:
+            seen = answer.service.ledger_rows if answer else 0
+            answer = await admin.status(gpus, newer_than=seen, wait=wait if answer else 0.0)
+        except (Unreachable, NotReady):
+            answer = None
+            await asyncio.sleep(service_call.RETRY)
+
+
+def _without_progress(device: views.DeviceStatus) -> views.DeviceStatus:
+    """The device without the fields that change all the time. A change of the rest prints a new table."""
+    job = replace(device.job, done_bytes=0, total_bytes=0, queue_place=None) if device.job else None
+    quarantine = replace(device.quarantine, next_probe_seconds=None) if device.quarantine else None
+    return replace(device, job=job, quarantine=quarantine)
+
 
 CHOICES = ("table", "wide", "json", "yaml", document.CUSTOM_COLUMNS)
 
@@ -29,7 +278,7 @@ class Filters(TypedDict):
 
     state: tuple[str, ...]
     unhealthy: bool
-    selector: tuple[status_view.Term, ...] | None
+    selector: tuple[Term, ...] | None
     sort_by: str | None
 
 
@@ -45,12 +294,12 @@ class Filters(TypedDict):
 @click.option(
     "-l",
     "--selector",
-    type=options.Parsed("selector", status_view.selector),
+    type=Parsed("selector", selector),
     help="Only GPUs that fit, as in model=H100,index!=3 or 'index in (0,1)'. Keys: index, model, resource.",
 )
 @click.option(
     "--sort-by",
-    type=click.Choice(list(status_view.ORDERS)),
+    type=click.Choice(list(ORDERS)),
     help="The order; by default trouble for a table on a terminal, gpu elsewhere.",
 )
 @click.option(
@@ -64,7 +313,7 @@ class Filters(TypedDict):
 @click.option("--no-headers", is_flag=True, help="Print a table without headers and without the line of totals.")
 @click.option("-w", "--watch", is_flag=True, help="Keep running and show every change.")
 @options.run_dir
-def command(
+def status(
     gpus: tuple[str, ...],
     output: str | document.Columns,
     no_headers: bool,
@@ -76,13 +325,13 @@ def command(
 
     On a terminal, the table begins with the GPUs in trouble and ends with a line of totals. A pipe gets neither.
     """
-    order = filters["sort_by"] or ("trouble" if status_view.for_people(output) else "gpu")
-    chosen = status_view.Selection(frozenset(filters["state"]), filters["unhealthy"], filters["selector"] or (), order)
-    form = status_view.Form(chosen, output, headers=not no_headers)
+    order = filters["sort_by"] or ("trouble" if for_people(output) else "gpu")
+    chosen = Selection(frozenset(filters["state"]), filters["unhealthy"], filters["selector"] or (), order)
+    form = Form(chosen, output, headers=not no_headers)
     if watch:
-        service_call.ask(run_dir, lambda admin: status_view.watch(admin, gpus, form))
+        service_call.ask(run_dir, lambda admin: follow(admin, gpus, form))
         return
     status = service_call.ask(run_dir, lambda admin: admin.status(gpus))
-    status_view.show(status, form)
-    for fault in status_view.faults(status.service):
-        click.echo(f"autoclave: {human.printable(fault)}", err=True)
+    show(status, form)
+    for fault in faults(status.service):
+        human.warn(fault)

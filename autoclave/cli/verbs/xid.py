@@ -53,7 +53,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 )
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
+def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
     """Explain a driver error code, and what this node does about it.
 
     Without CODE, lists all codes of the catalogue: what the policy does, what NVIDIA asks for, and the meaning. The
@@ -68,7 +68,7 @@ def command(code: int | None, policy: str | None, output: str, run_dir: Path) ->
     elif code is None:
         table.show(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
     else:
-        click.echo("\n".join(map(human.printable, _story(code, chosen))))
+        human.say(*_story(code, chosen))
 
 
 def _named(policy: str) -> XidPolicy:

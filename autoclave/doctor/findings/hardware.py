@@ -23,7 +23,7 @@ _ZERO = re.compile(r"(0[xX]?0*)?")
 
 
 def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    driver = facts.posture.driver
+    driver = facts.driver
     if not facts.guards_nvidia:
         if isinstance(driver, str):
             text = f"the NVIDIA driver is loaded ({driver}), but the scrub service uses another backend"
@@ -36,7 +36,7 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
         remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
         yield base.unseen("driver", text, driver, remedy)
         return
-    installed = facts.posture.libraries
+    installed = facts.libraries
     if installed and driver not in installed:
         text = f"the loaded driver is {driver}, but the installed driver library is {', '.join(installed)}"
         yield base.broken("driver", text, "reboot the node, or unload the driver and load the new one")
@@ -46,7 +46,7 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
-    name, options = "scrub-on-free", facts.posture.options
+    name, options = "scrub-on-free", facts.options
     if not _driver_loaded(facts):
         return
     if isinstance(options, base.CheckFault):
@@ -112,7 +112,7 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     if facts.status is None:
-        here = facts.posture.cupy
+        here = facts.cupy
         doubt = f"for {here.path}, which runs this check; the scrub service does not say which Python it uses"
         lacks, cupy, loaded = here.lacks, here.cupy, f"installed {doubt}"
         why = f"CuPy is not installed {doubt}"
@@ -120,7 +120,7 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         service = facts.status.service
         lacks, cupy, loaded = service.lacks, service.cupy, "loaded for the service"
         why = f"the scrub service cannot overwrite memory, so it hands out no GPU: {lacks or 'CuPy is not loaded yet'}"
-    driver = facts.posture.driver if isinstance(facts.posture.driver, str) else ""
+    driver = facts.driver if isinstance(facts.driver, str) else ""
     works = nvidia_advice.extras(driver)
     if lacks:
         yield base.broken("cupy", why, _install(works, driver))
@@ -157,7 +157,7 @@ def _install(works: tuple[str, ...], driver: str) -> str:
 def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _driver_loaded(facts):
         return
-    nodes = facts.posture.numa_gpus
+    nodes = facts.numa_gpus
     if isinstance(nodes, base.CheckFault):
         text = "cannot tell whether the memory of a GPU is a NUMA node of this host"
         yield base.unseen("coherent-memory", text, nodes, HOST_ROOT)
@@ -171,7 +171,7 @@ def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _driver_loaded(facts):
         return
-    signs = facts.posture.shared_with_guests
+    signs = facts.shared_with_guests
     if isinstance(signs, base.CheckFault):
         yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
     elif signs:
@@ -184,9 +184,9 @@ def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    if not facts.guards_nvidia or facts.posture.sees_all is False:  # ``pid-namespace`` then says why
+    if not facts.guards_nvidia or facts.sees_all is False:  # ``pid-namespace`` then says why
         return
-    found = facts.posture.mps
+    found = facts.mps
     if isinstance(found, base.CheckFault):
         yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
     elif found:
@@ -200,7 +200,7 @@ def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _driver_loaded(facts):
         return
-    there = facts.posture.persistenced
+    there = facts.persistenced
     remedy = "start nvidia-persistenced"
     if isinstance(there, base.CheckFault):
         text = "cannot tell whether nvidia-persistenced runs"
@@ -215,7 +215,7 @@ def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
-    name, toolkit = "container-toolkit", facts.posture.toolkit
+    name, toolkit = "container-toolkit", facts.toolkit
     found = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
     yield from found
     if toolkit.configs and not found:
@@ -252,11 +252,11 @@ def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not (facts.cdi_kind or facts.guards_nvidia):
         return
     kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
-    faults = [(spec.path, spec.fault) for spec in facts.posture.cdi if spec.fault is not None]
+    faults = [(spec.path, spec.fault) for spec in facts.cdi if spec.fault is not None]
     for path, fault in faults:
         yield base.unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", base.Level.WARNING)
-    named = frozenset(name for spec in facts.posture.cdi if spec.kind == kind for name in spec.names)
-    lack, twice = _unnamed(facts, named), _named_twice(facts.posture.cdi, kind)
+    named = frozenset(name for spec in facts.cdi if spec.kind == kind for name in spec.names)
+    lack, twice = _unnamed(facts, named), _named_twice(facts.cdi, kind)
     for files, name in twice.items():
         text = f"{' and '.join(files)} both name {name}, and container runtimes then refuse it"
         yield base.Finding("cdi", level, text, "remove one of these files")
@@ -327,7 +327,7 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
         yield "a Tesla T4 has no function-level reset", _REBOOTS
     if _VGPU.search(device.model):
         yield "it is a vGPU, which only its host can reset", _REBOOTS
-    holders = facts.posture.openers.get(device.device)
+    holders = facts.openers.get(device.device)
     if holders is None:
         yield "the processes that have it open cannot be found", "run the doctor as root, where it sees all processes"
         return
@@ -349,10 +349,10 @@ _AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
 
 def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Memory that one tenant can change, or read, for another, whatever a scrub does."""
-    if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.posture.amdgpu):
+    if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.amdgpu):
         kernel = (int(found[1]), int(found[2]), int(found[3] or 0))
         if _AMD_FROM <= kernel < _AMD_UNTIL:
-            text = f"AMD's GPU driver of kernel {facts.posture.amdgpu} may hand out the bytes of another process"
+            text = f"AMD's GPU driver of kernel {facts.amdgpu} may hand out the bytes of another process"
             remedy = "use kernel 6.15.9, 6.16 or later, or one with that fix; Autoclave does not guard AMD GPUs"
             yield base.warning("amdgpu", text, remedy)
     if not facts.guards_nvidia or facts.status is None:
@@ -366,7 +366,7 @@ def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 def _driver_loaded(facts: base.NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
-    return facts.guards_nvidia and isinstance(facts.posture.driver, str)
+    return facts.guards_nvidia and isinstance(facts.driver, str)
 
 
 CHECKS = (_driver, _cupy, _scrub_on_free, _coherent, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)

@@ -1,10 +1,19 @@
-"""Checks of the kubelet, its checkpoint and the plugin."""
+"""Checks of the create gate, the kubelet, its checkpoint and the plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from autoclave.doctor import base
+from scrubber.core import views
+from scrubber.core.model import State
+
+GATE = "create-gate"
+AGAIN = "restart `autoclave scrubber`, which installs it"
+SWITCH_ON = (
+    "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
+    "later have it on), and let it read the directory of --gate-cdi-dir"
+)
 
 GATES = {
     "DRADeviceTaints": "unhealthy devices are left out of the slice, without a reason",
@@ -13,6 +22,50 @@ GATES = {
 
 GATES_SINCE = "1.36"
 OTHER_DIRECTORY = "name the kubelet's directory with --kubelet-dir, or mount it here"
+
+
+def _create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    if facts.status is None:  # ``service`` says why
+        return
+    gate = facts.create_gate
+    if gate is None:
+        yield base.ok(GATE, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
+    else:
+        faults = tuple(_faults(gate, facts.status))
+        yield from faults or (_asked(gate, facts.status),)
+
+
+def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Finding]:
+    """Why containers with GPUs are not created, or are created without a question."""
+    file = status.service.gate_specification
+    if isinstance(gate.covered, base.CheckFault):
+        yield base.unseen(GATE, f"cannot use {file}", gate.covered, AGAIN)
+        return
+    if missing := sorted({device.device for device in status.devices} - gate.covered):
+        yield base.broken(GATE, f"{file} does not name {', '.join(missing)}", AGAIN)
+    for program, fault in gate.programs.items():
+        if fault is not None:
+            text = f"no container with a GPU is created, because {program} does not run"
+            yield base.unseen(GATE, text, fault, f"{AGAIN}; or choose a --state-dir that is not mounted noexec")
+    for path, fault in gate.sockets.items():
+        if fault is not None:
+            text = f"no container with a GPU is created, because there is no answer at {path}"
+            yield base.unseen(GATE, text, fault, "restart `autoclave scrubber`")
+
+
+def _asked(gate: base.CreateGate, status: views.Status) -> base.Finding:
+    """Whether the container runtime asks. Before the first container with a GPU nobody can know."""
+    if gate.asked:
+        return base.ok(GATE, "the create gate is in force: the container runtime has asked since the boot")
+    since = status.service.started
+    used = [it.name for it in status.devices if it.state == State.IN_USE.value and it.since > since]
+    if gate.without_cdi:
+        text = f"the container runtime does not ask the create gate: {gate.without_cdi} has enable_cdi = false"
+        return base.warning(GATE, text, SWITCH_ON)
+    if used:
+        text = f"GPU {', '.join(used)} is in use, and the container runtime has not asked the create gate"
+        return base.warning(GATE, text, SWITCH_ON)
+    return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 
 def _kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -38,8 +91,8 @@ def _kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None:
         return
-    fault = facts.checkpoint.fault
-    if fault is None:
+    fault = facts.checkpoint
+    if not isinstance(fault, base.CheckFault):
         yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
     elif fault.absent:
         text = "the kubelet has no checkpoint yet; without it, no container starts on a GPU"
@@ -56,9 +109,11 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Two pods on one device: the kubelet can forget an allocation in progress (kubernetes/kubernetes#137534)."""
-    if facts.kubelet_dir.fault is not None or facts.checkpoint.fault is not None:
+    if facts.kubelet_dir.fault is not None or isinstance(facts.checkpoint, base.CheckFault):
         return
-    double = [(device, pods) for device, pods in _ours(facts) if len(pods) > 1]
+    # Other resources may share an id. While our devices are not known, all entries count.
+    known = facts.checkpoint.keys() if facts.status is None else {it.device for it in facts.status.devices}
+    double = [(device, pods) for device, pods in facts.checkpoint.items() if device in known and len(pods) > 1]
     for device, pods in sorted(double):
         text = f"the kubelet gave {device} to several pods at once: {', '.join(sorted(pods))}"
         yield base.broken(
@@ -68,14 +123,6 @@ def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
         )
     if not double:
         yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
-
-
-def _ours(facts: base.NodeFacts) -> Iterator[tuple[str, frozenset[str]]]:
-    """The entries of our devices, or all entries while our devices are not known. Other resources may share an id."""
-    known = None if facts.status is None else {it.device for it in facts.status.devices}
-    for device, pods in facts.checkpoint.owners.items():
-        if known is None or device in known:
-            yield device, pods
 
 
 def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -108,21 +155,23 @@ def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001
 
 
 def _feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    it = facts.slices
-    if it is None:
+    missing = facts.missing_gates
+    if missing is None:
         return
-    if it.fault:
+    if isinstance(missing, base.CheckFault):
         remedy = "run it with the credentials and the NODE_NAME of `autoclave dra`, such as in its pod"
-        yield base.warning("feature-gates", f"cannot ask the API server what it keeps of a slice: {it.fault}", remedy)
+        yield base.warning(
+            "feature-gates", f"cannot ask the API server what it keeps of a slice: {missing.text}", remedy
+        )
         return
     for gate, effect in GATES.items():
-        if gate in it.missing:
+        if gate in missing:
             text = f"the feature gate {gate} is off: {effect}"
             yield base.warning(
                 "feature-gates", text, f"switch it on; it is on by default since Kubernetes {GATES_SINCE}"
             )
-    if not it.missing:
+    if not missing:
         yield base.ok("feature-gates", "the API server keeps all fields of a ResourceSlice that the DRA driver writes")
 
 
-CHECKS = (_kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin, _feature_gates)
+CHECKS = (_create_gate, _kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin, _feature_gates)

@@ -21,7 +21,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver silently leaves out processes of other PID namespaces: an empty list would prove nothing."""
     if not facts.guards_nvidia:
         return
-    name, service, here = "pid-namespace", facts.posture.service, facts.posture.sees_all
+    name, service, here = "pid-namespace", facts.process, facts.sees_all
     if isinstance(service, base.Process):
         if service.sees_all:
             yield base.ok(name, "the scrub service sees every process of this node")
@@ -41,7 +41,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    service = facts.posture.service
+    service = facts.process
     if not facts.guards_nvidia or isinstance(service, base.CheckFault):  # ``service`` or ``pid-namespace`` says why
         return
     remedy = "run it as root, and let it keep CAP_{} (in a pod: securityContext.capabilities.add)"
@@ -71,7 +71,7 @@ LOSSES = {
 def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
-    versions = facts.posture.cgroups
+    versions = facts.cgroups
     if isinstance(versions, base.CheckFault):
         text = "cannot tell which container a process belongs to"
         yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
@@ -85,7 +85,7 @@ def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver reports errors in two ways. Only the kernel's log has those from before the service started."""
     if not facts.guards_nvidia:
         return
-    name, fault = "kernel-log", facts.posture.kernel_log
+    name, fault = "kernel-log", facts.kernel_log
     if fault is None:
         yield base.ok(name, "the kernel log can be read: the driver reports XIDs and SXids there")
         return
@@ -107,7 +107,7 @@ def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    room = facts.posture.room
+    room = facts.room
     if facts.status is None or room is None:
         return
     place = facts.status.service.state_dir
@@ -132,7 +132,7 @@ def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None:
         return
     path = facts.kubelet_dir.path
-    if facts.posture.kubelet_dir_writable or any(socket.fault is None for socket in facts.plugin.found):
+    if facts.kubelet_dir_writable or any(socket.fault is None for socket in facts.plugin.found):
         yield base.ok("plugin-dir", f"the plugin can make its sockets in {path}")
     else:
         text = f"this check cannot write to {path}, where the plugin makes its sockets"
@@ -143,11 +143,11 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
     if facts.kubelet_dir.fault is not None:
         return
-    if facts.posture.in_front:
-        text = f"a vendor's plugin registers at {facts.posture.in_front}; /readyz of the plugin says whether it has"
+    if facts.in_front:
+        text = f"a vendor's plugin registers at {facts.in_front}; /readyz of the plugin says whether it has"
         yield base.ok("rival-plugin", text)
         return
-    sockets = facts.posture.rivals
+    sockets = facts.rivals
     if sockets.fault is not None:
         text = f"cannot tell whether another plugin serves in {sockets.directory}"
         yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's directory with --kubelet-dir")
@@ -170,7 +170,7 @@ REMOVE_OTHER = (
 
 def _other_names(facts: base.NodeFacts) -> Iterator[str]:
     """Our devices that the kubelet knows under several names: a plugin with time-slicing registers such names."""
-    registered = facts.posture.registered
+    registered = facts.registered
     if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
         return
     names: dict[str, set[str]] = defaultdict(set)

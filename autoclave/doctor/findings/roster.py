@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autoclave.doctor.base import Finding, Level, NodeFacts
-from autoclave.doctor.findings import create_gate, hardware, kubelet, node, service
+from autoclave.doctor.findings import hardware, kubelet, node, service
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     *service.CHECKS,
     *hardware.CHECKS,
     *node.CHECKS,
-    *create_gate.CHECKS,
     *kubelet.CHECKS,
 )
 

@@ -2,14 +2,14 @@
 
 import pytest
 
+from autoclave.doctor import gathering
 from autoclave.doctor.base import CheckFault
-from autoclave.doctor.facts import kubelet_devices
 from demo.standins import checkpoint
 
 
 def test_each_resource_has_its_devices(tmp_path):
     checkpoint.write(tmp_path, [], {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/port": []})
-    assert kubelet_devices.devices(tmp_path) == {
+    assert gathering._registered(tmp_path) == {
         "nvidia.com/gpu": frozenset({"GPU-1", "GPU-2"}),
         "example.com/port": frozenset(),
     }
@@ -17,9 +17,9 @@ def test_each_resource_has_its_devices(tmp_path):
 
 def test_null_for_an_empty_list_is_read_as_empty(tmp_path):
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": null}}')
-    assert kubelet_devices.devices(tmp_path) == {}
+    assert gathering._registered(tmp_path) == {}
     (tmp_path / checkpoint.NAME).write_text('{"Data": {"RegisteredDevices": {"a.b/c": null}}}')
-    assert kubelet_devices.devices(tmp_path) == {"a.b/c": frozenset()}
+    assert gathering._registered(tmp_path) == {"a.b/c": frozenset()}
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_null_for_an_empty_list_is_read_as_empty(tmp_path):
 )  # fmt: skip
 def test_an_invalid_checkpoint_names_no_devices(tmp_path, text):
     (tmp_path / checkpoint.NAME).write_text(text)
-    assert isinstance(kubelet_devices.devices(tmp_path), CheckFault)
+    assert isinstance(gathering._registered(tmp_path), CheckFault)
 
 
 def test_a_checkpoint_that_is_not_there_is_absent(tmp_path):
-    found = kubelet_devices.devices(tmp_path)
+    found = gathering._registered(tmp_path)
     assert isinstance(found, CheckFault)
     assert found.absent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.cli import cdi_file
+from autoclave.cli.verbs import cdi
 from tests import host_root
 from tests.host_root import BY_UUID, HostRoot, specification
 
@@ -101,7 +101,7 @@ def test_a_failure_is_reported_with_its_words(node):
 
 
 def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):
-    monkeypatch.setattr(cdi_file, "_PLACES", ("/usr/local/sbin", f"{node.root}/usr/sbin"))  # not this machine's
+    monkeypatch.setattr(cdi, "_PLACES", ("/usr/local/sbin", f"{node.root}/usr/sbin"))  # not this machine's
     (node.root / "usr/bin/nvidia-ctk").unlink()
     for flags in ((), ("--host-root=/",)):
         run = node.write("--driver-root=/run/nvidia/driver", *flags)

@@ -1,10 +1,11 @@
-"""``autoclave version``: the version of this command, and of the service if it answers."""
+"""``autoclave version`` and ``completion``: about the command itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
 from scrubber import __version__
@@ -17,7 +18,7 @@ PATIENCE = 2.0  # seconds: the version of the command is known without the servi
 @click.command(context_settings=ENVIRONMENT)
 @options.output("text", "json", "yaml")
 @options.run_dir
-def command(output: str, run_dir: Path) -> None:
+def version(output: str, run_dir: Path) -> None:
     """Show the version of this command and of the running service.
 
     Exit code 0 also when no service answers.
@@ -32,11 +33,28 @@ def command(output: str, run_dir: Path) -> None:
         about = {"version": service.version, "started": human.iso(service.started)} if service else None
         document.emit(document.single("Version", {"client": __version__, "service": about, "why": why}), output)
         return
-    click.echo(f"client   {__version__}")
+    human.say(f"client   {__version__}")
     if service is None:
-        click.echo("service  not known")
-        click.echo(human.printable(f"autoclave: {why}"), err=True)
+        human.say("service  not known")
+        human.warn(why)
         return
-    click.echo(human.printable(f"service  {service.version}, since {human.local(service.started)}"))
+    human.say(f"service  {service.version}, since {human.local(service.started)}")
     if service.version != __version__:
-        click.echo("autoclave: the service has another version than this command: restart the older one", err=True)
+        human.warn("the service has another version than this command: restart the older one")
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+
+@click.command(context_settings=ENVIRONMENT)
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    It completes verbs, flags, GPU names and names of shipped policies.
+
+    For bash: eval "$(autoclave completion bash)" in ~/.bashrc.
+    """
+    found = SHELLS[shell](ctx.find_root().command, {}, "autoclave", "_AUTOCLAVE_COMPLETE")
+    click.echo(found.source_template % found.source_vars())
