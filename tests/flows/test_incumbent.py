@@ -101,14 +101,6 @@ async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
     assert (await node.kubelet.run(node.pod("both", gpus=2))).phase is Phase.FAILED
 
 
-async def test_gpus_that_fall_sick_together_are_all_unhealthy(build):
-    node = await build(3)
-    for uuid in node.stage.uuids:
-        drills.xid(node.stage.simulated, uuid, FATAL)
-    for uuid in node.stage.uuids:
-        await node.health(uuid, "Unhealthy")
-
-
 @pytest.mark.parametrize("fault", ["unreadable", "xids"])
 async def test_a_driver_that_fails_or_floods_takes_out_one_gpu(node, fault):
     bad, good = node.stage.uuids

@@ -36,7 +36,6 @@ OBSERVE = brisk("mode: observe", "evict: {leftovers: wait}")  # what the shipped
 ROOT = Path(__file__).parents[2]
 GPUS = 3
 WAITS = Timing()  # of a real kubelet
-A_MOMENT = 0.5  # seconds in which something that must not happen would have happened
 
 
 async def refused(node: Node, why: str) -> None:
@@ -197,20 +196,6 @@ async def test_there_after_observe_gpus_are_proven_when_their_pods_end(before):
     await node.clean(late)
 
 
-async def test_there_after_observe_idle_pods_start_on_scrubbed_gpus(before):
-    """Whose a GPU is shows by who is on it: whoever was not on it since our service came has to wait for a scrub."""
-    node, theirs = await before(gpus=1)
-    pod = await node.run("crashed")
-    uuid = node.gpu(pod)
-    await node.kubelet.exit_container(pod, "main")
-    await node.stage.start()
-    await switch(node, theirs)
-    node.rule(BRISK)
-    await node.clean(uuid)
-    assert (await node.kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
-    assert (asked(node, uuid), await node.scrubs(uuid)) == (["Allocate", "PreStartContainer"], 1)
-
-
 # -- and back
 
 
@@ -254,17 +239,6 @@ async def test_back_their_plugin_hands_out_what_ours_has_quarantined(node, their
 # -- what the how-to warns of
 
 
-async def test_r1_their_plugin_that_came_too_early_must_register_again(node, theirs):
-    it = await theirs(node)
-    assert await node.stage.plugin.end(signal.SIGTERM) == 0
-    await node.offered(0)
-    with pytest.raises(TimeoutError):
-        await node.kubelet.until(lambda: node.kubelet.allocatable[RESOURCE], A_MOMENT)
-    await refused(node, "no healthy devices present")
-    assert await it.stop() == 0
-    await theirs(node)
-
-
 async def test_r1_ours_that_came_too_early_registers_again_by_itself(before):
     node, theirs = await before()
     pod = await node.run("train")
@@ -279,39 +253,6 @@ async def test_r1_ours_that_came_too_early_registers_again_by_itself(before):
     mine = sockets.endpoint(RESOURCE)
     assert registered(node) == [SOCKET, mine, mine]
     assert (seen(node, pod), asked(node, node.gpu(pod))) == (was, ["Allocate"])
-
-
-async def test_a_kubelet_restart_in_the_gap_loses_pods_not_running(before):
-    node, theirs = await before()
-    pod, fallen = await node.run("train"), await node.run("fallen")
-    was, uuid = seen(node, pod), node.gpu(fallen)
-    await node.stage.start()
-    assert await theirs.stop() == 0
-    await node.kubelet.exit_container(fallen, "main")
-    await node.kubelet.kill()
-    await node.kubelet.start()
-    assert await node.kubelet.readmit() == [fallen]
-    assert (fallen.phase, "no healthy devices present" in fallen.message) == (Phase.FAILED, True)
-    await enter(node)
-    assert seen(node, pod) == was
-    node.rule(BRISK)
-    await node.clean(uuid)
-
-
-async def test_x33_after_minutes_without_plugin_restarts_wait_for_ours(before):
-    """The five minutes are shorter here."""
-    node, theirs = await before(timing=Timing(stopped_grace=0.1))
-    pod, fallen = await node.run("train"), await node.run("fallen")
-    was, left = seen(node, pod), node.memory(node.gpu(fallen))
-    assert await theirs.stop() == 0
-    await node.kubelet.until(lambda: node.kubelet.capacity == {RESOURCE: 0})
-    assert "endpoint not found" in (await node.kubelet.restart_container(fallen, "main")).message
-    await refused(node, "cannot allocate unregistered device")
-    await node.stage.start()
-    await enter(node)
-    assert await node.kubelet.sync(fallen)
-    assert (node.kubelet.starts[-1].prestart, node.memory(node.gpu(fallen))) == (True, left)
-    assert seen(node, pod) == was
 
 
 async def test_beside_their_plugin_only_observe_leaves_its_gpus_alone(before):
