@@ -85,12 +85,10 @@ class Busy(PretendWorker):
 
 
 @pytest.fixture
-async def seen(build, monkeypatch):
+async def seen(begin, monkeypatch):
     """A clean world whose jobs are listened to from now on."""
     monkeypatch.setattr(Traced, "trace", Words(), raising=False)
-    world = build(gpus=1, worker=Busy, job=Traced)
-    await world.start()
-    await world.clean()
+    world = await begin(gpus=1, worker=Busy, job=Traced)
     Traced.trace.clear()
     return world
 
@@ -175,24 +173,6 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
     running = await scrubbed(seen, ScrubPath.FAST)
     last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
-
-
-async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
-    hire = seen.life.jobs._context.spawn
-
-    async def slowly(*who) -> PretendWorker:
-        await asyncio.sleep(A_WHILE)
-        worker: PretendWorker = await hire(*who)
-        return worker
-
-    monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
-    monkeypatch.setattr(Traced, "takes", A_WHILE)
-    running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
-    began = seen.loop.time()
-    await Traced.trace.until("does evict unused")
-    assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
-    await running.finished.wait()
-    assert running.receipt is not None
 
 
 @pytest.mark.parametrize("made", ["in time", "never", "too late"])
@@ -298,10 +278,8 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await world.clean(device)
 
 
-async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(build):
-    world = build(gpus=3, interval=60.0)
-    await world.start()
-    await world.clean()
+async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(begin):
+    world = await begin(gpus=3, interval=60.0)
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
     job = await world.operations.scrub(sibling, ScrubPath.FAST)

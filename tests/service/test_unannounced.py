@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from scrubber.core.model import State
-from scrubber.ground.errors import NotReady, Reason, Refused
+from scrubber.ground.errors import NotReady, Refused
 from tests.service.asking import scrubs, written_down
-from tests.service.node import Kind
 
 LONG = 300.0
 
@@ -20,16 +19,6 @@ async def quick(world, device):
     await world.reach(device, State.IN_USE)
     world.node.leave(unannounced)
     return unannounced.container
-
-
-async def test_a_monitoring_agent_on_an_abandoned_grant_causes_one_scrub(world):
-    """In one life of the kubelet, an unannounced pod is not the owner of an announced grant."""
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    written_down(world)
-    unannounced = await quick(world, device)
-    await world.clean(device)
-    assert (scrubs(world, device), unannounced in world.node.alive) == (2, True)
 
 
 async def test_a_monitor_on_a_grant_does_not_take_it(world):
@@ -73,52 +62,6 @@ async def test_r11_an_unannounced_pod_outlives_a_kubelet_restart(world, given):
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
-    world.node.end_container(pod)
-    await world.clean(device)
-
-
-async def test_r11_an_idle_owner_outlives_a_monitors_end(world):
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    written_down(world, pod=[device])
-    world.restart_kubelet()
-    world.node.alive.add("pod")  # its container runs, without a word, and has not opened the GPU yet
-    world.node.end_container(await quick(world, device))
-    await asyncio.sleep(LONG)
-    process = world.run("pod", device)
-    await asyncio.sleep(LONG)
-    world.node.leave(process)  # between two programs of its own
-    await asyncio.sleep(LONG)
-    assert (world.state(device), world.record(device).owner.container, scrubs(world, device)) == (
-        State.IN_USE, "pod", 1,
-    )  # fmt: skip
-
-
-async def test_a_fresh_grant_lasts_until_its_release(world):
-    device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, exclusive=True)
-    job = world.node.enter(device, Kind.TENANT, "job")
-    world.node.end_container(await quick(world, device))
-    await asyncio.sleep(LONG)
-    assert job.alive
-    world.node.leave(job)  # between two programs
-    await asyncio.sleep(LONG)
-    with pytest.raises(Refused):
-        await world.handover.acquire([device], announced=False, exclusive=True)
-    assert scrubs(world, device) == 1
-    await world.handover.release([device])
-    await world.clean(device)
-
-
-async def test_w3_without_a_checkpoint_an_unannounced_pod_keeps_the_device(world):
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    pod = await quick(world, device)
-    await asyncio.sleep(LONG)
-    with pytest.raises(NotReady) as refused:
-        await world.acquire("next", device, announced=True)
-    assert refused.value.reason is Reason.IN_USE
     assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
     world.node.end_container(pod)
     await world.clean(device)
