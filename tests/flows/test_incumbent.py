@@ -21,13 +21,11 @@ from demo.handout import RESOURCE
 from demo.standins.pods import Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.layout import Resetting
 from tests.flows.node import Node, brisk
 
 FATAL = 79
 WINDOW = 1.5  # seconds over which messages and log lines are counted
 MOST_LISTS, MOST_LINES = 3, 20  # in that time; the plugin that was seen sent 21,000 lists
-SOON_BACK = brisk("quarantine: {probation: {first: 1s, longest: 1s}}", "budgets: {silence: 0s}")
 
 
 async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
@@ -48,21 +46,6 @@ async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
             )
         )
     assert [list(each.deviceIDs) for each in answer.container_responses] == [[good]]
-
-
-async def test_prestart_refuses_a_gpu_without_owner_or_sick(node):
-    pod = node.pod("train")
-    await node.kubelet.admit(pod)
-    granted = node.gpu(pod)
-    [idle] = set(node.stage.uuids) - {granted}
-    async with node.door() as plugin:
-        with pytest.raises(grpc.aio.AioRpcError, match="names no pod for it"):
-            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[idle]))
-    drills.xid(node.stage.simulated, granted, FATAL)
-    await node.health(granted, "Unhealthy")
-    assert not await node.kubelet.sync(pod)
-    assert "Unavailable" in node.waiting(pod)
-    assert node.kubelet.starts == []
 
 
 async def test_x11_a_container_keeps_its_sick_gpu_until_it_ends(node):
@@ -117,20 +100,6 @@ async def test_a_driver_that_fails_or_floods_takes_out_one_gpu(node, fault):
     assert max(lines) <= MOST_LINES
     assert node.kubelet.devices(RESOURCE) == {bad: "Unhealthy", good: "Healthy"}
     assert node.gpu(await node.run("train")) == good
-
-
-async def test_a_gpu_that_stays_sick_stays_unhealthy(build):
-    node = await build(1, SOON_BACK)
-    [uuid] = node.stage.uuids
-    drills.break_reset(node.stage.simulated, uuid, Resetting.REFUSED)
-    drills.xid(node.stage.simulated, uuid, FATAL)
-    await node.health(uuid, "Unhealthy")
-    seen: set[str] = set()
-    async with listening(node, lambda devices: seen.update(devices.values())):
-        await node.reach(uuid, lambda device: device.quarantine is not None and device.quarantine.probes >= 1)
-        await node.reach(uuid, lambda device: device.job is None)
-    assert seen == {"Unhealthy"}
-    assert await node.scrubs(uuid) == 1
 
 
 async def fall_sick(node: Node, uuid: str) -> None:

@@ -26,8 +26,8 @@ from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import clock
-from tests.flows.node import BRISK, Node, brisk
-from tests.flows.switching import Working, answers, asked, doctor, found_by_the_next, given, registered, seen
+from tests.deploy import manifests
+from tests.flows.node import BRISK, Node, Watched, brisk
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 
@@ -35,7 +35,81 @@ SOCKET = "nvidia-gpu.sock"
 OBSERVE = brisk("mode: observe", "evict: {leftovers: wait}")  # what the shipped policy of that name says
 ROOT = Path(__file__).parents[2]
 GPUS = 3
-WAITS = Timing()  # of a real kubelet
+HOOKS = {"Allocate", "PreStartContainer"}
+
+
+class Working(Watched):
+    """The first container of a pod leaves more in memory than a later one writes: what a wipe between them would take.
+
+    Keeps what each container was started with, too.
+    """
+
+    def __init__(self, simulated: Path) -> None:
+        super().__init__(simulated)
+        self.answers: dict[str, list[bytes]] = {}
+
+    async def start(self, pod, container, devices, response):
+        self.answers.setdefault(pod.uid, []).append(response.SerializeToString(deterministic=True))
+        await super().start(pod, container, devices, response)
+
+    def marked(self, pod, last):
+        work = (last // 4,) if len(self.answers[pod.uid]) == 1 else ()
+        return (*super().marked(pod, last), *work)
+
+
+def seen(node: Node, pod: Pod) -> tuple[Phase, int, list[int], list[bytes]]:
+    """What nobody may change of a pod that runs: its phase, starts and processes, and what it has in memory."""
+    status = pod.statuses["main"]
+    assert status.state is ContainerState.RUNNING
+    pids = node.stage.containers.pids(pod, "main")
+    return pod.phase, status.starts, pids, [node.memory(uuid) for uuid in given(node, pod)]
+
+
+def given(node: Node, pod: Pod) -> tuple[str, ...]:
+    return node.kubelet.held(pod)["main"][RESOURCE]
+
+
+def asked(node: Node, uuid: str) -> list[str]:
+    """Every hook that was called for a GPU."""
+    return [call.method for call in node.kubelet.calls if call.method in HOOKS and uuid in call.ids]
+
+
+def answers(node: Node, pod: Pod) -> list[bytes]:
+    """What the starts of a pod were given."""
+    assert isinstance(node.stage.containers, Working)
+    return node.stage.containers.answers[pod.uid]
+
+
+def found_by_the_next(node: Node) -> list[str]:
+    """What containers found that was not theirs; told here, it is no failure of the test."""
+    assert isinstance(node.stage.containers, Watched)
+    leaks, node.stage.containers.leaks = node.stage.containers.leaks, []
+    return leaks
+
+
+async def doctor(node: Node) -> int:
+    """The exit code of the plugin's init container, as the chart has it, but that it judges at once.
+
+    It is that of who takes over the strategy of the other plugin first: without CDI.
+    """
+    container = manifests.container("envvar", "doctor (plugin)")
+    root = node.stage.root
+    places = {"/run/autoclave/doors": root / "run", "/var/lib/kubelet/device-plugins": node.stage.kubelet_dir}
+    program = Plugin(root)
+    program.command = [
+        sys.executable,
+        "-m",
+        "autoclave",
+        *manifests.words(container, {**places, "/host": root}),
+        "--wait=0s",
+    ]
+    code: int = await (await program.start()).ended()
+    return code
+
+
+def registered(node: Node) -> list[str]:
+    """By their sockets, whoever the kubelet has accepted."""
+    return [it.endpoint for it in node.kubelet.registrations if not it.error]
 
 
 async def refused(node: Node, why: str) -> None:
@@ -95,10 +169,10 @@ async def theirs() -> AsyncIterator[Theirs]:
 async def before(bare, theirs: Theirs) -> Before:
     """A node from before Autoclave came: GPUs, a kubelet, and their plugin."""
 
-    async def one(policy: str = OBSERVE, gpus: int = GPUS, timing: Timing = WAITS) -> tuple[Node, Plugin]:
+    async def one(policy: str = OBSERVE, gpus: int = GPUS) -> tuple[Node, Plugin]:
         node: Node = bare(gpus, policy, runs=Working)
         stage = node.stage
-        stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=timing, logs=stage.pod_logs)
+        stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=Timing(), logs=stage.pod_logs)
         creation.create(stage.simulated, gpus, 2**20, clock.boot_id())
         stage.uuids = tuple(place.info().uuid for place in layout.places(stage.simulated))
         await node.kubelet.start()

@@ -178,3 +178,22 @@ async def test_x32_over_the_budget_unhealthy_is_sent_before_the_refusal(build):
     node.heal(uuid)
     await node.health(uuid, "Healthy")
     await node.run("third")
+
+
+async def test_a_gpu_shows_its_pod_from_start_to_end(build):
+    node = await build(gpus=1)
+    pod = node.pod("train", Container("prepare", {RESOURCE: 1}, ContainerKind.INIT), Container("main", {RESOURCE: 1}))
+    await node.kubelet.admit(pod)
+    uuid = node.gpu(pod)
+    granted = await node.status(uuid)
+    assert (granted.state, granted.owner, granted.pod) == ("granted", "", pod.uid)  # nothing has a name yet
+    await node.kubelet.sync(pod)
+    shown = await node.status(uuid)
+    reported = "default/train/main, default/train/prepare"
+    assert (shown.state, shown.owner, shown.pod) == ("in_use", pod.uid, reported)
+    async with node.stage.admin() as admin:
+        assert (await admin.explain(uuid)).device.pod == reported
+    await node.kubelet.delete(pod)
+    await node.clean(uuid)
+    assert (await node.status(uuid)).pod == ""
+    assert list(node.stage.pod_logs.iterdir()) == []

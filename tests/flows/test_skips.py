@@ -14,6 +14,7 @@ The ids are those of the cases in which a naive implementation skips a needed sc
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 
@@ -95,7 +96,8 @@ async def test_s8_a_service_killed_after_prestart_still_knows_the_owner(build):
     await node.stage.containers.open_sandbox(pod)
     async with node.door() as plugin:
         await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]))
-    await node.kill_service()
+    await node.stage.service.end(signal.SIGKILL)
+    await node.offered(0)
     await node.stage.start()
     assert (await node.status(uuid)).owner == pod.uid
     async with node.foreign_process(uuid, pod.uid, b"a secret"):  # the container that it said yes to comes only now
