@@ -129,7 +129,7 @@ class Copied(memory_store.MemoryStore):
 @pytest.mark.parametrize("failures", [0, 1], ids=["", "and the disk is full at first"])
 async def test_a_possibly_older_ledger_has_all_devices_scrubbed(begin, failures):
     kept = Copied()
-    world = await begin(policy="fast", reopen=lambda: kept)
+    world = await begin(policy="fast", kept=kept)
     [granted, _] = world.uuids
     await world.acquire("pod", granted, announced=True)
     await world.die()
@@ -144,7 +144,7 @@ async def test_a_possibly_older_ledger_has_all_devices_scrubbed(begin, failures)
 async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(begin, first, used):
     """The kubelet has dropped a pod and admitted another one; the ledger is a copy from before both."""
     kept = Copied()
-    world = await begin(gpus=1, policy="fast", reopen=lambda: kept)
+    world = await begin(gpus=1, policy="fast", kept=kept)
     [device] = world.uuids
     if used:
         await let_on(world, "earlier", device)

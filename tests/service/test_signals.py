@@ -228,18 +228,6 @@ async def test_one_late_answer_is_not_an_ailment(world):
     assert healthy(world, device)
 
 
-@pytest.mark.parametrize("silent", ["lost", "hangs"])
-async def test_a_silent_quarantined_device_gets_no_probation(world, silent):
-    device = world.uuids[0]
-    reports(48)(world, device)
-    await world.reach(device, State.QUARANTINED)
-    flag(silent)(world, device)
-    await asyncio.sleep(LONG)
-    assert trials(world, device) == []
-    heal_one(world, device)
-    await world.clean(device)
-
-
 async def test_a_siblings_reset_does_not_make_a_lost_device_present(world):
     device, other = world.uuids
     flag("lost")(world, device)

@@ -264,7 +264,7 @@ def _count(history: History, summary: Summary) -> None:
     summary.counts.update({"histories": 1, "moves": history.step, "starts": len(history.kubelet.starts)})
     summary.counts.update({name: calls[name] for name in ("Allocate", "PreStartContainer")})
     summary.counts["starts without PreStartContainer"] += sum(not it.prestart for it in history.kubelet.starts)
-    summary.counts["hand-overs from pod to pod"] += history.runtime.seen.handovers
+    summary.counts["hand-overs from pod to pod"] += history.runtime.handovers
     summary.counts["faults"] += history.moves.total() - history.moves["pod"]
     summary.moves.update(history.moves)
     summary.pods.update(history.pods.counters.came)

@@ -102,7 +102,6 @@ class Hostile(Guests):
         self.names: dict[str, str] = {}  # pod UID to its name
         self.gates: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
         self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
-        self.starts: dict[str, float] = {}  # pod UID to the uptime of its last start
         self.had: defaultdict[str, list[str]] = defaultdict(list)  # GPU to the UIDs of the pods that started on it
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
 
@@ -142,8 +141,7 @@ class Hostile(Guests):
 
     def _enters(self, pod: Pod) -> float:
         """Its gate: a container of it starts now. The answer to its question may have waited for an earlier holder."""
-        self.starts[pod.uid] = uptime()
-        gate = max(self.gates[pod.uid], self.starts[pod.uid] - ANSWERED)
+        gate = max(self.gates[pod.uid], uptime() - ANSWERED)
         self.entered.setdefault(pod.uid, gate)
         return gate
 

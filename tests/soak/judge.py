@@ -63,8 +63,8 @@ class Judge:
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
-        while self.runtime.seen.faults:
-            fault = self.runtime.seen.faults.pop()
+        while self.runtime.faults:
+            fault = self.runtime.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
             if pid is None or pid[0] not in reports:
                 self.findings.append(f"a live process was ended: {self._named(fault)}")

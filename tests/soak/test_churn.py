@@ -71,7 +71,7 @@ async def test_many_pods_leave_nothing_and_no_health_change_is_lost(node, soak):
     await demand_no_growth(node, before)
     streams = [call for call in node.kubelet.calls if call.method == "ListAndWatch" and not call.outcome]
     assert len(streams) == 1
-    assert (node.stage.containers.words.reports(), node.stage.containers.seen.faults) == ([], [])
+    assert (node.stage.containers.words.reports(), node.stage.containers.faults) == ([], [])
 
 
 async def churn(node: Node, numbers: range) -> None:
