@@ -8,11 +8,6 @@ from tests.flows.node import brisk
 SOON = brisk("quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 2}}", "budgets: {silence: 0s}")
 
 
-async def explained(node, uuid):
-    async with node.stage.admin() as admin:
-        return await admin.explain(uuid)
-
-
 async def test_an_idle_gpu_returns_after_xid_79_with_a_proof(build):
     node = await build(2, SOON)
     bad, good = node.stage.uuids
@@ -34,7 +29,8 @@ async def test_a_failed_remap_waits_for_a_person_over_reboots(build):
     drills.heal(node.stage.simulated, uuid)
     for event in (node.restart_service, node.reboot):
         await event()
-        reported = await explained(node, uuid)
+        async with node.stage.admin() as admin:
+            reported = await admin.explain(uuid)
         assert (reported.device.quarantine.reason, reported.device.quarantine.sticky) == ("remap-failed", True)
         assert reported.device.quarantine.probes == 0
         assert reported.advice == ("replace the GPU (RMA); then `autoclave reinstate`",)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 
-import grpc
 import pytest
 
 from demo.handout import RESOURCE
@@ -50,43 +49,19 @@ async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
     assert await node.scrubs(granted) == 2
 
 
-async def test_an_unannounced_user_is_reported_and_never_ended(build):
-    """Looks like a release: the owner is gone, but a process of another pod has imported its memory.
-
-    No tenancy at all: that pod uses one more GPU, and the host another one, and one that was granted a moment before.
-    """
-    node = await build(5, brisk("budgets: {owner_wait: 0s, start: 2s}", "evict: {leftovers: wait}"))
-    owner, other, waits = await node.run("owner"), await node.run("other"), node.pod("waits")
-    await node.kubelet.admit(waits)
-    left, own, given = (node.gpu(pod) for pod in (owner, other, waits))
-    free, bare = (uuid for uuid in node.stage.uuids if uuid not in {left, own, given})
-    kept_here, theirs = node.memory(left), node.memory(own)
-    async with (
-        node.foreign_process(left, other.uid) as importer,
-        node.foreign_process(given, secret=b"a shell") as shell,
-        node.foreign_process(free, other.uid, b"a second one") as greedy,
-        node.foreign_process(bare, secret=b"a job of the host") as job,
-    ):
+async def test_w20_an_importer_of_memory_is_never_ended(build):
+    """Looks like a release: the owner is gone, but a process of another pod has imported its memory."""
+    node = await build(2, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}"))
+    owner, other = await node.run("owner"), await node.run("other")
+    uuid = node.gpu(owner)
+    left = node.memory(uuid)
+    async with node.foreign_process(uuid, other.uid) as importer:
         await node.kubelet.delete(owner)
-        for uuid, name in ((free, other.uid), (bare, "no container")):
-            await node.health(uuid, "Unhealthy")
-            [alarm] = await node.history(uuid, "soiled")
-            assert "without a grant" in alarm.text
-            assert name in alarm.text
-        assert not await node.kubelet.sync(waits)
-        assert "it is still in use" in node.waiting(waits)
-        async with node.door() as plugin:
-            for uuid in (left, free, bare):
-                with pytest.raises(grpc.aio.AioRpcError, match="it is still in use"):
-                    await plugin.Allocate(asking(uuid))
-        assert [it.lives() for it in (importer, shell, greedy, job)] == [True] * 4
-        await kept(node, owner.uid, left)
-        assert [node.memory(uuid) for uuid in (left, given)] == [kept_here, b"a shell"]
-        assert (node.memory(free)[:12], node.memory(bare)) == (b"a second one", b"a job of the host")
-    await node.clean(left, free, bare, given)
-    assert await node.kubelet.sync(waits), node.waiting(waits)
-    assert [await node.scrubs(uuid) for uuid in (left, free, bare, given, own)] == [2, 2, 2, 2, 1]
-    assert node.memory(own) == theirs
+        assert (await node.kubelet.run(node.pod("early"))).phase is Phase.FAILED
+        await kept(node, owner.uid, uuid)
+        assert (importer.lives(), node.memory(uuid)) == (True, left)
+    await node.clean(uuid)
+    assert (await node.scrubs(uuid), await node.scrubs(node.gpu(other))) == (2, 1)
 
 
 async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, tmp_path):
@@ -149,8 +124,3 @@ async def kept(node: Node, owner: str, *uuids: str) -> None:
         for uuid in uuids:
             with pytest.raises(Refused, match="it is still in use"):
                 await scrubber.release([uuid])
-
-
-def asking(*uuids: str) -> wire.AllocateRequest:
-    """What the kubelet sends for one container."""
-    return wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=uuids)])

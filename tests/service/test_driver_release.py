@@ -297,12 +297,3 @@ async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatc
         await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
     assert not rows(world, ev.ProbationStarted, device)
     assert world.state(device) is State.QUARANTINED
-
-
-async def test_an_unclearable_device_does_not_stop_scrubs_of_others(world, monkeypatch):
-    first, second = world.uuids
-    monkeypatch.setattr(Node, "lacks", lambda _node, device: "too old" if device.uuid == first else None)
-    with pytest.raises(NotReady, match="cannot clear its memory: too old"):
-        await world.operations.scrub(first, None)
-    await (await world.operations.scrub(second, None)).finished.wait()
-    assert world.state(second) is State.CLEAN

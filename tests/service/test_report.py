@@ -82,16 +82,6 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
     assert reporter.device("GPU-0000").receipt.path == "slow"
 
 
-async def test_status_shows_a_ledger_fault_until_it_ends(world, reporter):
-    world.life.disk.full = True
-    world.intrude("GPU-0000")
-    await world.life.monitor.round()
-    assert "disk is full" in (await reporter.status([])).service.ledger_fault
-    world.life.disk.full = False
-    await world.life.monitor.round()
-    assert (await reporter.status([])).service.ledger_fault == ""
-
-
 async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
     everything = await reporter.history.entries("", 0.0, 0)
     assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import ScrubPath, State, Step, Trigger
+from scrubber.core.model import ScrubPath, State, Step
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from tests.service.asking import rows
@@ -144,15 +144,6 @@ async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(begin):
         await world.start()
         await world.acquire("pod", world.uuids[0])
         assert len(jobs(world, world.uuids[0])) == path
-
-
-async def test_an_old_proof_is_renewed_before_the_next_request(build):
-    world = build(interval=600.0)
-    await world.start()
-    device = world.uuids[0]
-    await asyncio.sleep(86_400 + 1200)
-    assert jobs(world, device)[-1].trigger is Trigger.PROOF_EXPIRED
-    assert world.state(device) is State.CLEAN
 
 
 async def test_observe_refuses_only_quarantined_devices(build):

@@ -175,9 +175,10 @@ async def test_only_reinstate_scrubs_a_quarantined_device(world):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
+@pytest.mark.parametrize("how", ["reinstate", "reinstate_without_proof"])
+async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world, how):
     with pytest.raises(Refused) as refused:
-        await world.operations.reinstate(world.uuids[0], "", "ops")
+        await getattr(world.operations, how)(world.uuids[0], "", "ops")
     assert refused.value.reason is Reason.NOT_QUARANTINED
 
 

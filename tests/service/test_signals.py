@@ -78,23 +78,6 @@ SIGNALS = {
     "pcie": Signal(sign(AilmentKind.PCIE), AilmentKind.PCIE, "the slot", ScrubPath.FAST, "never"),
     "heat": Signal(sign(AilmentKind.HEAT), AilmentKind.HEAT, "cooling", ScrubPath.FAST, "never"),
 }
-FOUND = {  # by a scrub alone
-    "memory fault": Signal(flag("bad_memory"), AilmentKind.MEMORY_FAULT, "does not hold what is written", tried=None),
-    "compute fault": Signal(flag("computes_wrongly"), AilmentKind.COMPUTE_FAULT, "computes wrongly", tried=None),
-    "unit that cannot be reached": Signal(
-        flag("unit_unreachable"), AilmentKind.SCRUB_FAILED, "which step failed", lasting="in vain"
-    ),
-    "memory that cannot be reached": Signal(
-        flag("memory_unreachable"), AilmentKind.SCRUB_FAILED, "which step", lasting="in vain"
-    ),
-    "failed reset": Signal(flag("reset_fails"), AilmentKind.RESET_FAILED, "reboot the node", lasting="in vain"),
-}
-COUNTED = {
-    "application error": (13,),
-    "many application errors": (13,) * 40,
-    "harmless xid": (63,),
-    "fewer than are too many": (92,) * 4,
-}
 
 
 def each(table):
@@ -176,31 +159,9 @@ async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
     assert [it.ailment.kind for it in quarantines(world, device)] == [signal.kind]
 
 
-@each(FOUND)
-async def test_a_scrub_finds_hidden_faults_before_the_next_owner(world, signal):
-    device = world.uuids[0]
-    tenant = await world.tenancy(device)
-    await world.reach(device, State.IN_USE)
-    signal.inject(world, device)
-    await asyncio.sleep(A_ROUND)
-    assert healthy(world, device)
-    world.node.end_container(tenant)
-    await world.reach(device, State.SCRUBBING)
-    await world.life.jobs.of(device).finished.wait()
-    if world.state(device) is State.CLEAN:  # no step of the fast path looks at it
-        await world.operations.scrub(device, ScrubPath.RESET)
-    await world.reach(device, State.QUARANTINED)
-    [out] = quarantines(world, device)
-    assert (out.ailment.kind, out.next_probe is None) == (signal.kind, signal.tried is None)
-    assert not healthy(world, device)
-    assert signal.advice in device_status.advice(world.record(device))[0]
-    await asyncio.sleep(LONG)
-    assert (len(trials(world, device)) > 1) == (signal.lasting == "in vain")
-    assert world.state(device) is State.QUARANTINED
-
-
-@pytest.mark.parametrize("codes", list(COUNTED.values()), ids=list(COUNTED))
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(
+    ("codes", "used"), [((13,) * 40, False), ((92,) * 4, True)], ids=["many of a tenant", "fewer than are too many"]
+)
 async def test_harmless_errors_are_noted_and_quarantine_nothing(world, codes, used):
     device = world.uuids[0]
     if used:

@@ -22,19 +22,19 @@ async def world(begin):
     return await begin(interval=INTERVAL)
 
 
-async def left_behind(world, *, stuck):
+async def left_behind(world):
     """A device whose tenant is gone, but for a process."""
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await asyncio.sleep(5)
     [process] = world.node.gpus[device].users()
-    process.stuck = stuck
+    process.stuck = True
     world.node.end_container(tenant, leaving=True)
     return device, process
 
 
 async def test_an_unkillable_leftover_quarantines_the_device_in_the_end(world):
-    device, process = await left_behind(world, stuck=True)
+    device, process = await left_behind(world)
     await asyncio.sleep(GIVE_UP - 5)
     assert world.state(device) is not State.QUARANTINED
     assert world.record(device).setback.count > 5, "it was told to end again and again"

@@ -41,9 +41,8 @@ from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
 from scrubber.service.upkeep import Upkeep
 from tests.ledger import memory_store
-from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
-from tests.service.node import Kind, Node, Process
+from tests.service.node import Kind, Node, PretendCaller, Process
 from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop, is_kill
@@ -259,7 +258,6 @@ class World:
 
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
         """The first gate."""
-        self.truth.asked.append(frozenset(devices))
         grants = await self.handover.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant

@@ -1,9 +1,6 @@
-"""Length and seed of the long histories."""
+"""The length of the long histories."""
 
 from __future__ import annotations
-
-import os
-import secrets
 
 import pytest
 
@@ -12,9 +9,3 @@ import pytest
 def soak(request) -> bool:
     """Whether there is time for the long histories."""
     return bool(request.config.getoption("--soak", default=False))
-
-
-@pytest.fixture
-def seed() -> int:
-    """Another history every time. SOAK_SEED, in the environment, repeats the moves of an earlier one."""
-    return int(os.environ.get("SOAK_SEED") or secrets.randbelow(10**6))
