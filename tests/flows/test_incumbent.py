@@ -73,7 +73,8 @@ async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
     bad, good = node.stage.uuids
     await fall_sick(node, bad)
     words: set[str | None] = set()
-    async with watching(node, lambda devices: words.add(devices.get(bad))):
+    believed = node.kubelet.until(lambda: words.add(node.kubelet.devices(RESOURCE).get(bad)), within=None)
+    async with meanwhile(believed):  # looked at after each change
         for event in (hang_up, Node.restart_kubelet, Node.restart_plugin, Node.restart_service):
             await event(node)
             await node.reach(good, lambda device: device.healthy)
@@ -93,7 +94,7 @@ async def test_a_driver_that_fails_or_floods_takes_out_one_gpu(node, fault):
     logs = (node.stage.plugin.log, node.stage.service.log)
     before = [log.read_text().count("\n") for log in logs]
     lists: list[dict[str, str]] = []
-    async with listening(node, lists.append):
+    async with meanwhile(listen(node, lists.append)):
         await asyncio.sleep(WINDOW)  # what is counted is what does not happen meanwhile
     lines = [log.read_text().count("\n") - count for log, count in zip(logs, before, strict=True)]
     assert 1 <= len(lists) <= MOST_LISTS
@@ -115,28 +116,15 @@ def allocating(*groups: Sequence[str]) -> wire.AllocateRequest:
     )
 
 
-@asynccontextmanager
-async def listening(node: Node, received: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
-    """A second reader of the plugin's list beside the kubelet."""
-
-    async def listen() -> None:
-        async with node.door() as plugin:
-            async for reported in plugin.ListAndWatch(wire.Empty()):
-                received({device.ID: device.health for device in reported.devices})
-
-    async with _meanwhile(listen()):
-        yield
+async def listen(node: Node, received: Callable[[dict[str, str]], None]) -> None:
+    """Read the plugin's list beside the kubelet."""
+    async with node.door() as plugin:
+        async for reported in plugin.ListAndWatch(wire.Empty()):
+            received({device.ID: device.health for device in reported.devices})
 
 
 @asynccontextmanager
-async def watching(node: Node, seen: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
-    """What the kubelet believes, looked at after each change."""
-    async with _meanwhile(node.kubelet.until(lambda: seen(node.kubelet.devices(RESOURCE)), within=None)):
-        yield
-
-
-@asynccontextmanager
-async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """It runs until the end of this; should it have ended by itself, that is a failure."""
     task = asyncio.create_task(work)
     try:

@@ -32,17 +32,6 @@ async def test_x2_init_and_app_share_a_gpu_and_a_scrub(build):
     assert await node.scrubs(uuid) == 2
 
 
-async def test_x3_sidecar_and_app_leave_each_others_gpus_alone(node):
-    pod = await node.run("web", Container("proxy", ONE, ContainerKind.SIDECAR), Container("main", ONE))
-    proxy, main = node.gpu(pod, "proxy"), node.gpu(pod)
-    assert proxy != main
-    left = node.memory(proxy)
-    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
-    assert node.asked("PreStartContainer") == [(proxy,), (main,), (main,)]
-    assert (await node.scrubs(proxy), await node.scrubs(main)) == (1, 1)
-    assert node.memory(proxy) == left
-
-
 async def test_x4_a_crash_loop_costs_no_scrub_and_no_memory(build):
     node = await build(1)
     pod = await node.run("crash")
@@ -131,21 +120,6 @@ async def test_x16_a_restart_between_allocate_and_prestart_costs_nothing(build, 
     await restart(node)
     assert await node.kubelet.sync(pod)
     assert (node.asked("Allocate"), await node.scrubs(node.gpu(pod))) == ([(node.gpu(pod),)], 1)
-
-
-async def test_x16_a_pod_that_ends_without_the_plugin_is_scrubbed(build):
-    node = await build(1)
-    pod = await node.run("train")
-    uuid = node.gpu(pod)
-    await node.stage.plugin.end(signal.SIGKILL)
-    await node.offered(0)
-    await node.kubelet.delete(pod)
-    await node.clean(uuid)
-    assert not node.memory(uuid)
-    await node.stage.plugin.start()
-    await node.offered(1)
-    assert node.gpu(await node.run("next")) == uuid
-    assert await node.scrubs(uuid) == 2
 
 
 async def test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus(build):

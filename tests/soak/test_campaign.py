@@ -42,9 +42,9 @@ DID = (
 
 
 @pytest.mark.timeout(60 * MINUTES + 1800)
-def test_the_campaign_finds_nothing(soak, capsys):
+def test_the_campaign_finds_nothing(request, capsys):
     """The night plays four histories, ``make soak`` those of SOAK_MINUTES, from SOAK_SEED on."""
-    summary, began = Summary(), time.monotonic()
+    summary, began, soak = Summary(), time.monotonic(), request.config.getoption("--soak")
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(10**6))
     with capsys.disabled() if soak else nullcontext():  # for the person who waits
         campaign(until(began + 60 * MINUTES, seed) if soak else SEEDS, summary)

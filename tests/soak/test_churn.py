@@ -58,12 +58,12 @@ async def node(tmp_path) -> AsyncIterator[Node]:
 
 
 @pytest.mark.timeout(900)
-async def test_many_pods_leave_nothing_and_no_health_change_is_lost(node, soak):
+async def test_many_pods_leave_nothing_and_no_health_change_is_lost(node, request):
     await churn(node, range(WARM_UP))
     await change_health(node, 0)  # also before the first measurement
     await quiet(node)
     before = sizes(node)
-    for first in range(0, MANY if soak else FEW, CHANGES):
+    for first in range(0, MANY if request.config.getoption("--soak") else FEW, CHANGES):
         await churn(node, range(first, first + CHANGES))
         await change_health(node, first // CHANGES)
     await quiet(node)
