@@ -1,6 +1,5 @@
 """``make observe`` prints its addresses and cleans up, whoever ends it."""
 
-import asyncio
 import os
 import shutil
 import signal
@@ -12,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from demo.bad_day import __main__ as command
-from demo.bad_day import day
-from demo.bad_day.node import TrialNode
 from tests.dashboards.ports import PORTS, free_ports
 from tests.patience import WITHIN
 
@@ -101,29 +97,6 @@ def test_observe_without_prometheus_says_what_to_install(observe, tmp_path):
     assert "apt install prometheus" in observed.said
     assert observed.end() == (0, "")
     assert observed.left() == []
-
-
-async def test_an_act_that_fails_does_not_end_observe(monkeypatch, capsys):
-    """On a slow machine an act can fail. The next node plays the day from its beginning, at the same addresses."""
-    nodes: list[TrialNode] = []
-
-    async def play(node: TrialNode, *_: object) -> None:
-        nodes.append(node)
-        if len(nodes) == 1:
-            raise TimeoutError("GPU 0 is dirty")
-        assert not nodes[0].stage.root.exists()
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(day, "play", play)
-    monkeypatch.setattr(command, "installed", lambda: False)
-    with pytest.raises(asyncio.CancelledError):
-        await command.observe(free_ports(), 0.0)
-    first, second = nodes
-    printed = capsys.readouterr().out
-    assert "this act failed, perhaps because the machine is slow: GPU 0 is dirty" in printed
-    assert f"autoclave status --watch --run-dir {second.stage.root}/run\n" in printed
-    assert first.service == second.service
-    assert not second.stage.root.exists()
 
 
 def test_a_port_in_use_is_reported_in_one_line(observe):

@@ -222,11 +222,6 @@ class Node:
         await self.stage.service.end(signal.SIGKILL)
         await self.stage.start()
 
-    async def kill_service(self) -> None:
-        """Killed, and the kubelet has heard of it: for policies that believe a silent service for no time at all."""
-        await self.stage.service.end(signal.SIGKILL)
-        await self.offered(0)
-
     async def reboot(self) -> None:
         """Everything is killed and comes back under another driver; pods wait to be admitted again."""
         await self.kubelet.reboot()

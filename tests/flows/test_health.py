@@ -8,11 +8,6 @@ from tests.flows.node import brisk
 SOON = brisk("quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 2}}", "budgets: {silence: 0s}")
 
 
-async def explained(node, uuid):
-    async with node.stage.admin() as admin:
-        return await admin.explain(uuid)
-
-
 async def test_an_idle_gpu_returns_after_xid_79_with_a_proof(build):
     node = await build(2, SOON)
     bad, good = node.stage.uuids
@@ -25,22 +20,6 @@ async def test_an_idle_gpu_returns_after_xid_79_with_a_proof(build):
     assert node.gpu(await node.run("after")) == bad
 
 
-async def test_a_pending_remap_ends_with_a_reset_after_the_release(build):
-    node = await build(1, SOON)
-    [uuid] = node.stage.uuids
-    pod = await node.run("train")
-    left = node.memory(uuid)
-    drills.remap(node.stage.simulated, uuid)
-    await node.health(uuid, "Unhealthy")
-    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("in_use", left), "its user is left alone"
-    await node.kubelet.delete(pod)
-    await node.health(uuid, "Healthy")
-    assert [entry.text.partition(";")[0] for entry in await node.history(uuid, "quarantined")] == [
-        "quarantined by autoclave (remap-pending): a memory row waits to be remapped: needs a reset"
-    ]
-    assert (await node.status(uuid)).receipt.path == "reset"
-
-
 async def test_a_failed_remap_waits_for_a_person_over_reboots(build):
     node = await build(1, SOON)
     [uuid] = node.stage.uuids
@@ -50,7 +29,8 @@ async def test_a_failed_remap_waits_for_a_person_over_reboots(build):
     drills.heal(node.stage.simulated, uuid)
     for event in (node.restart_service, node.reboot):
         await event()
-        reported = await explained(node, uuid)
+        async with node.stage.admin() as admin:
+            reported = await admin.explain(uuid)
         assert (reported.device.quarantine.reason, reported.device.quarantine.sticky) == ("remap-failed", True)
         assert reported.device.quarantine.probes == 0
         assert reported.advice == ("replace the GPU (RMA); then `autoclave reinstate`",)

@@ -21,13 +21,11 @@ from demo.handout import RESOURCE
 from demo.standins.pods import Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.layout import Resetting
 from tests.flows.node import Node, brisk
 
 FATAL = 79
 WINDOW = 1.5  # seconds over which messages and log lines are counted
 MOST_LISTS, MOST_LINES = 3, 20  # in that time; the plugin that was seen sent 21,000 lists
-SOON_BACK = brisk("quarantine: {probation: {first: 1s, longest: 1s}}", "budgets: {silence: 0s}")
 
 
 async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
@@ -48,21 +46,6 @@ async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
             )
         )
     assert [list(each.deviceIDs) for each in answer.container_responses] == [[good]]
-
-
-async def test_prestart_refuses_a_gpu_without_owner_or_sick(node):
-    pod = node.pod("train")
-    await node.kubelet.admit(pod)
-    granted = node.gpu(pod)
-    [idle] = set(node.stage.uuids) - {granted}
-    async with node.door() as plugin:
-        with pytest.raises(grpc.aio.AioRpcError, match="names no pod for it"):
-            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[idle]))
-    drills.xid(node.stage.simulated, granted, FATAL)
-    await node.health(granted, "Unhealthy")
-    assert not await node.kubelet.sync(pod)
-    assert "Unavailable" in node.waiting(pod)
-    assert node.kubelet.starts == []
 
 
 async def test_x11_a_container_keeps_its_sick_gpu_until_it_ends(node):
@@ -90,7 +73,8 @@ async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
     bad, good = node.stage.uuids
     await fall_sick(node, bad)
     words: set[str | None] = set()
-    async with watching(node, lambda devices: words.add(devices.get(bad))):
+    believed = node.kubelet.until(lambda: words.add(node.kubelet.devices(RESOURCE).get(bad)), within=None)
+    async with meanwhile(believed):  # looked at after each change
         for event in (hang_up, Node.restart_kubelet, Node.restart_plugin, Node.restart_service):
             await event(node)
             await node.reach(good, lambda device: device.healthy)
@@ -99,14 +83,6 @@ async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
     assert words <= {"Unhealthy", None}, "None while a new kubelet has no list yet"
     assert (await node.status(bad)).state == "quarantined"
     assert (await node.kubelet.run(node.pod("both", gpus=2))).phase is Phase.FAILED
-
-
-async def test_gpus_that_fall_sick_together_are_all_unhealthy(build):
-    node = await build(3)
-    for uuid in node.stage.uuids:
-        drills.xid(node.stage.simulated, uuid, FATAL)
-    for uuid in node.stage.uuids:
-        await node.health(uuid, "Unhealthy")
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "xids"])
@@ -118,27 +94,13 @@ async def test_a_driver_that_fails_or_floods_takes_out_one_gpu(node, fault):
     logs = (node.stage.plugin.log, node.stage.service.log)
     before = [log.read_text().count("\n") for log in logs]
     lists: list[dict[str, str]] = []
-    async with listening(node, lists.append):
+    async with meanwhile(listen(node, lists.append)):
         await asyncio.sleep(WINDOW)  # what is counted is what does not happen meanwhile
     lines = [log.read_text().count("\n") - count for log, count in zip(logs, before, strict=True)]
     assert 1 <= len(lists) <= MOST_LISTS
     assert max(lines) <= MOST_LINES
     assert node.kubelet.devices(RESOURCE) == {bad: "Unhealthy", good: "Healthy"}
     assert node.gpu(await node.run("train")) == good
-
-
-async def test_a_gpu_that_stays_sick_stays_unhealthy(build):
-    node = await build(1, SOON_BACK)
-    [uuid] = node.stage.uuids
-    drills.break_reset(node.stage.simulated, uuid, Resetting.REFUSED)
-    drills.xid(node.stage.simulated, uuid, FATAL)
-    await node.health(uuid, "Unhealthy")
-    seen: set[str] = set()
-    async with listening(node, lambda devices: seen.update(devices.values())):
-        await node.reach(uuid, lambda device: device.quarantine is not None and device.quarantine.probes >= 1)
-        await node.reach(uuid, lambda device: device.job is None)
-    assert seen == {"Unhealthy"}
-    assert await node.scrubs(uuid) == 1
 
 
 async def fall_sick(node: Node, uuid: str) -> None:
@@ -154,28 +116,15 @@ def allocating(*groups: Sequence[str]) -> wire.AllocateRequest:
     )
 
 
-@asynccontextmanager
-async def listening(node: Node, received: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
-    """A second reader of the plugin's list beside the kubelet."""
-
-    async def listen() -> None:
-        async with node.door() as plugin:
-            async for reported in plugin.ListAndWatch(wire.Empty()):
-                received({device.ID: device.health for device in reported.devices})
-
-    async with _meanwhile(listen()):
-        yield
+async def listen(node: Node, received: Callable[[dict[str, str]], None]) -> None:
+    """Read the plugin's list beside the kubelet."""
+    async with node.door() as plugin:
+        async for reported in plugin.ListAndWatch(wire.Empty()):
+            received({device.ID: device.health for device in reported.devices})
 
 
 @asynccontextmanager
-async def watching(node: Node, seen: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
-    """What the kubelet believes, looked at after each change."""
-    async with _meanwhile(node.kubelet.until(lambda: seen(node.kubelet.devices(RESOURCE)), within=None)):
-        yield
-
-
-@asynccontextmanager
-async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """It runs until the end of this; should it have ended by itself, that is a failure."""
     task = asyncio.create_task(work)
     try:

@@ -1,20 +1,13 @@
 """What looks like the end of a tenancy and is none, and what is one and does not look like it.
 
-Most of these stories are told elsewhere: crash loops, init and app containers, sidecars, restarts of everything, the
-second life of a static pod and reboots in ``test_scenarios``; force delete, a lost checkpoint, an empty answer of
-PodResources and host processes on a free GPU in ``test_wipes``; who uses a GPU without asking in ``test_skips``. Here
-are those that take their time: somebody looks while nothing happens.
+Most of these stories are told in ``test_scenarios``, ``test_wipes`` and ``test_skips``. Here are those that take their
+time: somebody looks while nothing happens.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-import grpc
 import pytest
 
 from demo.handout import RESOURCE
@@ -26,25 +19,6 @@ from tests.flows.node import Node, brisk
 from tests.hanging import hanging
 
 ONE = {RESOURCE: 1}
-FREEZER = Path("/sys/fs/cgroup/freezer")  # of the first version: whoever is frozen in it cannot be killed, either
-
-
-@contextmanager
-def stuck(pid: int) -> Iterator[None]:
-    """It hangs in the kernel, in state D; what was sent to it meanwhile arrives afterwards."""
-    group = FREEZER / f"autoclave-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "cgroup.procs").write_text(str(pid))
-        (group / "freezer.state").write_text("FROZEN")
-    except OSError:
-        pytest.skip("no process can be frozen here: that takes root and control groups of the first version")
-    try:
-        yield
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        (FREEZER / "cgroup.procs").write_text(str(pid))
-        group.rmdir()
 
 
 async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
@@ -75,63 +49,19 @@ async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
     assert await node.scrubs(granted) == 2
 
 
-async def test_an_unannounced_user_is_reported_and_never_ended(build):
-    """Looks like a release: the owner is gone, but a process of another pod has imported its memory.
-
-    No tenancy at all: that pod uses one more GPU, and the host another one, and one that was granted a moment before.
-    """
-    node = await build(5, brisk("budgets: {owner_wait: 0s, start: 2s}", "evict: {leftovers: wait}"))
-    owner, other, waits = await node.run("owner"), await node.run("other"), node.pod("waits")
-    await node.kubelet.admit(waits)
-    left, own, given = (node.gpu(pod) for pod in (owner, other, waits))
-    free, bare = (uuid for uuid in node.stage.uuids if uuid not in {left, own, given})
-    kept_here, theirs = node.memory(left), node.memory(own)
-    async with (
-        node.foreign_process(left, other.uid) as importer,
-        node.foreign_process(given, secret=b"a shell") as shell,
-        node.foreign_process(free, other.uid, b"a second one") as greedy,
-        node.foreign_process(bare, secret=b"a job of the host") as job,
-    ):
+async def test_w20_an_importer_of_memory_is_never_ended(build):
+    """Looks like a release: the owner is gone, but a process of another pod has imported its memory."""
+    node = await build(2, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}"))
+    owner, other = await node.run("owner"), await node.run("other")
+    uuid = node.gpu(owner)
+    left = node.memory(uuid)
+    async with node.foreign_process(uuid, other.uid) as importer:
         await node.kubelet.delete(owner)
-        for uuid, name in ((free, other.uid), (bare, "no container")):
-            await node.health(uuid, "Unhealthy")
-            [alarm] = await node.history(uuid, "soiled")
-            assert "without a grant" in alarm.text
-            assert name in alarm.text
-        assert not await node.kubelet.sync(waits)
-        assert "it is still in use" in node.waiting(waits)
-        async with node.door() as plugin:
-            for uuid in (left, free, bare):
-                with pytest.raises(grpc.aio.AioRpcError, match="it is still in use"):
-                    await plugin.Allocate(asking(uuid))
-        assert [it.lives() for it in (importer, shell, greedy, job)] == [True] * 4
-        await kept(node, owner.uid, left)
-        assert [node.memory(uuid) for uuid in (left, given)] == [kept_here, b"a shell"]
-        assert (node.memory(free)[:12], node.memory(bare)) == (b"a second one", b"a job of the host")
-    await node.clean(left, free, bare, given)
-    assert await node.kubelet.sync(waits), node.waiting(waits)
-    assert [await node.scrubs(uuid) for uuid in (left, free, bare, given, own)] == [2, 2, 2, 2, 1]
-    assert node.memory(own) == theirs
-
-
-async def test_the_gpu_of_an_unkillable_leftover_goes_to_no_pod(build):
-    """A release that is not over: the pod is gone, and a process that it left behind hangs in the kernel."""
-    node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {grace: 10ms}"))
-    pod = await node.run("train")
-    uuid = node.gpu(pod)
-    async with node.foreign_process(uuid, secret=b"left behind") as leftover:
-        with stuck(leftover.pid):
-            left = node.memory(uuid)
-            await node.kubelet.delete(pod)
-            tried = await node.reach(uuid, lambda device: device.setback != "")
-            assert f"pid {leftover.pid} (" in tried.setback
-            assert "stuck in the kernel (state D)" in tried.setback
-            await node.health(uuid, "Unhealthy")
-            assert (await node.kubelet.run(node.pod("early"))).phase is Phase.FAILED
-            assert (leftover.lives(), node.memory(uuid), await node.scrubs(uuid)) == (True, left, 1)
-        await node.clean(uuid)  # the kill has arrived
-        assert not leftover.lives()
-    assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
+        assert (await node.kubelet.run(node.pod("early"))).phase is Phase.FAILED
+        await kept(node, owner.uid, uuid)
+        assert (importer.lives(), node.memory(uuid)) == (True, left)
+    await node.clean(uuid)
+    assert (await node.scrubs(uuid), await node.scrubs(node.gpu(other))) == (2, 1)
 
 
 async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, tmp_path):
@@ -158,28 +88,6 @@ async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, t
     assert len(await node.history(uuid, "probation-started")) == 1, "tried only once nobody was on it"
     await node.health(uuid, "Healthy")
     await node.run("next")
-
-
-async def test_a_container_that_hangs_after_a_delete_quarantines_its_gpu(build):
-    """A release that is not over: whatever hangs stays in its pod's control group, so that the pod seems to live."""
-    node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {give_up: 0s}"))
-    pod = await node.run("train")
-    uuid = node.gpu(pod)
-    async with node.foreign_process(uuid, pod.uid) as leftover:
-        with stuck(leftover.pid):
-            left = node.memory(uuid)
-            await node.kubelet.delete(pod)
-            assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
-            status = await node.reach(uuid, lambda device: device.why.startswith("sick"))
-            assert (status.state, node.memory(uuid)) == ("in_use", left)
-            assert f"(pid {leftover.pid}, {pod.uid})" in status.why
-            async with node.stage.admin() as admin:
-                [advice] = (await admin.explain(uuid)).advice
-            assert "look at the kernel stack (/proc/PID/stack)" in advice
-            await node.health(uuid, "Unhealthy")
-            assert leftover.lives()
-    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
-    assert (out.reason, out.sticky, await node.scrubs(uuid)) == ("stuck-process", False, 1)
 
 
 async def test_only_gpus_of_pods_that_ended_meanwhile_get_scrubbed(build):
@@ -216,8 +124,3 @@ async def kept(node: Node, owner: str, *uuids: str) -> None:
         for uuid in uuids:
             with pytest.raises(Refused, match="it is still in use"):
                 await scrubber.release([uuid])
-
-
-def asking(*uuids: str) -> wire.AllocateRequest:
-    """What the kubelet sends for one container."""
-    return wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=uuids)])

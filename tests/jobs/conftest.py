@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.service.conftest import build, world
+from tests.service.conftest import begin, build, world
 from tests.service.virtual import VirtualLoop
 
-__all__ = ["build", "world"]
+__all__ = ["begin", "build", "world"]
 
 WITH_THREADS = "test_driver_release.py"
 

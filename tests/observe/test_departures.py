@@ -133,17 +133,6 @@ async def watch():
         task.cancel()
 
 
-async def test_only_the_device_that_was_left_is_reconciled(place, watch):
-    notebook = Notebook()
-    pid = place.occupy()
-    await place.observation.full(place.record(None))
-    watch(notebook, place.ends)
-    place.end(pid)
-    async with asyncio.timeout(WITHIN):
-        assert await notebook.tended.get() == place.uuid
-    assert notebook.tended.empty()
-
-
 async def test_a_failed_observation_is_repeated(place, watch):
     notebook = Notebook(fails=True)
     watch(notebook, place.ends)

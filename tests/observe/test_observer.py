@@ -115,28 +115,22 @@ async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
 
 
-async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path):
+@pytest.mark.parametrize("asked", ["the device", "its sibling"])
+async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
     observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
-    device = record(bank, bank.first)
+    device, other = record(bank, bank.first), record(bank, bank.second)
     tenants.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
-    assert (await observer.full(device)).holders is None
+    if asked == "the device":
+        assert (await observer.full(device)).holders is None
+        assert (await observer.full(other)).used_at < before
+    else:
+        assert (await observer.full(other, [device])).holders == ()
     tenants.release(bank.root, bank.first)
     left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
-    assert (await observer.full(record(bank, bank.second))).used_at < before
-
-
-async def test_a_holder_without_a_name_ends_a_siblings_proof(bank, processes, tmp_path):
-    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
-    sibling = record(bank, bank.first)
-    tenants.occupy(bank.root, bank.first, b"x", POD)
-    before = clock.now().uptime
-    assert (await observer.full(record(bank, bank.second), [sibling])).holders == ()
-    tenants.release(bank.root, bank.first)
-    assert (await observer.full(sibling)).used_at >= before
 
 
 async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch):

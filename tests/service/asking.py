@@ -9,8 +9,8 @@ from scrubber.core import events as ev
 from scrubber.node import checkpoint
 
 
-def rows(world, kind, device):
-    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and it.device == device]
+def rows(world, kind, device=None):
+    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
 
 
 def scrubs(world, device):
@@ -19,6 +19,12 @@ def scrubs(world, device):
 
 def healthy(world, device):
     return next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
+
+
+async def at_step(world, device, step):
+    """Return as soon as its job is at a step."""
+    while (job := world.record(device).job) is None or job.step is not step:
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
 
 
 def written_down(world, containers=(), /, **pods):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
@@ -11,6 +11,7 @@ from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 
 Builder = Callable[..., World]
+Beginner = Callable[..., Awaitable[World]]
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], VirtualLoop]]:
@@ -38,9 +39,23 @@ async def build() -> AsyncIterator[Builder]:
 
 
 @pytest.fixture
-async def world(build) -> World:
+def begin(build, tmp_path) -> Beginner:
+    """Worlds whose devices are clean. ``policy`` is the name of a policy, or what its file says."""
+
+    async def one(*, policy: str = "default", **kwargs) -> World:
+        file = tmp_path / "policy.yaml"
+        if ":" in policy:
+            file.write_text(f"name: of-this-test\n{policy}\n")
+        world: World = build(policy=str(file) if ":" in policy else policy, **kwargs)
+        await world.start()
+        await world.clean()
+        return world
+
+    return one
+
+
+@pytest.fixture
+async def world(begin) -> World:
     """Two clean devices under policy ``default``."""
-    it: World = build()
-    await it.start()
-    await it.clean()
+    it: World = await begin()
     return it

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
-from pathlib import Path
 
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Moment, State
+from scrubber.core.model import State
 from scrubber.ground.errors import AutoclaveError, Reason
-from scrubber.ledger import sqlite, store
 from tests.service.disk import Disk
 from tests.service.node import BOOTING, Node
 from tests.service.pretend_worker import TAKES
@@ -96,10 +94,6 @@ def arm(disk: Disk, dies_after: int | None = None, fails_at: int | None = None) 
     disk.dies_after, disk.fails_at = dies_after, fails_at
 
 
-def reopen(path: Path) -> store.Store:
-    return sqlite.open_or_set_aside(path, Moment(0.0, 0.0))[0]
-
-
 def close(world: World) -> None:
     if world.up:
         world.loop.run_until_complete(world.die())
@@ -165,18 +159,5 @@ def test_any_failed_write_breaks_no_promise(thinned):
         world = World(VirtualLoop(), interval=INTERVAL, arm=partial(arm, fails_at=write))
         play(world)
         world.check()
-        recover(world)
-        close(world)
-
-
-def test_a_kill_over_a_ledger_on_disk_breaks_no_promise(tmp_path):
-    for row in range(3, len(reference().truth.entries), 12):
-        world = World(
-            VirtualLoop(),
-            interval=INTERVAL,
-            arm=partial(arm, dies_after=row),
-            reopen=partial(reopen, tmp_path / str(row) / "ledger.sqlite"),
-        )
-        play(world)
         recover(world)
         close(world)

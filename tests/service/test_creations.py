@@ -85,11 +85,9 @@ async def test_a_start_taken_for_an_ended_pods_covers_no_creation(world):
     assert (scrubs(world, device), world.record(device).owner.container) == (2, "next")
 
 
-async def test_per_container_each_creation_has_one_scrub_before_it(build, tmp_path):
+async def test_per_container_each_creation_has_one_scrub_before_it(begin, tmp_path):
     (tmp_path / "policy.yaml").write_text("name: each\ndefaults: {model: per-container}\n")
-    world = build(policy=str(tmp_path / "policy.yaml"))
-    await world.start()
-    await world.clean()
+    world = await begin(policy=str(tmp_path / "policy.yaml"))
     device, other = world.uuids
     await let_on(world, "pod", other)  # the pod lives on between its containers
     await world.acquire("pod", device, announced=True)

@@ -39,16 +39,6 @@ async def test_a_doubled_grant_never_shows_one_pod_the_others_bytes(world, apart
     assert rows(world, ev.Released, device)[-1].why == start.CONTESTED
 
 
-async def test_a_device_granted_three_times_is_scrubbed_before_each_start(world):
-    device = world.uuids[0]
-    for pod in ("first", "second", "third"):
-        await world.acquire(pod, device, announced=True)
-    written_down(world, third=[device])
-    for pod in ("first", "second", "third"):
-        await short_use(world, pod, device)
-    assert scrubs(world, device) == 3
-
-
 async def test_r11_a_doubled_grant_after_a_kubelet_restart_is_scrubbed(world):
     device = world.uuids[0]
     for pod in ("first", "second"):
@@ -80,42 +70,4 @@ async def test_two_starts_of_a_doubled_grant_never_share_the_device(world):
     world.truth.started("second", device)
     world.run("second", device)
     assert first.seen
-    assert scrubs(world, device) == 2
-
-
-async def test_init_and_app_container_share_one_scrub(world):
-    device = world.uuids[0]
-    for _ in range(2):
-        await world.acquire("pod", device, announced=True)
-    written_down(world, {"pod": ["init", "app"]}, pod=[device])
-    for _ in range(2):
-        await short_use(world, "pod", device)
-    assert scrubs(world, device) == 1
-
-
-async def test_a_pod_after_an_abandoned_grant_starts_without_a_wait(world):
-    device = world.uuids[0]
-    await world.acquire("rejected", device, announced=True)
-    await asyncio.sleep(300)
-    await world.acquire("pod", device, announced=True)
-    written_down(world, pod=[device])
-    began = world.loop.time()
-    await container_starts(world, "pod", device)
-    assert world.loop.time() - began < SHORT
-    assert scrubs(world, device) == 1
-
-
-async def test_the_pod_after_a_contested_one_is_not_contested(world):
-    device = world.uuids[0]
-    for pod in ("first", "second"):
-        await world.acquire(pod, device, announced=True)
-    written_down(world, second=[device])
-    await container_starts(world, "second", device)
-    await asyncio.sleep(2)
-    world.node.end_container("second")
-    await world.clean(device)
-    await world.acquire("next", device, announced=True)
-    written_down(world, next=[device])
-    for _ in range(2):
-        await short_use(world, "next", device)
     assert scrubs(world, device) == 2

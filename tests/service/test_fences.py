@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -25,37 +26,26 @@ READS = [Step.VERIFY, Step.HEALTH]
 A_WHILE = 2.0  # longer than any step takes
 
 
-class Words(list[str]):
-    """What was recorded so far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._more = asyncio.Event()
-
-    def say(self, word: str) -> None:
-        self.append(word)
-        self._more.set()
-        self._more = asyncio.Event()
-
-    async def until(self, word: str) -> None:
-        async with asyncio.timeout(60):
-            while word not in self:
-                await self._more.wait()
+async def until(word):
+    """Return as soon as it was recorded."""
+    async with asyncio.timeout(60):
+        while word not in Traced.trace:  # noqa: ASYNC110 - on virtual time
+            await asyncio.sleep(0.001)
 
 
 class Traced(ScrubJob):
     """Tells when it looks, and takes its time over it."""
 
-    trace: Words
+    trace: ClassVar[list[str]] = []
     takes = 0.0
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
     async def _observe(self, *, follow_up: bool = True) -> Facts:
-        self.trace.say("follows up" if follow_up else "looks")
+        self.trace.append("follows up" if follow_up else "looks")
         facts = await super()._observe(follow_up=follow_up)
         await asyncio.sleep(self.takes)
-        self.trace.say("has looked")
+        self.trace.append("has looked")
         if self.blinded and self.step is Step.VERIFY:
             Traced.blinded -= 1
             return replace(facts, holders=None)
@@ -66,7 +56,7 @@ class Traced(ScrubJob):
         for event in events:
             begins = isinstance(event, ev.StepStarted)
             which = event.step if begins else event.result.step
-            self.trace.say(f"step-{'started' if begins else 'finished'} {which.value}")
+            self.trace.append(f"step-{'started' if begins else 'finished'} {which.value}")
         if self.trace[-len(events)] == "step-finished clear":
             self.cleared()
 
@@ -75,22 +65,19 @@ class Busy(PretendWorker):
     """Tells when it begins a step, and when it opens the device for those on memory."""
 
     def prepare(self) -> None:
-        Traced.trace.say("prepares")
+        Traced.trace.append("prepares")
 
     async def do(self, step, path, order, *rest):
-        Traced.trace.say(f"does {step.value}{' unused' if order.unused else ''}")
+        Traced.trace.append(f"does {step.value}{' unused' if order.unused else ''}")
         result = await super().do(step, path, order, *rest)
-        Traced.trace.say(f"did {step.value}")
+        Traced.trace.append(f"did {step.value}")
         return result
 
 
 @pytest.fixture
-async def seen(build, monkeypatch):
+async def seen(begin):
     """A clean world whose jobs are listened to from now on."""
-    monkeypatch.setattr(Traced, "trace", Words(), raising=False)
-    world = build(gpus=1, worker=Busy, job=Traced)
-    await world.start()
-    await world.clean()
+    world = await begin(gpus=1, worker=Busy, job=Traced)
     Traced.trace.clear()
     return world
 
@@ -139,7 +126,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     guests = []
     monkeypatch.setattr(Traced, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
     running = await world.operations.scrub(device, ScrubPath.FAST)
-    await Traced.trace.until("did verify")
+    await until("did verify")
     assert "step-finished verify" not in Traced.trace
     for guest in guests:
         world.node.leave(guest)
@@ -153,7 +140,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
 async def test_the_last_search_finds_what_follow_ups_miss(seen):
     world, device = seen, seen.uuids[0]
     running = await world.operations.scrub(device, ScrubPath.FAST)
-    await Traced.trace.until("step-finished scratch")
+    await until("step-finished scratch")
     world.intrude(device, container=True).secret = True
     await running.finished.wait()
     passed = [it.result.step for it in rows(world, ev.StepFinished, device)[-len(STEPS) :]]
@@ -175,24 +162,6 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
     running = await scrubbed(seen, ScrubPath.FAST)
     last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
-
-
-async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
-    hire = seen.life.jobs._context.spawn
-
-    async def slowly(*who) -> PretendWorker:
-        await asyncio.sleep(A_WHILE)
-        worker: PretendWorker = await hire(*who)
-        return worker
-
-    monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
-    monkeypatch.setattr(Traced, "takes", A_WHILE)
-    running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
-    began = seen.loop.time()
-    await Traced.trace.until("does evict unused")
-    assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
-    await running.finished.wait()
-    assert running.receipt is not None
 
 
 @pytest.mark.parametrize("made", ["in time", "never", "too late"])
@@ -298,10 +267,8 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await world.clean(device)
 
 
-async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(build):
-    world = build(gpus=3, interval=60.0)
-    await world.start()
-    await world.clean()
+async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(begin):
+    world = await begin(gpus=3, interval=60.0)
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
     job = await world.operations.scrub(sibling, ScrubPath.FAST)

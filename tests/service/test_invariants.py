@@ -196,7 +196,6 @@ class Histories(RuleBasedStateMachine):
             "scrub": lambda: operations.scrub(uuid, None),
             "scrub fast": lambda: operations.scrub(uuid, ScrubPath.FAST),
             "scrub slow": lambda: operations.scrub(uuid, ScrubPath.SLOW),
-            "scrub reset": lambda: operations.scrub(uuid, ScrubPath.RESET),
             "quarantine": lambda: operations.quarantine(uuid, "smells", "ops"),
             "reinstate": lambda: operations.reinstate(uuid, "smells better", "ops"),
             "excuse": lambda: operations.reinstate_without_proof(uuid, "smells of nothing", "ops"),

@@ -64,7 +64,7 @@ async def no_room(world: World, _running: ScrubJob) -> None:
         (Broken, nothing, "fault", "error", {"exc_info", "seconds"}),
     ],
 )
-async def test_each_job_logs_one_endat_its_end(
+async def test_each_job_logs_one_line_at_its_end(
     build: Callable[..., World], worker: type[PretendWorker], injects: Injects, outcome: str, level: str, more: set[str]
 ) -> None:
     world = build(worker=worker, gpus=1)
@@ -77,21 +77,12 @@ async def test_each_job_logs_one_endat_its_end(
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
     (end,) = shown
-    assert (end["event"], end["outcome"], end["log_level"], end["op"]) == (
-        "job ended",
-        outcome,
-        level,
-        "0b0b0b0b",
-    )
-    assert (end["device"], end["job"], end["path"], end["trigger"]) == (
-        device,
-        running.id,
-        "slow",
-        "request",
-    )
-    assert end["state"] == world.state(device).value
-    known = {"event", "outcome", "log_level", "op", "device", "job", "path", "trigger", "state", "room"}
-    assert end.keys() - known == more
+    wanted = {
+        "event": "job ended", "outcome": outcome, "log_level": level, "op": "0b0b0b0b", "device": device,
+        "job": running.id, "path": "slow", "trigger": "request", "state": world.state(device).value,
+    }  # fmt: skip
+    assert end | wanted == end
+    assert end.keys() - wanted.keys() - {"room"} == more
     world.life.disk.full = False
 
 

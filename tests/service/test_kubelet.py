@@ -7,37 +7,21 @@ import asyncio
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core import ownership
 from scrubber.core.model import Facts, State
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import let_on, rows, scrubs, written_down
-from tests.service.world import World
+
+LONG = 300.0
 
 
 @pytest.fixture
-def policy(build, tmp_path):
-    """Worlds under a policy of a few lines."""
-
-    async def one(text: str, *, gated: bool = False) -> World:
-        file = tmp_path / "policy.yaml"
-        file.write_text(f"name: few-lines\ndefaults: {text}\n")
-        world: World = build(policy=str(file))
-        world.gated = gated
-        await world.start()
-        await world.clean()
-        return world
-
-    return one
+def gated(world):
+    """The create gate is in force."""
+    world.gated = True
 
 
 # -- whose devices
-
-
-async def test_a_start_without_an_owner_belongs_to_the_checkpoints_pod(world):
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    written_down(world, pod=[device], other=[world.uuids[1]])
-    await world.handover.start([device], None)
-    assert rows(world, ev.PutInUse, device)[-1].owner.container == "pod"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +52,9 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     assert world.state(device) is State.GRANTED
 
 
-async def test_x23_a_pod_that_lost_the_device_does_not_start(policy):
+@pytest.mark.usefixtures("gated")
+async def test_x23_a_pod_that_lost_the_device_does_not_start(world):
     """A start is not cancelled when its pod is deleted; the device may be the next pod's by the time it is clean."""
-    world = await policy("{}", gated=True)
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     await world.acquire("pod", device, announced=True)
@@ -124,11 +108,24 @@ async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
     assert scrubs(world, first) == 2
 
 
+async def test_a_pod_without_the_device_in_the_checkpoint_is_released(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.handover.start([device], None)  # and nothing of it is ever seen
+    written_down(world, other=[world.uuids[1]])
+    await asyncio.sleep(ownership.STARTS_WITHIN - 1)
+    assert world.state(device) is State.IN_USE, "its container may come any moment"
+    await asyncio.sleep(5)
+    assert world.state(device) is State.CLEAN
+    assert rows(world, ev.Released, device)[-1].why == "it was not used, and the kubelet has taken it from its owner"
+
+
 # -- which hook waits
 
 
-async def test_gate_create_answers_at_once_and_the_start_waits(policy):
-    world = await policy("{}", gated=True)
+@pytest.mark.usefixtures("gated")
+async def test_gate_create_answers_at_once_and_the_start_waits(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     began = world.loop.time()
@@ -142,8 +139,8 @@ async def test_gate_create_answers_at_once_and_the_start_waits(policy):
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
 
 
-async def test_gate_create_starts_nothing_beside_the_last_owner(policy):
-    world = await policy("{}", gated=True)
+@pytest.mark.usefixtures("gated")
+async def test_gate_create_starts_nothing_beside_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -156,8 +153,8 @@ async def test_gate_create_starts_nothing_beside_the_last_owner(policy):
     assert world.loop.time() - began >= world.truth.policy(device).budgets.start
 
 
-async def test_gate_create_start_waits_for_the_last_owner(policy):
-    world = await policy("{}", gated=True)
+@pytest.mark.usefixtures("gated")
+async def test_gate_create_start_waits_for_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -173,81 +170,14 @@ async def test_gate_create_start_waits_for_the_last_owner(policy):
     assert world.loop.time() - began < 3.0  # about its scrub
 
 
-async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
-    world = await policy("{}", gated=True)
+@pytest.mark.usefixtures("gated")
+async def test_a_waiting_start_grants_no_other_device_meanwhile(world):
     used, free = world.uuids
     await let_on(world, "pod", used)
     written_down(world, next=[used, free])
     with pytest.raises(NotReady):
         await world.handover.start([used, free], None)
     assert not rows(world, ev.Granted, free)
-
-
-async def test_gate_create_does_not_concern_unannounced_grants(policy):
-    world = await policy("{}", gated=True)
-    device = world.uuids[0]
-    world.node.end_container(await world.tenancy(device))
-    [grant] = await world.acquire("next", device)
-    assert grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
-
-
-# -- what a start means
-
-
-async def restart(world, device, *, left_behind=False):
-    """The pod's container dies, and another one of the pod starts on the device."""
-    if left_behind:
-        world.node.enter(device, world.node.gpus[device].users()[0].kind, "left")
-    world.node.end_container("pod")
-    world.run("pod", next(it for it in world.uuids if it != device))  # the pod itself lives on
-    await asyncio.sleep(1)
-    before = scrubs(world, device)
-    await world.handover.start([device], None)
-    return scrubs(world, device) - before
-
-
-@pytest.mark.parametrize(("model", "wanted"), [("per-pod", 0), ("per-container", 1), ("per-container-cached", 0)])
-async def test_a_restart_costs_a_scrub_under_per_container_only(policy, model, wanted):
-    world = await policy(f"{{model: {model}}}")
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    assert await restart(world, device) == wanted
-    assert world.state(device) is State.IN_USE
-    assert world.record(device).owner.container == "pod"
-
-
-# -- what a review found
-
-
-async def test_no_scrub_starts_between_a_restart_and_its_first_process(world):
-    """Not every runtime keeps a process of the pod alive between two containers."""
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    await asyncio.sleep(2)
-    world.node.end_container("pod")
-    await world.handover.start([device], None)
-    await asyncio.sleep(3)  # creating the container takes its time
-    world.run("pod", device)
-    await asyncio.sleep(5)
-    assert world.state(device) is State.IN_USE
-
-
-@pytest.mark.parametrize("model", ["per-pod", "per-container", "per-container-cached"])
-async def test_s10_foreign_containers_data_is_scrubbed_before_a_start(policy, model):
-    world = await policy(f"{{model: {model}}}")
-    device, other = world.uuids
-    await let_on(world, "pod", device)
-    await asyncio.sleep(2)
-    world.node.end_container("pod")
-    world.run("pod", other)
-    foreign = world.intrude(device, container=True)
-    await asyncio.sleep(3)
-    world.node.end_container(foreign.container)
-    await asyncio.sleep(3)
-    before = scrubs(world, device)
-    await world.handover.start([device], None)
-    assert scrubs(world, device) == before + 1
-    assert world.record(device).owner.container == "pod"
 
 
 async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
@@ -284,3 +214,81 @@ async def test_a_stop_is_not_a_failure_of_a_requested_device(world):
     with pytest.raises(NotReady) as refused:
         await waiting
     assert refused.value.reason is Reason.SHUTTING_DOWN
+
+
+# -- an unannounced pod keeps its device while it lives, unless the device was granted to another pod
+
+
+async def quick(world, device):
+    """A container of a pod that lives on has been on it, which a round has seen. The pod."""
+    unannounced = world.intrude(device, container=True)
+    await world.reach(device, State.IN_USE)
+    world.node.leave(unannounced)
+    return unannounced.container
+
+
+async def test_a_monitor_on_a_grant_does_not_take_it(world):
+    """Its container may be about to come, after a restart of the kubelet without a word."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await quick(world, device)
+    await asyncio.sleep(LONG)
+    with pytest.raises(Refused):
+        await world.handover.acquire([device], announced=False, exclusive=True)
+    world.restart_kubelet()
+    process = world.run("pod", device)
+    await asyncio.sleep(LONG)
+    world.node.leave(process)  # between two kernels of its own
+    await asyncio.sleep(LONG)
+    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 1)
+
+
+async def test_a_start_waits_until_a_monitor_closes_the_device(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    unannounced = world.intrude(device, container=True)
+    await world.reach(device, State.IN_USE)
+    with pytest.raises(NotReady):
+        await world.handover.start([device], None)
+    world.node.leave(unannounced)
+    await world.handover.start([device], None)  # before any round has seen it
+    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
+
+
+@pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
+async def test_r11_an_unannounced_pod_outlives_a_kubelet_restart(world, given):
+    """He may have been started without a word; and the checkpoint may have been lost and begun anew."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, **{pod: [device] for pod in given})
+    world.restart_kubelet()
+    pod = await quick(world, device)
+    await asyncio.sleep(LONG)
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
+    world.node.end_container(pod)
+    await world.clean(device)
+
+
+async def test_w14_a_pod_in_the_checkpoint_owns_the_device(world):
+    """The ledger was lost. The kubelet forgets a pod that was deleted by force, and its container runs on."""
+    device = world.uuids[0]
+    [before] = [world.run(await world.tenancy(device), device)]
+    pod = before.container
+    written_down(world, **{pod: [device]})
+    await world.die()
+    world.forget()
+    await world.start()
+    await asyncio.sleep(2)
+    for process in world.node.gpus[device].users():
+        world.node.leave(process)  # between two kernels of its own
+    written_down(world)
+    await asyncio.sleep(LONG)
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    assert (world.state(device), world.record(device).owner.unannounced) == (State.IN_USE, False)
+    world.node.end_container(pod)
+    await world.clean(device)

@@ -38,10 +38,8 @@ async def test_a_device_that_leaves_the_inventory_is_quarantined(world):
     await world.reach(device, State.CLEAN)
 
 
-async def test_without_an_inventory_known_devices_are_reconciled(build):
-    world = build(interval=0.5)
-    await world.start()
-    await world.clean()
+async def test_without_an_inventory_known_devices_are_reconciled(begin):
+    world = await begin(interval=0.5)
     world.node.driver_hangs = True
     await asyncio.sleep(20)
     assert not any(advert.clean and not advert.healthy for advert in world.life.reporter.adverts().devices)
@@ -68,18 +66,16 @@ async def test_a_hanging_device_delays_a_round_by_its_deadline_only(world):
     assert world.loop.time() - began < 5
 
 
-async def settled(build, gpus: int):
+async def settled(begin, gpus: int):
     """A world in which all devices are clean and quiet."""
-    world = build(gpus=gpus)
-    await world.start()
-    await world.clean()
+    world = await begin(gpus=gpus)
     await asyncio.sleep(2 * OBSERVED_WITHIN)
     return world
 
 
 @pytest.mark.parametrize("gpus", [2, MANY])
-async def test_quiet_devices_are_observed_in_time_and_not_reconciled(build, monkeypatch, gpus):
-    world = await settled(build, gpus)
+async def test_quiet_devices_are_observed_in_time_and_not_reconciled(begin, monkeypatch, gpus):
+    world = await settled(begin, gpus)
     reconciled, observed = (
         counting(monkeypatch, world.upkeep, "reconcile"),
         counting(monkeypatch, world.node, "quick_observation"),
@@ -91,20 +87,9 @@ async def test_quiet_devices_are_observed_in_time_and_not_reconciled(build, monk
         assert slots - 2 <= observed.count(device) <= slots + 2
 
 
-async def test_one_round_in_several_observes_all_quiet_devices(build, monkeypatch):
-    world = await settled(build, MANY)
-    observed = counting(monkeypatch, world.node, "quick_observation")
-    looks = []
-    for _ in range(10):
-        await asyncio.sleep(1)
-        looks.append(len(observed))
-        observed.clear()
-    assert set(looks) == {0, MANY}
-
-
-@pytest.mark.parametrize("number", range(0, MANY, 5))
-async def test_a_change_of_a_quiet_device_is_found_in_time(build, number):
-    world = await settled(build, MANY)
+@pytest.mark.parametrize("number", [0, MANY - 1])
+async def test_a_change_of_a_quiet_device_is_found_in_time(begin, number):
+    world = await settled(begin, MANY)
     one, other = world.uuids[number], world.uuids[(number + 7) % MANY]
     await asyncio.sleep(number / 10)
     world.intrude(one)
@@ -114,8 +99,8 @@ async def test_a_change_of_a_quiet_device_is_found_in_time(build, number):
     assert world.record(other).quarantine.ailment.kind is AilmentKind.REMAP_FAILED
 
 
-async def test_a_hanging_device_hides_no_change_of_a_quiet_one(build):
-    world = await settled(build, MANY)
+async def test_a_hanging_device_hides_no_change_of_a_quiet_one(begin):
+    world = await settled(begin, MANY)
     world.node.gpus[world.uuids[0]].hangs = True
     await asyncio.sleep(1)
     for device in (world.uuids[1], world.uuids[-1]):
@@ -126,8 +111,8 @@ async def test_a_hanging_device_hides_no_change_of_a_quiet_one(build):
     world.node.gpus[world.uuids[0]].hangs = False
 
 
-async def test_a_device_in_use_is_never_quiet(build, monkeypatch):
-    world = await settled(build, MANY)
+async def test_a_device_in_use_is_never_quiet(begin, monkeypatch):
+    world = await settled(begin, MANY)
     await let_on(world, "pod-a", world.uuids[0])
     await asyncio.sleep(2)
     reconciled = counting(monkeypatch, world.upkeep, "reconcile")
@@ -138,8 +123,8 @@ async def test_a_device_in_use_is_never_quiet(build, monkeypatch):
     assert world.state(world.uuids[0]) is State.SCRUBBING
 
 
-async def test_a_device_with_a_new_record_is_reconciled_again(build, monkeypatch):
-    world = await settled(build, MANY)
+async def test_a_device_with_a_new_record_is_reconciled_again(begin, monkeypatch):
+    world = await settled(begin, MANY)
     await asyncio.sleep(0.5)
     await world.operations.quarantine(world.uuids[0], "to be looked at", "a person")
     observed = counting(monkeypatch, world.node, "quick_observation")

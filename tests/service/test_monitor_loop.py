@@ -69,11 +69,6 @@ async def test_an_alarm_starts_one_round_at_once(bank):
         assert counting.rounds == 3
 
 
-async def test_without_an_alarm_rounds_follow_the_interval(bank):
-    with running(bank, interval=monitor.ALARM_PAUSE / 5) as counting:
-        await until(lambda: counting.rounds > 3)
-
-
 async def test_many_alarms_start_a_few_rounds_a_second(bank):
     loop = asyncio.get_running_loop()
     with running(bank, interval=60) as counting:

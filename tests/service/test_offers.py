@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from scrubber.core import ownership, pauses
 from scrubber.core.model import Facts, State
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.service.context import WITHHOLD_SECONDS
-from tests.service.asking import healthy, let_on, written_down
+from tests.service.asking import healthy, let_on
 
 
 async def test_r4_a_refused_device_in_use_is_withheld_until_release(world):
@@ -42,21 +41,6 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
         assert await world.life.ledger.newer_row(seq, 5.0)
     with pytest.raises(NotReady):
         await refusal
-
-
-async def test_a_withheld_and_deserted_device_is_released(world):
-    """Nobody would try again for what is not offered, and so show that the last tenant is gone."""
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    written_down(world, pod=[device])
-    await world.handover.start([device], None)  # it never comes
-    with pytest.raises(NotReady):
-        await world.acquire("next", device, announced=True)
-    began = world.loop.time()
-    assert not healthy(world, device)
-    await world.clean(device)
-    assert world.loop.time() - began <= ownership.STARTS_WITHIN + 5
-    assert healthy(world, device)
 
 
 async def test_a_hanging_driver_withholds_a_device_for_a_time_only(world):
@@ -130,50 +114,30 @@ async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
     assert world.context.is_withheld(world.record(device))
 
 
-class Listening:
-    """A watcher, and every advert of one device that it receives."""
-
-    def __init__(self, world, device: str) -> None:
-        self.received = [healthy(world, device)]
-        self._world, self._device = world, device
-        world.life.ledger.notify = self._hear(world.life.ledger.notify)
-
-    def _hear(self, notify: Callable[[], None]) -> Callable[[], None]:
-        def received() -> None:
-            notify()
-            word = healthy(self._world, self._device)
-            if word is not self.received[-1]:
-                self.received.append(word)
-
-        return received
-
-
 async def hand_over(world, device, before, after):
-    """One pod ends, and the next one starts on its device; the adverts meanwhile."""
+    """One pod ends, and the next one starts on its device; the adverts that a watcher received meanwhile."""
     await asyncio.sleep(2)
-    listening = Listening(world, device)
+    received, notify = [healthy(world, device)], world.life.ledger.notify
+
+    def hear() -> None:
+        notify()
+        received.append(healthy(world, device))
+
+    world.life.ledger.notify = hear
     world.node.end_container(before)
     await world.clean(device)
     await let_on(world, after, device)
-    return listening.received
+    return [word for word, _ in itertools.groupby(received)]
 
 
-async def test_a_fast_handover_changes_no_advert(world):
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    assert await hand_over(world, device, "pod", "next") == [True]
-    assert await hand_over(world, device, "next", "last") == [True]
-
-
-async def test_a_slow_handover_is_advertised_once_at_each_end(build, tmp_path):
-    file = tmp_path / "policy.yaml"
-    file.write_text("name: hasty\ndefaults: {budgets: {allocate: 1s, owner_wait: 1s}}\n")
-    world = build(policy=str(file))
-    await world.start()
-    await world.clean()
+@pytest.mark.parametrize(
+    ("policy", "received"),
+    [("default", [True]), ("defaults: {budgets: {allocate: 1s, owner_wait: 1s}}", [True, False, True])],
+    ids=["within the budget of Allocate", "known to take longer"],
+)
+async def test_only_a_slow_handover_changes_the_advert(begin, policy, received):
+    world = await begin(policy=policy)
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await hand_over(world, device, "pod", "next")  # from now on it is known
-    record = world.record(device)
-    assert not pauses.fits_allocate_budget(record, world.active_policy.device_policy(record.device).policy)
-    assert await hand_over(world, device, "next", "last") == [True, False, True]
+    assert await hand_over(world, device, "next", "last") == received

@@ -1,52 +1,26 @@
-"""How devices return: by proof, by an operator, and what burn-in does with idle devices."""
+"""How devices return and jobs end: what was found until then counts, and a started reset completes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, ScrubPath, State, Step, Trigger, Vitals, Xid
-from scrubber.ground.errors import LedgerUnavailable, Refused
+from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Xid
+from scrubber.devices.base import Progress
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Refused
 from scrubber.ledger import store
-from scrubber.steps.base import Report
+from scrubber.steps.base import Order, Report
+from scrubber.workers.worker import BrokenError
 from tests.ledger import memory_store
-from tests.service.asking import let_on, rows, written_down
-from tests.service.pretend_worker import PretendWorker
-from tests.service.world import World
-
-TESTED_HOURLY = """\
-name: tested
-defaults:
-  timeouts: {evict: 5s}
-  periodic: {every: 1h, keep_free: KEEP}
-"""
-
-
-@pytest.fixture
-def tested(build, tmp_path):
-    """A node whose idle devices are tested every hour."""
-
-    async def node(
-        gpus: int = 2, keep: int = 1, interval: float = 20.0, worker: type[PretendWorker] = PretendWorker
-    ) -> World:
-        file = tmp_path / "tested.yaml"
-        file.write_text(TESTED_HOURLY.replace("KEEP", str(keep)))
-        world: World = build(policy=str(file), gpus=gpus, interval=interval, worker=worker)
-        await world.start()
-        await world.clean()
-        return world
-
-    return node
-
-
-def burn_ins(world, *devices):
-    started = (it for device in devices or world.uuids for it in rows(world, ev.ScrubStarted, device))
-    return [it.job for it in started if it.job.trigger is Trigger.BURN_IN]
+from tests.service.asking import at_step, let_on, rows, written_down
+from tests.service.pretend_worker import AMinuteOfTests, PretendWorker
 
 
 async def out(world, device):
@@ -86,20 +60,6 @@ async def test_reinstate_without_proof_cancels_a_probation(world):
     assert "it was cancelled" in world.story(device)
 
 
-async def test_only_a_quarantined_device_can_be_reinstated(world):
-    with pytest.raises(Refused, match="it is not quarantined"):
-        await world.operations.reinstate_without_proof(world.uuids[0], "", "ann")
-
-
-async def test_a_reinstated_device_that_is_sick_is_quarantined_again(world):
-    device = world.uuids[0]
-    world.node.gpus[device].lost = True
-    await world.reach(device, State.QUARANTINED)
-    await world.operations.reinstate_without_proof(device, "it looks fine from here", "ann")
-    await world.reach(device, State.QUARANTINED)
-    assert "fallen off its bus" in world.record(device).quarantine.ailment.detail
-
-
 class WithoutErrorLog(PretendWorker):
     """A worker as the real ones are: it reads counters, and has no error log."""
 
@@ -110,10 +70,8 @@ class WithoutErrorLog(PretendWorker):
         return replace(report, findings=replace(report.findings, vitals=read))
 
 
-async def test_an_error_during_a_job_is_judged_after_the_job(build):
-    world = build(gpus=1, worker=WithoutErrorLog, policy="fast")
-    await world.start()
-    await world.clean()
+async def test_an_error_during_a_job_is_judged_after_the_job(begin):
+    world = await begin(gpus=1, worker=WithoutErrorLog, policy="fast")
     [device] = world.uuids
     running = await world.operations.scrub(device, ScrubPath.RESET)
     world.node.gpus[device].xids.append(Xid(900, 79))
@@ -124,83 +82,8 @@ async def test_an_error_during_a_job_is_judged_after_the_job(build):
     await world.reach(device, State.CLEAN)
 
 
-async def test_burn_ins_run_in_turn_and_keep_devices_free(tested):
-    world = await tested(gpus=2)
-    most = 0
-    for _ in range(5400):
-        await asyncio.sleep(2.0)
-        scrubbing = [device for device in world.uuids if world.state(device) is State.SCRUBBING]
-        most = max(most, len(scrubbing))
-    assert most == 1
-    for device in world.uuids:
-        assert 1 <= len(burn_ins(world, device)) <= 3
-        assert all(job.path is ScrubPath.SLOW for job in burn_ins(world, device))
-
-
-async def test_the_last_free_devices_get_no_burn_in(tested):
-    world = await tested(gpus=2, keep=2)
-    await asyncio.sleep(3 * 3600.0)
-    assert burn_ins(world) == []
-
-
-async def test_a_burn_in_is_not_repeated_at_once(tested):
-    world = await tested(gpus=2)
-    await asyncio.sleep(3500.0)
-    assert burn_ins(world) == []
-
-
-async def test_an_acquire_gets_a_device_from_its_burn_in(tested):
-    world = await tested(gpus=2)
-    while not burn_ins(world):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
-    [job] = burn_ins(world)
-    device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
-    advert = next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
-    assert advert.healthy
-    began = world.loop.time()
-    assert await world.acquire("pod", device)
-    assert world.loop.time() - began < world.truth.policy(device).budgets.allocate
-    assert [it.job for it in rows(world, ev.ScrubInterrupted, device)] == [job.id]
-    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is ScrubPath.FAST
-
-
-async def test_a_burn_in_disturbs_no_sibling(tested):
-    world = await tested(gpus=3)
-    _alone, one, other = world.uuids
-    await world.tenancy(one)
-    await asyncio.sleep(3 * 3600.0)
-    assert burn_ins(world, other) == []
-
-
-async def test_a_failed_burn_in_quarantines_the_device(tested):
-    world = await tested(gpus=2)
-    while not burn_ins(world):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
-    device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
-    world.node.gpus[device].lost = True
-    await world.reach(device, State.QUARANTINED)
-    assert ScrubPath.RESET in {it.path for it in rows(world, ev.Escalated, device)}
-
-
-@pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
-async def test_a_burst_of_errors_costs_one_probation(build, codes):
-    world = build(gpus=1, worker=WithoutErrorLog)
-    await world.start()
-    await world.clean()
-    [device] = world.uuids
-    world.node.report(device, (48,))
-    await world.reach(device, State.QUARANTINED)
-    for code in codes:
-        await asyncio.sleep(1.0)
-        world.node.report(device, (code,))
-    await world.reach(device, State.CLEAN)
-    assert len(rows(world, ev.ProbationStarted, device)) == 1
-
-
-async def test_errors_before_a_reinstatement_do_not_count_against_it(build):
-    world = build(gpus=1, worker=WithoutErrorLog)
-    await world.start()
-    await world.clean()
+async def test_errors_before_a_reinstatement_do_not_count_against_it(begin):
+    world = await begin(gpus=1, worker=WithoutErrorLog)
     [device] = world.uuids
     await out(world, device)
     world.node.report(device, (74,))  # what moving its cables does
@@ -209,110 +92,10 @@ async def test_errors_before_a_reinstatement_do_not_count_against_it(build):
     assert running.receipt is not None
 
 
-class LongTest(PretendWorker):
-    """Tests for a minute."""
-
-    async def perform(self, step, order, progress):
-        if step is Step.SELFTEST:
-            await self.spend(60)
-        return await super().perform(step, order, progress)
-
-
-class NoReset(PretendWorker):
-    """A bystander keeps the device open, so that no reset is possible."""
-
-    async def perform(self, step, order, progress):
-        if step is Step.RESET and self.node.loop.time() > 1000:
-            return Report(Outcome.FAILED, "cannot reset: it is open in dcgm-exporter", Blame.SERVICE)
-        return await super().perform(step, order, progress)
-
-
-async def begun(world):
-    """The device whose test has just begun."""
-    while not burn_ins(world):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
-    return next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
-
-
-def offered(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
-
-
-async def test_a_device_sick_during_burn_in_is_not_offered(tested):
-    world = await tested(worker=LongTest, interval=1.0)
-    device = await begun(world)
-    await asyncio.sleep(5)
-    assert offered(world, device)
-    world.node.report(device, (79,))
-    await asyncio.sleep(1.5)
-    assert not offered(world, device)
-    assert world.state(device) is State.QUARANTINED
-
-
-async def test_a_failed_attempt_at_burn_in_waits_for_the_next(tested):
-    world = await tested(worker=NoReset)
-    device = await begun(world)
-    await asyncio.sleep(3000)
-    assert len(burn_ins(world, device)) == 1
-    assert world.state(device) is State.CLEAN
-
-
-async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
-    """A request between the last step and its verdict is refused."""
-    world = await tested()
-    device = await begun(world)
-    look = world.life.observer.health.vitals
-
-    async def slow(uuid: str) -> Vitals | None:
-        await asyncio.sleep(1.5)
-        seen: Vitals | None = await look(uuid)
-        return seen
-
-    world.life.observer.health.vitals = slow
-    world.node.gpus[device].computes_wrongly = True
-    while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
-    with pytest.raises(Refused):
-        await world.acquire("pod", device)
-    await world.reach(device, State.QUARANTINED)
-    assert world.record(device).quarantine.ailment.kind is AilmentKind.COMPUTE_FAULT
-
-
-async def test_a_device_not_observed_at_the_end_is_not_clean(world):
-    device = world.uuids[0]
-    running = await world.operations.scrub(device, ScrubPath.FAST)
-    look = world.life.observer.health.vitals
-
-    async def silent(_uuid: str) -> None:
-        return None
-
-    world.life.observer.health.vitals = silent
-    await running.finished.wait()
-    world.life.observer.health.vitals = look
-    assert (running.receipt, running.why) == (None, "its health could not be read at the end")
-    await world.reach(device, State.CLEAN)
-
-
-async def test_errors_before_discovery_need_a_reset_only(build):
-    world = build(gpus=1, policy="fast")
-    [device] = world.uuids
-    world.node.report(device, (79, 61))
-    await world.start()
-    await world.clean()
-    assert world.record(device).receipt.path is ScrubPath.RESET
-    assert rows(world, ev.Quarantined, device) == []
-    assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]
-
-
-async def test_a_forbidden_reset_waits_for_a_person(build, tmp_path):
-    world = build(gpus=2, policy="fast")
+async def test_a_forbidden_reset_waits_for_a_person(begin):
+    world = await begin(policy="defaults: {reset: {when: never}}")
     device, other = world.uuids
-    policy = tmp_path / "tuned.yaml"
-    policy.write_text("name: tuned\ndefaults: {reset: {when: never}}\n")
-    world.change_policy(str(policy))
-    world.node.report(device, (79, 61))
-    await world.start()
-    await world.clean(other)
+    world.node.report(device, (79,))
     with pytest.raises(Refused, match=r"cannot scrub .*: the policy forbids resets \(reset.when: never\); choose"):
         await world.operations.scrub(other, ScrubPath.RESET)
     await world.reach(device, State.QUARANTINED)
@@ -349,11 +132,9 @@ class Copied(memory_store.MemoryStore):
 
 
 @pytest.mark.parametrize("failures", [0, 1], ids=["", "and the disk is full at first"])
-async def test_a_possibly_older_ledger_has_all_devices_scrubbed(build, failures):
+async def test_a_possibly_older_ledger_has_all_devices_scrubbed(begin, failures):
     kept = Copied()
-    world = build(policy="fast", reopen=lambda: kept)
-    await world.start()
-    await world.clean()
+    world = await begin(policy="fast", kept=kept)
     [granted, _] = world.uuids
     await world.acquire("pod", granted, announced=True)
     await world.die()
@@ -364,14 +145,11 @@ async def test_a_possibly_older_ledger_has_all_devices_scrubbed(build, failures)
     assert [len(rows(world, ev.Distrusted, device)) for device in world.uuids] == [1, 1]
 
 
-@pytest.mark.parametrize("first", ["dropped", "next"])
-@pytest.mark.parametrize("used", [False, True], ids=["idle before", "used before"])
-async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(build, first, used):
+@pytest.mark.parametrize(("first", "used"), [("dropped", False), ("next", True)], ids=["idle before", "used before"])
+async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(begin, first, used):
     """The kubelet has dropped a pod and admitted another one; the ledger is a copy from before both."""
     kept = Copied()
-    world = build(gpus=1, policy="fast", reopen=lambda: kept)
-    await world.start()
-    await world.clean()
+    world = await begin(gpus=1, policy="fast", kept=kept)
     [device] = world.uuids
     if used:
         await let_on(world, "earlier", device)
@@ -391,11 +169,149 @@ async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(build, first
         world.node.end_container(pod)
 
 
-async def test_a_proof_survives_a_restart_where_policy_says_so(build):
-    world = build(policy="fast")
-    await world.start()
-    await world.clean()
-    await world.die()
-    await world.start()
-    await asyncio.sleep(10)
-    assert [len(rows(world, ev.ScrubPassed, device)) for device in world.uuids] == [1, 1]
+# -- how jobs end
+
+
+async def left_alone(begin, worker):
+    """A clean device of which nothing happens before the workers do what they are for."""
+    world = await begin(gpus=1, worker=worker)
+    await asyncio.sleep(1000)
+    return world, world.uuids[0]
+
+
+class HangsInTheEnd(PretendWorker):
+    """Its last step is done, and then the driver hangs."""
+
+    async def perform(self, step, order, progress):
+        report = await super().perform(step, order, progress)
+        self.gpu.hangs = step is Step.HEALTH and self.node.loop.time() > 1000
+        return report
+
+
+async def test_a_driver_that_hangs_at_the_end_proves_nothing(begin):
+    world, device = await left_alone(begin, HangsInTheEnd)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await running.finished.wait()
+    assert running.receipt is None
+    monitor_asked_first = running.why.startswith("the driver does not answer for this device")
+    assert monitor_asked_first or running.why == "its health could not be read at the end"
+    world.node.heal()
+
+
+async def test_one_late_last_answer_makes_no_device_sick(begin):
+    late = 0
+
+    class OneLateAnswer(PretendWorker):
+        """The driver is slow once, just when the job asks for the last time."""
+
+        async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
+            nonlocal late
+            report = await super().perform(step, order, progress)
+            if step is Step.HEALTH and late == 0 and self.node.loop.time() > 1000:
+                late += 1
+                self.gpu.hangs = True
+                self.node.loop.call_later(3.0, setattr, self.gpu, "hangs", False)
+            return report
+
+    world, device = await left_alone(begin, OneLateAnswer)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await running.finished.wait()
+    assert late == 1
+    assert running.receipt is not None
+
+
+async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
+    device = world.uuids[0]
+    spawn = world.context.jobs._context.spawn
+
+    async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> PretendWorker:
+        if world.record(uuid).job.path is ScrubPath.RESET:
+            raise BrokenError("cannot start a worker")
+        worker: PretendWorker = await spawn(uuid, policy, steps)
+        return worker
+
+    jobs = world.context.jobs
+    monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
+    world.node.gpus[device].bad_memory = True
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await running.finished.wait()
+    world.node.heal()
+    quarantine = world.record(device).quarantine
+    assert (quarantine.ailment.kind, quarantine.next_probe) == (AilmentKind.MEMORY_FAULT, None)
+
+
+async def test_a_reset_waiting_for_a_self_test_delays_no_pod(begin):
+    world = await begin(gpus=4, worker=AMinuteOfTests, policy="fast")
+    tested, reset, tenants, _ = world.uuids
+    first = await world.operations.scrub(tested, ScrubPath.RESET)
+    await at_step(world, tested, Step.SELFTEST)
+    second = await world.operations.scrub(reset, ScrubPath.RESET)
+    await asyncio.sleep(5)
+    assert world.record(reset).job.step is None
+    assert not first.finished.is_set()
+    began = world.loop.time()
+    running = await world.operations.scrub(tenants, ScrubPath.FAST)
+    await running.finished.wait()
+    assert running.receipt is not None
+    assert world.loop.time() - began < 3
+    await asyncio.gather(first.finished.wait(), second.finished.wait())
+    assert second.receipt is not None
+
+
+@pytest.mark.parametrize("ask", ["acquire", "start"])
+async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch, ask):
+    device = world.uuids[0]
+    await world.operations.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.EVICT)
+    method = "quick" if ask == "acquire" else "full"
+    look = getattr(world.life.observer, method)
+
+    async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
+        facts: Facts = await look(record, *args, **more)
+        if record.state is State.SCRUBBING and (more.get("starting_pod") or ask == "acquire"):
+            await world.reach(device, State.CLEAN)
+        return facts
+
+    monkeypatch.setattr(world.life.observer, method, slow)
+    await (
+        world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
+    )
+    assert world.state(device) is (State.GRANTED if ask == "acquire" else State.IN_USE)
+
+
+async def test_an_operator_cannot_cancel_a_reset(world):
+    device = world.uuids[0]
+    world.node.report(device, (79,))
+    await world.reach(device, State.QUARANTINED)
+    running = await world.operations.reinstate(device, "", "ops")
+    await at_step(world, device, Step.RESET)
+    with pytest.raises(NotReady, match="it is being reset; try again"):
+        await world.operations.reinstate_without_proof(device, "no time", "ann")
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+async def test_a_reinstatement_replaces_a_running_probation(begin):
+    world = await begin(policy="defaults: {quarantine: {signs: [heat]}}", worker=AMinuteOfTests)
+    device = world.uuids[0]
+    gpu = world.node.gpus[device]
+    gpu.signs = (Sign(AilmentKind.HEAT, "hot"),)
+    await world.reach(device, State.QUARANTINED)
+    gpu.signs = ()
+    await at_step(world, device, Step.CLEAR)
+    running = await world.operations.reinstate(device, "looked after", "ann")
+    assert await world.operations.reinstate(device, "me too", "bob") is running
+    await running.finished.wait()
+    assert running.receipt.path is ScrubPath.SLOW
+    assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
+    assert world.record(device).returns == ()
+
+
+async def test_a_sign_lasts_over_one_late_answer(world):
+    device = world.uuids[0]
+    world.node.gpus[device].signs = (Sign(AilmentKind.HEAT, "hot"),)
+    await asyncio.sleep(5)
+    world.node.gpus[device].hangs = True
+    await asyncio.sleep(3)
+    assert world.context.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
+    world.node.heal()

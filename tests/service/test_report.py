@@ -18,7 +18,7 @@ from tests.service.asking import let_on
 
 
 @pytest.fixture
-async def reporter(world):
+def reporter(world):
     return world.life.reporter
 
 
@@ -82,16 +82,6 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
     assert reporter.device("GPU-0000").receipt.path == "slow"
 
 
-async def test_status_shows_a_ledger_fault_until_it_ends(world, reporter):
-    world.life.disk.full = True
-    world.intrude("GPU-0000")
-    await world.life.monitor.round()
-    assert "disk is full" in (await reporter.status([])).service.ledger_fault
-    world.life.disk.full = False
-    await world.life.monitor.round()
-    assert (await reporter.status([])).service.ledger_fault == ""
-
-
 async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
     everything = await reporter.history.entries("", 0.0, 0)
     assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)
@@ -136,33 +126,25 @@ class Register:
 
 
 @pytest.fixture
-async def register(world):
+def register(world):
     return Register(world)
 
 
 @pytest.fixture
-async def naming(world, reporter, register):
+def naming(world, reporter, register):
     """A reporter with a register of pod names."""
     return StatusReporter(world.context, reporter._fixed, tenants=register)
 
 
-async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, naming):
-    await let_on(world, "pod", world.uuids[0])
-    device = (await naming.status(["0"])).devices[0]
-    assert (device.owner, device.pod) == ("pod", "ns/train/main")
+async def test_devices_with_an_owner_show_the_names_of_their_pods(world, naming):
+    first, second = world.uuids
+    await let_on(world, "pod", first)
+    assert [(it.index, it.pod) for it in (await naming.status(["1", "0"])).devices] == [(0, "ns/train/main"), (1, "")]
     reported = (await naming.explain("0")).device
     assert (reported.owner, reported.pod) == ("pod", "ns/train/main")
-
-
-async def test_a_granted_device_shows_the_pod_of_the_checkpoint(world, naming):
-    await world.acquire("pod", world.uuids[1], announced=True)
+    await world.acquire("pod", second, announced=True)
     device = (await naming.status(["1"])).devices[0]
     assert (device.state, device.owner, device.pod) == ("granted", "", "other, ns/train/side")
-
-
-async def test_only_devices_with_an_owner_show_a_pod(world, naming):
-    await let_on(world, "pod", world.uuids[0])
-    assert [(it.index, it.pod) for it in (await naming.status(["1", "0"])).devices] == [(0, "ns/train/main"), (1, "")]
 
 
 async def test_late_pod_names_delay_no_status(world, naming, register):

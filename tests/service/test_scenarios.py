@@ -11,17 +11,14 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import ScrubPath, State, Step, Trigger
+from scrubber.core.model import ScrubPath, State, Step
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
+from tests.service.asking import rows
 
 
 def jobs(world, device):
-    return [it.event.job for it in world.truth.entries if it.device == device and isinstance(it.event, ev.ScrubStarted)]
-
-
-def rows(world, kind, device=None):
-    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
+    return [it.job for it in rows(world, ev.ScrubStarted, device)]
 
 
 async def in_use(world, device):
@@ -118,25 +115,6 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     assert record.receipt.path is ScrubPath.RESET
 
 
-async def test_s14_receipts_name_units_and_the_self_tests(world):
-    device = world.uuids[0]
-    slow = await world.operations.scrub(device, ScrubPath.RESET)
-    await slow.finished.wait()
-    assert (slow.receipt.units, slow.receipt.units_reached, slow.receipt.tests) == (132, 132, ("address", "arithmetic"))
-    fast = await world.operations.scrub(device, ScrubPath.FAST)
-    await fast.finished.wait()
-    assert (fast.receipt.units, fast.receipt.units_reached, fast.receipt.tests) == (132, 132, ())
-
-
-async def test_s15_a_scrub_must_reach_all_of_the_memory(world):
-    device = world.uuids[0]
-    world.node.gpus[device].memory_unreachable = True
-    running = await world.operations.scrub(device, None)
-    await running.finished.wait()
-    assert running.receipt is None
-    assert "50.00%" in running.why
-
-
 async def test_s16_the_history_follows_the_uuid(world):
     one, two = (world.node.gpus[device] for device in world.uuids)
     world.node.end_container(await in_use(world, one.info.uuid))
@@ -155,52 +133,17 @@ async def test_s16_the_history_follows_the_uuid(world):
     await world.reach("GPU-new", State.CLEAN)
 
 
-@pytest.mark.parametrize("jump", [-86400.0 * 400, 86400.0 * 400])
-async def test_s17_a_wall_clock_jump_ages_nothing(world, jump):
-    one, two = world.uuids
-    world.node.gpus[two].lost = True
-    await world.reach(two, State.QUARANTINED)
-    before = len(jobs(world, one))
-    world.node.jump = jump
-    await asyncio.sleep(10)
-    assert len(jobs(world, one)) == before
-    assert world.state(two) is State.QUARANTINED
-    world.node.heal()
-    await asyncio.sleep(60)
-    await world.reach(two, State.CLEAN)
-
-
 # -- how long a proof is valid
 
 
-async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(build):
+async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(begin):
     for policy, path in (("default", 2), ("fast", 1)):
-        world = build(policy=policy)
-        await world.start()
-        await world.clean()
+        world = await begin(policy=policy)
         await world.die()
         await asyncio.sleep(60)
         await world.start()
         await world.acquire("pod", world.uuids[0])
         assert len(jobs(world, world.uuids[0])) == path
-
-
-async def test_an_old_proof_is_renewed_before_the_next_request(build):
-    world = build(interval=600.0)
-    await world.start()
-    device = world.uuids[0]
-    await asyncio.sleep(86_400 + 1200)
-    assert jobs(world, device)[-1].trigger is Trigger.PROOF_EXPIRED
-    assert world.state(device) is State.CLEAN
-
-
-async def test_a_stricter_policy_ends_older_proofs(build):
-    world = build(policy="fast")
-    await world.start()
-    await world.clean()
-    world.change_policy("default")
-    receipt = (await world.acquire("pod", world.uuids[0]))[0].receipt
-    assert receipt != rows(world, ev.ScrubPassed, world.uuids[0])[0].receipt.id
 
 
 async def test_observe_refuses_only_quarantined_devices(build):
@@ -222,13 +165,3 @@ async def test_a_driver_reload_ends_every_proof(world):
     await world.clean()
     assert "driver" in rows(world, ev.Distrusted)[0].why
     assert all(Step.SELFTEST in world.node.gpus[device].deeds for device in world.uuids)
-
-
-async def test_observe_starts_a_pod_beside_a_foreign_process(build):
-    world = build(policy="observe")
-    await world.start()
-    device = world.uuids[0]
-    world.intrude(device)
-    await world.begin("pod", device)
-    assert len(rows(world, ev.GrantedUnproven, device)) == 1
-    assert world.state(device) is State.IN_USE

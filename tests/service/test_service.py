@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from scrubber.core import answers
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, ScrubPath, State, Xid
-from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.core.model import ScrubPath, State
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.service.context import MAX_ROUNDS
-from tests.service.asking import scrubs
+from tests.service.asking import rows, scrubs
 from tests.service.node import Kind
-
-
-def rows(world, kind, device=None):
-    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
 
 
 def advert(world, device):
@@ -180,100 +175,11 @@ async def test_only_reinstate_scrubs_a_quarantined_device(world):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
+@pytest.mark.parametrize("how", ["reinstate", "reinstate_without_proof"])
+async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world, how):
     with pytest.raises(Refused) as refused:
-        await world.operations.reinstate(world.uuids[0], "", "ops")
+        await getattr(world.operations, how)(world.uuids[0], "", "ops")
     assert refused.value.reason is Reason.NOT_QUARANTINED
-
-
-async def test_a_manual_quarantine_in_use_waits_for_release(world):
-    device = world.uuids[0]
-    tenant = await world.tenancy(device)
-    await world.reach(device, State.IN_USE)
-    await world.operations.quarantine(device, "smells", "ops")
-    assert world.state(device) is State.IN_USE
-    assert not advert(world, device).healthy
-    world.node.end_container(tenant)
-    record = await world.reach(device, State.QUARANTINED)
-    assert record.quarantine.ailment.kind is AilmentKind.OPERATOR
-    assert record.quarantine.next_probe is None
-
-
-async def test_a_sick_device_in_use_stays_with_its_owner_only(world):
-    device = world.uuids[0]
-    await world.tenancy(device)
-    await world.reach(device, State.IN_USE)
-    world.node.gpus[device].xids.append(Xid(1, 79))
-    await asyncio.sleep(2)
-    assert world.state(device) is State.IN_USE
-    assert world.record(device).ailment.kind is AilmentKind.XID
-    reported = advert(world, device)
-    assert (reported.healthy, reported.reason, reported.sick, reported.quarantined) == (False, "xid", True, False)
-    assert advert(world, world.uuids[1]).reason == ""
-    with pytest.raises(Refused) as refused:
-        await world.acquire("next", device)
-    assert refused.value.reason is Reason.SICK
-
-
-async def test_a_released_device_is_scrubbed_before_the_next_request(world):
-    device = world.uuids[0]
-    tenant = await world.tenancy(device)
-    world.node.end_container(tenant)
-    await world.handover.release([device])
-    assert world.state(device) is State.SCRUBBING
-    assert advert(world, device).healthy
-    await world.clean(device)
-
-
-async def test_a_full_disk_refuses_grants_with_a_reason(world):
-    device = world.uuids[0]
-    world.life.disk.full = True
-    with pytest.raises(LedgerUnavailable, match="the disk is full"):
-        await world.acquire("pod", device)
-    assert world.state(device) is State.CLEAN
-    assert rows(world, ev.Granted) == []
-    world.life.disk.full = False
-    await world.acquire("pod", device)
-
-
-async def test_a_flapping_device_waits_for_an_operator(world):
-    device = world.uuids[0]
-    for _ in range(3):
-        world.node.gpus[device].lost = True
-        await world.reach(device, State.QUARANTINED)
-        world.node.heal()
-        await world.reach(device, State.CLEAN)
-    world.node.gpus[device].lost = True
-    record = await world.reach(device, State.QUARANTINED)
-    assert record.quarantine.ailment.kind is AilmentKind.FLAPPING
-    assert record.quarantine.next_probe is None
-    world.node.heal()
-    await asyncio.sleep(300)
-    assert world.state(device) is State.QUARANTINED
-
-
-async def test_failed_probations_wait_longer_each_time(world):
-    device = world.uuids[0]
-    world.node.gpus[device].reset_fails = True
-    world.node.gpus[device].lost = True
-    await world.reach(device, State.QUARANTINED)
-    world.node.gpus[device].lost = False
-    await asyncio.sleep(1000)
-    starts = [it.at.uptime for it in world.truth.entries if isinstance(it.event, ev.ProbationStarted)]
-    pauses = [after - before for before, after in pairwise(starts)]
-    assert len(pauses) >= 2
-    assert pauses == sorted(pauses)
-    assert world.state(device) is State.QUARANTINED
-
-
-async def test_only_an_announced_grant_is_reused(world):
-    one, two = world.uuids
-    await world.acquire("pod", one, announced=True)
-    await world.acquire("pod", two, announced=False)
-    kept, made_anew = len(rows(world, ev.ScrubStarted, one)), len(rows(world, ev.ScrubStarted, two)) + 1
-    await world.acquire("pod", one, two, announced=True)
-    assert len(rows(world, ev.ScrubStarted, one)) == kept
-    assert len(rows(world, ev.ScrubStarted, two)) == made_anew
 
 
 async def test_a_changed_device_is_proven_again(world):

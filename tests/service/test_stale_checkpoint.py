@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core.model import State
 from scrubber.ground.errors import Reason, Refused
-from tests.service.asking import let_on, scrubs, written_down
+from tests.service.asking import let_on, written_down
 
 HOUR = 3600.0
 
@@ -57,13 +57,6 @@ async def test_a_checkpoint_rolled_back_after_the_grant_starts_nothing(world, de
     await starts(world, device, "next")
 
 
-async def test_a_static_pod_made_again_under_its_uid_starts(world, device):
-    await world.acquire("last", device, announced=True)
-    written_down(world, last=[device])
-    world.run("last", world.uuids[1])  # its sandbox runs
-    await starts(world, device, "last")
-
-
 @pytest.mark.parametrize("jump", [-HOUR, HOUR])
 @pytest.mark.parametrize("when", ["before it is written", "after it is written"])
 async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, when):
@@ -75,27 +68,4 @@ async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, 
     if when == "after it is written":
         world.node.jump += jump
     await asyncio.sleep(60)  # pulling the image takes its time
-    await starts(world, device, "next")
-
-
-async def test_a_start_itself_makes_no_checkpoint_old(world, device):
-    await world.acquire("next", device, announced=True)
-    written_down(world, next=[device])
-    await asyncio.sleep(60)
-    stray = world.intrude(device)  # makes the device dirty: the start has it scrubbed, and grants it anew
-    await asyncio.sleep(2)
-    world.node.leave(stray)
-    for _ in range(2):
-        await starts(world, device, "next")
-    assert scrubs(world, device) == 3
-
-
-async def test_after_a_reboot_the_old_clock_does_not_count(world, device):
-    world.node.jump = 100_000 * HOUR
-    await world.acquire("next", device, announced=True)
-    await world.die()
-    world.node.reboot()
-    world.node.jump = 0.0
-    await world.start()
-    written_down(world, next=[device])
     await starts(world, device, "next")

@@ -17,27 +17,24 @@ INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
 
 
 @pytest.fixture
-async def world(build):
+async def world(begin):
     """Two clean devices under policy ``default``."""
-    it = build(interval=INTERVAL)
-    await it.start()
-    await it.clean()
-    return it
+    return await begin(interval=INTERVAL)
 
 
-async def left_behind(world, *, stuck):
+async def left_behind(world):
     """A device whose tenant is gone, but for a process."""
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await asyncio.sleep(5)
     [process] = world.node.gpus[device].users()
-    process.stuck = stuck
+    process.stuck = True
     world.node.end_container(tenant, leaving=True)
     return device, process
 
 
 async def test_an_unkillable_leftover_quarantines_the_device_in_the_end(world):
-    device, process = await left_behind(world, stuck=True)
+    device, process = await left_behind(world)
     await asyncio.sleep(GIVE_UP - 5)
     assert world.state(device) is not State.QUARANTINED
     assert world.record(device).setback.count > 5, "it was told to end again and again"
@@ -52,44 +49,6 @@ async def test_an_unkillable_leftover_quarantines_the_device_in_the_end(world):
     await world.clean(device)
     assert (world.record(device).returns, world.record(device).setback) == ((), None)
     await world.tenancy(device)
-
-
-async def test_a_reboot_ends_a_quarantine_for_a_stuck_process(world):
-    device, _ = await left_behind(world, stuck=True)
-    await asyncio.sleep(GIVE_UP + LAST_TRY)
-    assert world.state(device) is State.QUARANTINED
-    await world.die()
-    world.node.reboot()
-    await world.start()
-    await world.clean(device)
-    assert world.record(device).receipt.path.value == "slow"
-
-
-@pytest.mark.parametrize("container", [True, False], ids=["another pod's", "the host's"])
-async def test_a_holder_that_may_stay_never_quarantines_the_device(world, container):
-    device = world.uuids[0]
-    process = world.intrude(device, container=container)
-    process.stuck = True
-    await asyncio.sleep(LONG)
-    assert (world.state(device), process.alive) == (State.DIRTY, True)
-    assert world.record(device).setback is None
-
-
-async def test_a_policy_that_waits_never_gives_up_on_a_leftover(build):
-    world = build(policy="observe", interval=INTERVAL)
-    await world.start()
-    device, process = await left_behind(world, stuck=True)
-    await asyncio.sleep(LONG)
-    assert (world.record(device).quarantine, process.alive) == (None, True)
-
-
-async def test_the_time_of_a_stuck_process_survives_a_restart(world):
-    device, _ = await left_behind(world, stuck=True)
-    await asyncio.sleep(GIVE_UP / 2)
-    await world.die()
-    await world.start()
-    await asyncio.sleep(GIVE_UP / 2 + LAST_TRY)
-    assert world.record(device).quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
 
 
 # -- in its pod's control group still, so that the pod counts as alive
@@ -146,16 +105,3 @@ async def test_an_owner_that_hangs_keeps_its_device(world):
     await asyncio.sleep(LONG)
     assert (world.record(device).ailment, world.context.blocked.get(device)) == (None, None)
     assert healthy(world, device)
-
-
-async def test_a_shell_on_an_unscrubbed_device_is_waited_for(world):
-    """The process started hours after the last owner had left, so it is not a leftover."""
-    device, process = await left_behind(world, stuck=True)
-    await asyncio.sleep(100)
-    assert world.state(device) is State.DIRTY
-    shell = world.intrude(device)
-    world.node.leave(process)
-    await asyncio.sleep(100)
-    assert (world.state(device), shell.alive) == (State.DIRTY, True)
-    world.node.leave(shell)
-    await world.clean(device)

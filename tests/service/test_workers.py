@@ -1,15 +1,12 @@
-"""Which steps share a worker, and what a bad end of one means for the others."""
+"""Which steps share a worker, and what the policy and the job tell it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
-from scrubber.core import events as ev
-from scrubber.core.model import Outcome, ScrubPath, State, Step
-from scrubber.jobs.slots import ON_MEMORY
+from policies import load
+from scrubber.core.model import ScrubPath, Step, StepResult
 from scrubber.steps.base import Report
-from tests.service.asking import rows
 from tests.service.pretend_worker import PretendWorker
 
 
@@ -27,35 +24,15 @@ class Recorded(PretendWorker):
         return await super().finish(last)
 
 
-class UnsteadyWithMemory(Recorded):
-    """Fails at its end, after it had memory open."""
-
-    async def finish(self, last):
-        result = await super().finish(last)
-        return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.received else result
-
-
-async def test_all_memory_steps_share_one_worker(build):
+async def test_all_memory_steps_share_one_worker(begin):
     Recorded.received = []
-    world = build(gpus=1, worker=Recorded)
-    await world.start()
-    await world.clean()
+    await begin(gpus=1, worker=Recorded)
     first, second, third = dict.fromkeys(pid for pid, _ in Recorded.received)
     assert Recorded.received == [
         *[(first, it) for it in (Step.EVICT, "ended")],
         *[(second, it) for it in (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, "ended")],
         *[(third, it) for it in (Step.SETTINGS, Step.HEALTH, "ended")],
     ]
-
-
-async def test_memory_results_count_only_when_the_worker_ends_well(build):
-    Recorded.received = []
-    world = build(gpus=1, worker=UnsteadyWithMemory)
-    await world.start()
-    await world.reach(world.uuids[0], State.QUARANTINED)
-    last = rows(world, ev.StepFinished, world.uuids[0])[-1].result
-    assert last.outcome is Outcome.DIED
-    assert last.step in ON_MEMORY
 
 
 class Keyed(PretendWorker):
@@ -68,13 +45,30 @@ class Keyed(PretendWorker):
         return await super()._clear(order, progress)
 
 
-async def test_a_jobs_slow_path_has_its_own_key(build):
-    world = build(gpus=1, worker=Keyed)
-    await world.start()
-    await world.clean()
+async def test_a_jobs_slow_path_has_its_own_key(begin):
+    world = await begin(gpus=1, worker=Keyed)
     Keyed.keys.clear()
     world.node.gpus[world.uuids[0]].bad_memory = True
     running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     fast, slow = Keyed.keys
     assert fast != slow
+
+
+async def test_each_slow_step_gets_its_deadline_from_the_policy(begin):
+    seen = {}
+
+    class Noting(PretendWorker):
+        async def do(self, step, path, order, deadline, on_progress) -> StepResult:
+            seen[self.gpu.info.uuid, step] = (deadline, order)
+            return await super().do(step, path, order, deadline, on_progress)
+
+    world = await begin(worker=Noting)
+    device = world.uuids[0]
+    running = await world.operations.scrub(device, ScrubPath.RESET)
+    await running.finished.wait()
+    wanted = load.load("default").defaults
+    for step in Step:
+        deadline, order = seen[device, step]
+        assert (deadline, order.seconds) == (getattr(wanted.timeouts, step.value), wanted.selftest.time)
+    assert len({seen[device, step][1].key for step in Step}) == 1, "of the job; each step makes its own of it"

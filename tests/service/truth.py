@@ -45,7 +45,6 @@ class Truth:
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
         self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
         self.released: dict[str, float] = {}  # uptime of the last release
-        self.asked: list[frozenset[str]] = []  # what callers asked for in one go
 
     def policy(self, uuid: str) -> Policy:
         """What is in force for a device."""

@@ -28,7 +28,6 @@ from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
-from scrubber.ledger.sqlite import SqliteStore
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import UNOBSERVED, ObservedSince
@@ -43,9 +42,8 @@ from scrubber.service.service import Service
 from scrubber.service.upkeep import Upkeep
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
-from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
-from tests.service.node import Kind, Node, Process
+from tests.service.node import Kind, Node, PretendCaller, Process
 from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop, is_kill
@@ -84,14 +82,14 @@ class World:
         *,
         gpus: int = 2,
         policy: str = "default",
-        reopen: Callable[[], store.Store] | None = None,
+        kept: store.Store | None = None,
         worker: type[PretendWorker] = PretendWorker,
         job: type[ScrubJob] = ScrubJob,
         seed: int = 0,
         interval: float = 1.0,
         arm: Callable[[Disk], None] = lambda _: None,
     ) -> None:
-        """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills.
+        """``kept`` is the store, which outlives all kills; without it there is one in memory.
 
         ``arm`` prepares what will inject the disk in the first life.
         """
@@ -102,8 +100,7 @@ class World:
         self.truth = Truth(self.node, self.active_policy)
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
-        self._kept = memory_store.MemoryStore()
-        self._reopen = reopen or (lambda: self._kept)
+        self._kept: store.Store = kept or memory_store.MemoryStore()
         self._arm = arm
         self._interval = interval
         self._worker = worker
@@ -181,7 +178,6 @@ class World:
             if process.kind is Kind.WORKER and not lingering:
                 self.node.leave(process)
         await self._end_tasks()
-        self._let_go(life.disk.inner)
 
     async def stop(self) -> None:
         """SIGTERM."""
@@ -191,8 +187,6 @@ class World:
         await life.service.stop()
         await self._end_tasks()
         self.node.life = None
-        if life.disk.inner is not self._kept:
-            await life.ledger.close()
 
     def forget(self) -> None:
         """The ledger is lost; the service must be down."""
@@ -265,7 +259,6 @@ class World:
 
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
         """The first gate."""
-        self.truth.asked.append(frozenset(devices))
         grants = await self.handover.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant
@@ -350,7 +343,7 @@ class World:
     # -- how it is put together
 
     def _build(self) -> Life:
-        disk = Disk(self._reopen(), self.truth.written, self.loop.stop)
+        disk = Disk(self._kept, self.truth.written, self.loop.stop)
         if self._lives == 1:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP, KEEP)
@@ -388,9 +381,3 @@ class World:
     def _tasks(self) -> set[asyncio.Task[Any]]:
         """The tasks that end with the service."""
         return asyncio.all_tasks(self.loop)
-
-    def _let_go(self, inner: store.Store) -> None:
-        """What the kernel does for a dead process: its files are closed and unlocked."""
-        if isinstance(inner, SqliteStore) and inner._lock is not None:
-            inner.disconnect()
-            inner._lock.release()

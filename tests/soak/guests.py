@@ -6,10 +6,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from demo.containers import ContainerRunner
@@ -86,16 +85,6 @@ class Guest:
     may_be_killed: bool
 
 
-@dataclass
-class Seen:
-    """What came about."""
-
-    starts: Counter[str] = field(default_factory=Counter)  # by the container's kind
-    tenants: set[str] = field(default_factory=set)  # pods of which a container ran on a GPU
-    handovers: int = 0  # a GPU went from one pod to another
-    faults: list[str] = field(default_factory=list)
-
-
 class Guests(ContainerRunner):
     """Runs tenants as containers, and guests beside them; whoever ends though nobody ended it is a fault."""
 
@@ -104,7 +93,8 @@ class Guests(ContainerRunner):
     def __init__(self, simulated: Path) -> None:
         super().__init__(simulated)
         self.words = self.speaks(simulated.parent / "words")
-        self.seen = Seen()
+        self.handovers = 0  # a GPU went from one pod to another
+        self.faults: list[str] = []
         self.careless: set[Key] = set()  # containers that leave a process behind at their next end
         self.guests: set[Guest] = set()
         self._on: dict[Key, tuple[str, ...]] = {}  # containers that run, to their GPUs
@@ -123,7 +113,7 @@ class Guests(ContainerRunner):
             raise CannotCreate(f"{container.name} of {pod.name} did not come up: see what it told")
         self._running.setdefault((pod.uid, container.name), []).append(process)
         self._look_at_chips(pod, process, uuids)
-        self._count(pod, container, uuids)
+        self._count(pod, uuids)
         if is_init:
             await self._ends_well(process, f"{container.name} of {pod.name}", may_be_killed=False)
         else:
@@ -204,13 +194,10 @@ class Guests(ContainerRunner):
             with chip.open("r+b") as file:
                 file.write(block(pod.uid))
 
-    def _count(self, pod: Pod, container: Container, uuids: Collection[str]) -> None:
-        self.seen.starts[container.kind.value] += 1
-        if uuids:
-            self.seen.tenants.add(pod.uid)
+    def _count(self, pod: Pod, uuids: Collection[str]) -> None:
         for uuid in uuids:
             before = self._last.get(uuid)
-            self.seen.handovers += before not in (None, pod.uid)
+            self.handovers += before not in (None, pod.uid)
             self._last[uuid] = pod.uid
 
     async def _guest(
@@ -265,7 +252,7 @@ class Guests(ContainerRunner):
             await killed(process)
         shot = may_be_killed or process in self._shot
         if code != 0 and not (shot and code in KILLED):
-            self.seen.faults.append(f"{who} (pid {process.pid}) ended with {code}, and nobody here has ended it")
+            self.faults.append(f"{who} (pid {process.pid}) ended with {code}, and nobody here has ended it")
 
 
 async def killed(process: Process) -> None:

@@ -22,7 +22,6 @@ from scrubber.devices.simulated import layout
 from scrubber.node.cgroups import GROUPS
 from tests.patience import WITHIN
 from tests.soak.guests import PROGRAM, Guests, Key, Process, Words
-from tests.soak.tenancy import Tenancies
 
 ATTACKER = PROGRAM.with_name("attacker.py")
 ANSWERED = 1.0  # seconds at most from the last observation of PreStartContainer to the start of the container
@@ -103,11 +102,7 @@ class Hostile(Guests):
         self.names: dict[str, str] = {}  # pod UID to its name
         self.gates: dict[str, float] = {}  # pod UID to the uptime just before it last asked to start
         self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
-        self.starts: dict[str, float] = {}  # pod UID to the uptime of its last start
         self.had: defaultdict[str, list[str]] = defaultdict(list)  # GPU to the UIDs of the pods that started on it
-        self.ledger: Path | None = None  # of the service, when there is one
-        self.tenancies = Tenancies()
-        self.objections: list[tuple[Pod, float, str]] = []  # pods that started, their gate, what the ledger says
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
 
     @property
@@ -139,9 +134,6 @@ class Hostile(Guests):
         gate = self._enters(pod)
         for gpu in gpus:
             self.had[gpu].append(pod.uid)
-            if self.ledger is not None:
-                objections = self.tenancies.objections(self.ledger, gpu, pod.uid)
-                self.objections += [(pod, gate, it) for it in objections]
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
         self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
@@ -149,8 +141,7 @@ class Hostile(Guests):
 
     def _enters(self, pod: Pod) -> float:
         """Its gate: a container of it starts now. The answer to its question may have waited for an earlier holder."""
-        self.starts[pod.uid] = uptime()
-        gate = max(self.gates[pod.uid], self.starts[pod.uid] - ANSWERED)
+        gate = max(self.gates[pod.uid], uptime() - ANSWERED)
         self.entered.setdefault(pod.uid, gate)
         return gate
 

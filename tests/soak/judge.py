@@ -1,10 +1,11 @@
-"""What must not be, by what tenants, attackers and the kubelet have seen, and by the rows of the ledger.
+"""What must not be, by what tenants, attackers and the kubelet have seen.
 
 The judge does not ask the service. Each exception below is a case that docs/threat-model.md names as not closed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from demo.standins.kubelet import Kubelet
 from scrubber.devices.simulated import layout
+from tests.flows.node import Node
 from tests.soak.hostile import BRIEF_USER, FOREIGN, Attacker, Hostile, uptime
 from tests.soak.tenant import BLOCK
 
@@ -25,6 +27,13 @@ DROPPED = "a pod that the kubelet has dropped starts after a third pod has had i
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
 SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)")
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
+OF_GRPC = re.compile(r"[IWE]\d{4} ")  # lines about connections and open files
+# What service and plugin may call an error while everything around them is killed, and why.
+EXPECTED = {
+    "every device is unhealthy: the scrub service does not answer": "it was killed",
+    "the kubelet's checkpoint names two pods for one device": "it lost its checkpoint, or forgot an Allocate (R8)",
+    "cannot find the pod that is about to start": "the checkpoint was damaged",
+}
 
 
 @dataclass
@@ -36,9 +45,6 @@ class Judge:
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     put_back: bool = False  # the ledger became an older copy: it does not know who has a GPU
-    misled: bool = (
-        False  # checkpoint or ledger became an older one, or the kubelet has dropped a pod, since the last calm
-    )
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
     late: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -54,15 +60,11 @@ class Judge:
                 self.findings.append(f"fault of a tenant or attacker: {what}")
             else:
                 self._judge(what, said[1], said[2])
-        while self.runtime.objections:
-            pod, gate, objection = self.runtime.objections.pop()
-            if not self.misled:
-                self.take(f"{pod.name} starts, but {objection}", None if self.asked(pod.uid, gate) else UNASKED)
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
-        while self.runtime.seen.faults:
-            fault = self.runtime.seen.faults.pop()
+        while self.runtime.faults:
+            fault = self.runtime.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
             if pid is None or pid[0] not in reports:
                 self.findings.append(f"a live process was ended: {self._named(fault)}")
@@ -152,3 +154,17 @@ class Judge:
         for attacker in self.runtime.attackers:
             words = words.replace(attacker.own, f"[{attacker.what}]")
         return words.strip()
+
+
+def complaints(node: Node) -> Iterator[str]:
+    """Lines of both logs with an exception or an error that is not expected, and lines that are no lines of a log."""
+    lines = [line for log in (node.stage.service.log, node.stage.plugin.log) for line in log.read_text().splitlines()]
+    for line in lines:
+        if not line.startswith("{"):
+            if not OF_GRPC.match(line):
+                yield line
+            continue
+        said = json.loads(line)
+        error = said["level"] in ("error", "critical") and said["event"] not in EXPECTED
+        if error or "exception" in said:
+            yield line

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import grpc.aio
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from demo.handout import RESOURCE
 from demo.programs import ServiceProgram
@@ -26,11 +27,9 @@ from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.ledger import database
 from scrubber.node import checkpoint
 from tests.flows.node import Node
-from tests.soak.aftermath import answer
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
 from tests.soak.judge import SLOW, Judge
 from tests.soak.pods import Pods
-from tests.soak.tenancy import Tenancies
 
 ACTING = ("holds", "moves", "forks", "maps", "sends")
 HOLDING = (*ACTING, "registers", "stops")
@@ -211,7 +210,6 @@ class Moves:
 
     async def _doubled(self, dice: random.Random) -> str:
         """The kubelet drops a pod while its start is on its way, and admits another one."""
-        self._judge.misled = True
         first, second = (Pod.of(f"{which}-{len(self._runtime.names)}", {RESOURCE: 1}) for which in ("dropped", "next"))
         late, soon = dice.choice(((0.2, 1.0), (0.2, 1.0), (1.5, 0.1)))  # which start comes first
         pauses = [dice.uniform(0, most) for most in (0.5, late, 0.05, 0.5, soon)]
@@ -296,7 +294,6 @@ class Moves:
 
     def _put_back_checkpoint(self) -> None:
         name, directory = checkpoint.NAME, self._stage.kubelet_dir
-        self._judge.misled = True
         if (self._copy / name).exists():
             shutil.copy2(self._copy / name, directory / f".{name}")
             (directory / f".{name}").replace(directory / name)
@@ -304,7 +301,6 @@ class Moves:
     def _damage(self, dice: random.Random) -> None:
         """The kubelet's checkpoint is lost, or cut off."""
         file = self._stage.kubelet_dir / checkpoint.NAME
-        self._judge.misled = True
         if dice.random() < 0.5:
             file.unlink(missing_ok=True)
         else:
@@ -318,8 +314,7 @@ class Moves:
             for file in state.iterdir():
                 file.unlink()
             shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
-            self._judge.put_back = self._judge.misled = True
-            self._runtime.tenancies = Tenancies()
+            self._judge.put_back = True
         return "done"
 
     async def _service_end(self, dice: random.Random) -> str:
@@ -423,7 +418,6 @@ class Moves:
 
     async def _list(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
         """PodResources: the kubelet forgets an Allocate that is under way."""
-        self._judge.misled = True
         with suppress(NotRunning):
             self._kubelet.list_pod_resources()
         return "done"
@@ -437,6 +431,14 @@ class Moves:
 
     def _program(self, name: str) -> ServiceProgram:
         return self._stage.service if name == "service" else self._stage.plugin
+
+
+async def answer(node: Node) -> None:
+    """Wait for the service, which may have been started again just now."""
+    retrying = AsyncRetrying(retry=retry_if_exception_type(Unreachable), wait=wait_fixed(0.05))
+    async for attempt in retrying:
+        with attempt:
+            await node.status(node.stage.uuids[0])
 
 
 def _left_alone(device: views.DeviceStatus) -> bool:

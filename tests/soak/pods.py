@@ -7,8 +7,8 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -19,7 +19,6 @@ from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, 
 from tests.flows.node import Node
 from tests.patience import WITHIN
 from tests.soak.hostile import Hostile
-from tests.soak.waiting import within
 
 R = TypeVar("R")
 
@@ -219,6 +218,22 @@ class Pods:
             with suppress(NotRunning):
                 return await deed()
             await asyncio.sleep(0.01)
+
+
+class InVain(AssertionError):
+    """What had to come about did not."""
+
+
+@asynccontextmanager
+async def within(seconds: float, what: Callable[[], str]) -> AsyncIterator[None]:
+    """The body ends in time, or the history fails in these words."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise InVain(f"waited {seconds:g} s in vain for {what()}") from None
 
 
 def gpus_of(pod: Pod) -> int:
