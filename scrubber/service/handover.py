@@ -421,9 +421,9 @@ def _deadline(budgets: Iterable[float], within: float | None) -> float:
 
 @contextlib.asynccontextmanager
 async def _in_time(deadline: float) -> AsyncIterator[None]:
-    """NotReady when the block is not done a moment after the deadline."""
+    """NotReady when the block is not done a moment after the deadline, or after its begin if that is later."""
     try:
-        async with asyncio.timeout_at(deadline + OVERRUN):
+        async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time()) + OVERRUN):
             yield
     except TimeoutError:
         raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
