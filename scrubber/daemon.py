@@ -199,24 +199,22 @@ async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> 
 
 
 async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Reload the policy after each change, never twice at the same time: the older text could win."""
+    """Reload the policy after each change, never twice at the same time: the older text could win.
+
+    A result is logged once: an editor changes a file several times when it saves.
+    """
     while True:
         await changed.wait()
         changed.clear()
-        await _reload_once(active_policy)
-
-
-async def _reload_once(active_policy: ActivePolicy) -> None:
-    """Reload the policy, and log a result once: an editor changes a file several times when it saves."""
-    before = active_policy.fault
-    if await asyncio.to_thread(active_policy.reload):
-        logger.info("policy loaded", policy=active_policy.name, source=active_policy.source)
-    elif active_policy.fault and active_policy.fault != before:
-        logger.error(
-            "policy not loaded; the old policy stays in force", source=active_policy.source, faults=active_policy.fault
-        )
-    elif before and not active_policy.fault:
-        logger.info("policy file corrected; it equals the policy in force", source=active_policy.source)
+        before = active_policy.fault
+        loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
+        if loaded:
+            logger.info("policy loaded", policy=active_policy.name, source=source)
+        elif active_policy.fault and active_policy.fault != before:
+            faults = active_policy.fault
+            logger.error("policy not loaded; the old policy stays in force", source=source, faults=faults)
+        elif before and not active_policy.fault:
+            logger.info("policy file corrected; it equals the policy in force", source=source)
 
 
 def _tell_systemd(*lines: str) -> None:

@@ -6,7 +6,7 @@ A policy file that cannot be read or has faults changes nothing: the old policy 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from policies import load, match
@@ -14,14 +14,8 @@ from policies.model import Policy, PolicySet
 from scrubber.core.model import DeviceInfo
 from scrubber.ground.documents.faults import DocumentError
 
-
-@dataclass(frozen=True, slots=True)
-class DevicePolicy:
-    """The policy for one device, the rule that it comes from (``file/rule``), and why this rule applies."""
-
-    policy: Policy
-    rule: str
-    why: str
+DevicePolicy = match.Matched
+"""The policy for one device, the rule that it comes from (``file/rule``), and why this rule applies."""
 
 
 class ActivePolicy:
@@ -68,12 +62,8 @@ class ActivePolicy:
         kept = known.get(device.uuid)
         if kept is not None and (kept[0] is device or kept[0] == device):  # identity first: equality is slow
             return kept[1]
-        device_policy = _match(policies, device)
+        subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
+        found = match.resolve(policies, subject)
+        device_policy = replace(found, rule=f"{policies.name}/{found.rule}")
         known[device.uuid] = (device, device_policy)
         return device_policy
-
-
-def _match(policies: PolicySet, device: DeviceInfo) -> DevicePolicy:
-    subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
-    found = match.resolve(policies, subject)
-    return DevicePolicy(found.policy, f"{policies.name}/{found.rule}", found.why)

@@ -265,8 +265,9 @@ class ScrubJob:
         handle = await worker
         deadline = getattr(self._policy.timeouts, step.value)
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
-        adjust = _under_reset if step is Step.RESET else _as_seen
-        watching = asyncio.create_task(self._until_fenced(lambda seen: self._fence(step, adjust(seen))))
+        watching = asyncio.create_task(
+            self._until_fenced(lambda seen: self._fence(step, _under_reset(seen) if step is Step.RESET else seen))
+        )
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -535,10 +536,6 @@ async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]])
 async def _has_died(doing: asyncio.Task[StepResult], within: float) -> bool:
     await asyncio.wait({doing}, timeout=within)
     return doing.done() and doing.result().outcome is Outcome.DIED
-
-
-def _as_seen(facts: Facts) -> Facts:
-    return facts
 
 
 def _under_reset(facts: Facts) -> Facts:

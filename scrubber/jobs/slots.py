@@ -45,17 +45,17 @@ class Slots:
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
-        # The devices whose jobs wait for a worker, in the order of their arrival; called when their places change.
-        self._queued: dict[str, Callable[[], None]] = {}
-        self._for_driver: list[str] = []  # those whose jobs wait for the driver
+        # The devices whose jobs wait, in the order of their arrival; called when their places change.
+        self._for_worker: dict[str, Callable[[], None]] = {}
+        self._for_driver: dict[str, Callable[[], None]] = {}
 
     def waits(self, device: str) -> bool:
         """Whether the device's job is still queued: no worker has the device open yet."""
-        return device in self._queued
+        return device in self._for_worker
 
     def place(self, device: str) -> int | None:
         """The place of the device's job in its queue, from 1. None if the job does not wait."""
-        queues = (list(self._queued), self._for_driver)
+        queues = (list(self._for_worker), list(self._for_driver))
         return next((queue.index(device) + 1 for queue in queues if device in queue), None)
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ class Slots:
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
-            with self._queueing(device, moved):
+            with _queued(self._for_worker, device, moved):
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
@@ -77,17 +77,6 @@ class Slots:
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             yield
-
-    @contextmanager
-    def _queueing(self, device: str, moved: Callable[[], None]) -> Iterator[None]:
-        self._queued[device] = moved
-        moved()
-        try:
-            yield
-        finally:
-            del self._queued[device]
-            for behind in self._queued.values():
-                behind()
 
     def between(self, step: Step, following: Step) -> bool:
         """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
@@ -115,17 +104,20 @@ class Slots:
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
         """Wait for the turn, then for the driver: the tool of a cancelled reset may still use it."""
         async with AsyncExitStack() as stack:
-            with _waiting(self._for_driver, device):
+            with _queued(self._for_driver, device, lambda: None):
                 await stack.enter_async_context(turn)
                 await self.driver_release.reacquired()
             yield
 
 
 @contextmanager
-def _waiting(queue: list[str], device: str) -> Iterator[None]:
-    """Keeps the device in the queue during the block."""
-    queue.append(device)
+def _queued(queue: dict[str, Callable[[], None]], device: str, moved: Callable[[], None]) -> Iterator[None]:
+    """Keep the device in the queue during the block. ``moved`` is called when its place changes."""
+    queue[device] = moved
+    moved()
     try:
         yield
     finally:
-        queue.remove(device)
+        del queue[device]
+        for behind in queue.values():
+            behind()

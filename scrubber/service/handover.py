@@ -157,10 +157,7 @@ class Handover:
                 replies = await self._answer_all(devices, final, deadline)
                 _raise_refusals(replies, joined, Action.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._record_starts(replies, op)
-                    self._await_creation(devices, creating=bool(creating))
-                    if creating:
-                        await self._record_names(devices, assigned, creating, op)
+                    await self._admit(replies, assigned, creating, op)
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
@@ -188,15 +185,6 @@ class Handover:
         for answer in _waits(replies).values():
             raise NotReady(answer.reason, answer.message)
 
-    def _await_creation(self, devices: Sequence[str], *, creating: bool) -> None:
-        """Remember admitted starts until the container runtime asks. After a restart of the service none is known."""
-        for device in devices:
-            owner = self._context.record(device).owner
-            if creating or owner is None:
-                self._awaited.pop(device, None)
-            else:
-                self._awaited[device] = owner
-
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
 
@@ -206,7 +194,9 @@ class Handover:
         if not devices and not owner:
             raise InvalidRequest("cannot take back: no device and no owner was named")
         async with self._turn_of(owner):
-            return await self._release(devices or self._devices_of(owner), owner, op)
+            records = self._context.ledger.records
+            of_owner = [device for device, record in records.items() if ownership.acquired_for(record, owner)]
+            return await self._release(devices or of_owner, owner, op)
 
     async def _release(self, devices: Sequence[str], owner: str, op: str) -> tuple[str, ...]:
         if not devices:
@@ -242,10 +232,6 @@ class Handover:
             return
         async with self._owners.setdefault(owner, asyncio.Lock()):
             yield
-
-    def _devices_of(self, owner: str) -> list[str]:
-        records = self._context.ledger.records
-        return [device for device, record in records.items() if ownership.acquired_for(record, owner)]
 
     async def _answer_all(
         self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], deadline: float
@@ -313,19 +299,29 @@ class Handover:
             logger.error("the kubelet's checkpoint names two pods for one device", op=op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message)
 
-    async def _record_starts(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
-        """Record all starts in one transaction, before any container can start."""
-        events = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
-        if events:
-            await self._context.ledger.append(op, *events)
+    async def _admit(self, replies: Mapping[str, answers.StartAnswer], pod: str, name: str, op: str) -> None:
+        """Record all starts in one transaction, before any container can start.
 
-    async def _record_names(self, devices: Iterable[str], pod: str, name: str, op: str) -> None:
-        """Record how the container runtime calls the container. A name decides nothing, so its loss refuses nothing."""
-        named = [(device, ownership.named(self._context.record(device), pod, name)) for device in devices]
+        ``name``: how the container runtime calls the container, once it asks. Until then the start is remembered; after
+        a restart of the service none is known.
+        """
+        ledger = self._context.ledger
+        starts = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
+        if starts:
+            await ledger.append(op, *starts)
+        for device in replies:
+            owner = ledger.records[device].owner
+            if name or owner is None:
+                self._awaited.pop(device, None)
+            else:
+                self._awaited[device] = owner
+        if not name:
+            return
+        named = [(device, ownership.named(ledger.records[device], pod, name)) for device in replies]
         events = [(device, event) for device, event in named if event is not None]
-        if events:
+        if events:  # a name decides nothing, so its loss refuses nothing
             with contextlib.suppress(LedgerUnavailable):  # the ledger has logged it, and writes the event later
-                await self._context.ledger.append(op, *events)
+                await ledger.append(op, *events)
 
     async def _grant(
         self,
@@ -425,9 +421,9 @@ def _deadline(budgets: Iterable[float], within: float | None) -> float:
 
 @contextlib.asynccontextmanager
 async def _in_time(deadline: float) -> AsyncIterator[None]:
-    """NotReady when the block is not done a moment after the deadline."""
+    """NotReady when the block is not done a moment after the deadline, or after its begin if that is later."""
     try:
-        async with asyncio.timeout_at(deadline + OVERRUN):
+        async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time()) + OVERRUN):
             yield
     except TimeoutError:
         raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from scrubber.core import event_text, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Record, State
+from scrubber.core.model import State
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
+from scrubber.ledger.audit import LedgerFile
+from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.store import EVERYTHING, Window
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
@@ -19,23 +19,10 @@ _KINDS = f"the kinds are {', '.join(codec.CLASSES)}"
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
-class Rows(Protocol):
-    """A ledger that can be read."""
-
-    @property
-    def records(self) -> Mapping[str, Record]:
-        """The devices by UUID."""
-
-    async def history(
-        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
-    ) -> tuple[LedgerEntry, ...]:
-        """The newest entries of the window, of one device or of all, newest last."""
-
-
 class History:
     """Finds devices by index, UUID or unique prefix, and their events."""
 
-    def __init__(self, ledger: Rows) -> None:
+    def __init__(self, ledger: Ledger | LedgerFile) -> None:
         self._ledger = ledger
 
     def find(self, gpu: str) -> str:

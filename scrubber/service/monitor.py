@@ -108,13 +108,10 @@ class Monitor:
             return ALARM_PAUSE
         await asyncio.sleep(earliest - loop.time())
         self._observer.driver.backend.clear_alarm()  # before the observation: a later report raises the alarm again
-        self._observe_all_next()
-        return min(2 * pause, MAX_ALARM_PAUSE)
-
-    def _observe_all_next(self) -> None:
-        """The alarm names no device, so the next round observes all of them and reads the inventory."""
+        # The alarm names no device, so the next round observes all of them and reads the inventory.
         self._quiet.clear()
         self._inventory_due = 0.0
+        return min(2 * pause, MAX_ALARM_PAUSE)
 
     async def _follow_ends(self, ends: ProcessEnds) -> None:
         """Reconcile a device as soon as its followed process has ended, independently of the other devices."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
@@ -30,6 +31,8 @@ def run(order: Order, context: StepContext) -> Report:
     """End the holders that may be ended, and wait for the others. Passes only when no holder is left."""
     if order.unused:
         return Report(Outcome.PASSED)
+    leftovers, foreign = order.terminate_leftovers, order.terminate_foreign
+    may_end = partial(leftover.may_end, tenancy=order.tenancy, leftovers=leftovers, foreign=foreign)
     patience_ends = time.monotonic() + order.patience
     found: dict[_Key, Holder] = {}
     ended: list[int] = []
@@ -44,7 +47,7 @@ def run(order: Order, context: StepContext) -> Report:
         if tenants:
             return _refuse(f"a live container is on the device: {_names(tenants)}", findings)
         # A worker of another device may open all devices for a moment. This step waits for it, and never ends it.
-        targets = {_key(it) for it in holders if _may_end(it, order) and not context.ours(it.pid)} - tried
+        targets = {_key(it) for it in holders if may_end(it) and not context.ours(it.pid)} - tried
         if targets:
             gone, alive = _terminate(targets, context, order.grace)
             ended += gone
@@ -74,11 +77,6 @@ def _refuse(detail: str, findings: Findings) -> Report:
 
 def _key(holder: Holder) -> _Key:
     return holder.pid, holder.started
-
-
-def _may_end(holder: Holder, order: Order) -> bool:
-    leftovers, foreign = order.terminate_leftovers, order.terminate_foreign
-    return leftover.may_end(holder, order.tenancy, leftovers=leftovers, foreign=foreign)
 
 
 def _names(holders: tuple[Holder, ...]) -> str:

@@ -115,15 +115,13 @@ class _Zygote:
     async def fork(self) -> Child:
         await self._in_time(self._ready, self._began, _WARM_WITHIN)
         asked, asked_at = self._ask(), asyncio.get_running_loop().time()
-        connected = False
         try:
             child = await self._in_time(asked, asked_at, _FORKS_WITHIN)
             await self._connect(child)
-            connected = True
-            return child
-        finally:
-            if not connected:
-                asked.add_done_callback(_kill)  # now, or as soon as the child is forked
+        except BaseException:
+            asked.add_done_callback(_kill)  # now, or as soon as the child is forked
+            raise
+        return child
 
     async def _connect(self, child: Child) -> None:
         try:

@@ -20,6 +20,7 @@ from scrubber.workers import nursery as nurseries
 from scrubber.workers.nursery import Nursery, ZygoteLostError
 from scrubber.workers.worker import BrokenError, Child, Ending
 from tests.cli.on_machine import needs_namespace
+from tests.descriptors import opened
 from tests.patience import WITHIN
 from tests.workers.zygotes import (
     ASLEEP,
@@ -28,7 +29,6 @@ from tests.workers.zygotes import (
     LONG,
     MakeNursery,
     children,
-    descriptors,
     ending,
     files_at_most,
     gone_within,
@@ -141,7 +141,7 @@ async def test_a_start_and_a_stop_wait_for_no_warm_zygote(make: MakeNursery, mon
 async def test_a_cancelled_spawn_leaves_no_child_and_no_pipe(make: MakeNursery, monkeypatch) -> None:
     nursery = make(ASLEEP)
     zygote = await zygote_of(nursery)
-    before = descriptors()
+    before = opened()
     there: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
 
     async def connect(child: Child) -> None:
@@ -161,7 +161,7 @@ async def test_a_zygote_that_cannot_be_held_is_ended_at_once(make: MakeNursery, 
     def refuse(_pid: int) -> int:
         raise OSError(24, "Too many open files")
 
-    before = descriptors()
+    before = opened()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", refuse)
         with pytest.raises(BrokenError, match="its zygote does not start: Too many open files"):
@@ -212,7 +212,7 @@ async def test_fifty_at_once_get_a_child_each(make: MakeNursery) -> None:
 async def test_a_hundred_children_leave_no_file_or_process(make: MakeNursery) -> None:
     nursery = make("pass")
     zygote = await zygote_of(nursery)
-    ours, its = descriptors(), open_files(zygote)
+    ours, its = opened(), open_files(zygote)
     for _ in range(100):
         assert await ending(await nursery.spawn()) == Ending(0, orphaned=False)
     await asyncio.sleep(0)  # the loop closes pipes one turn after their end

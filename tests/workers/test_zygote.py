@@ -233,12 +233,6 @@ except ImportError as error:
 """
 
 
-async def test_a_cupy_that_exits_ends_its_zygote(make: MakeNursery, cupy) -> None:
-    cupy("raise SystemExit('not with this driver')")
-    with pytest.raises(BrokenError, match="not with this driver"):
-        await make(warm_cuda=True).spawn()
-
-
 async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy) -> None:
     cupy(BROKEN)
     nursery = make(warm_cuda=True)
@@ -266,9 +260,17 @@ async def test_the_nursery_remembers_what_the_last_zygote_reported(make: MakeNur
     assert await zygote_of(nursery) == zygote
 
 
-async def test_a_library_that_starts_threads_is_not_forked(make: MakeNursery, cupy) -> None:
-    cupy("threading.Thread(target=threading.Event().wait, daemon=True).start()")
-    with pytest.raises(BrokenError, match="a library has started a thread"):
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", "a library has started a thread"),
+        ("raise SystemExit('not with this driver')", "not with this driver"),
+    ],
+    ids=["it starts a thread", "it exits"],
+)
+async def test_a_cupy_that_cannot_be_forked_ends_its_zygote(make: MakeNursery, cupy, more: str, why: str) -> None:
+    cupy(more)
+    with pytest.raises(BrokenError, match=why):
         await make(warm_cuda=True).spawn()
 
 

@@ -22,6 +22,7 @@ from scrubber.workers.nursery import Nursery
 from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import Child, Ending, Worker
 from tests import forking
+from tests.descriptors import opened
 from tests.patience import WITHIN
 
 ASLEEP = "time.sleep(60)"
@@ -48,18 +49,9 @@ def children(pid: int | None = None) -> list[int]:
     return [child for child in found if child not in forking.SERVERS]
 
 
-def descriptors() -> set[str]:
-    """What is open here of pipes, sockets and processes."""
-    found: set[str] = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # another thread has just closed it
-            found.add(f"{link.name} {link.readlink()}")
-    return {entry for entry in found if any(kind in entry for kind in ("pipe:", "pidfd", "socket:"))}
-
-
-def left(before: set[str]) -> set[str]:
+def left(before: set[tuple[str, str]]) -> set[tuple[str, str]]:
     """What was opened since then and still is. What an earlier test had open, threads of gRPC may close meanwhile."""
-    return descriptors() - before
+    return opened() - before
 
 
 def exists(pid: int) -> bool:
@@ -77,7 +69,7 @@ def gone_within(handle: int, seconds: float) -> bool:
 @pytest.fixture
 async def make() -> AsyncIterator[MakeNursery]:
     """Nurseries whose children live by a few lines; nothing of them may remain."""
-    before = descriptors()
+    before = opened()
     made: list[Nursery] = []
 
     def nursery(life: str = "", *, prelude: str = "", warm_cuda: bool = False) -> Nursery:
