@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from policies import load
 from policies.hardware import Slices
 from policies.model import Mode, PolicySet
-from policies.path import ScrubPath
+from policies.plain import ScrubPath
 from scrubber.ground.documents.faults import DocumentError, quote
 
 
