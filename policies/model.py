@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from policies.base import Duration, Model, Size, Word, impossible
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
-from policies.path import ScrubPath
+from policies.plain import ScrubPath
 from scrubber.ground.documents.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read

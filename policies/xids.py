@@ -9,16 +9,17 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from policies.base import Duration, Model, Word
+from policies.plain import Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
 from scrubber.ground.documents.units import format_duration
 
 __all__ = [
-    "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidEvent", "XidFinding", "XidRow",
+    "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidFinding", "XidRow",
     "XidScope", "Xids", "label", "limit", "remedy", "required_action", "treatment", "worst_finding",
 ]  # fmt: skip
 
@@ -97,22 +98,6 @@ class Xids(Model):
     repeats: Repeats = Repeats()
 
 
-class XidEvent(Protocol):
-    """One driver error event from the event log of the device."""
-
-    @property
-    def code(self) -> int:
-        """The code."""
-
-    @property
-    def at(self) -> float:
-        """The uptime in seconds."""
-
-    @property
-    def action(self) -> str:
-        """The action that a recovery message names. Empty if unknown, and for all other codes."""
-
-
 @dataclass(frozen=True, slots=True)
 class XidFinding:
     """The code that quarantines a device, and why."""
@@ -171,7 +156,7 @@ def label(code: int) -> str:
     return f"xid {code} ({known.mnemonic if known else 'not in the catalogue'})"
 
 
-def worst_finding(rules: Xids, log: Sequence[XidEvent], new: Sequence[XidEvent]) -> XidFinding | None:
+def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFinding | None:
     """The finding that quarantines a device, or None. Only ``new`` events can; known events only add to the count."""
     if not new:
         return None
@@ -190,7 +175,7 @@ def _read(action: str) -> Action | None:
     return next((known for known in Action if known.value == action), None)
 
 
-def _announces(event: XidEvent) -> bool:
+def _announces(event: Xid) -> bool:
     return event.code == RECOVERY and _read(event.action) is not None
 
 
@@ -206,7 +191,7 @@ def _as_asked(rules: Xids, code: int, action: str) -> Treatment:
             return Treatment.QUARANTINE
 
 
-def _repeated(rules: Xids, log: Sequence[XidEvent], new: Sequence[XidEvent]) -> Iterator[tuple[int, int]]:
+def _repeated(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> Iterator[tuple[int, int]]:
     """The highest count of a code within the window that ends with a new event, and the code."""
     for code in dict.fromkeys(event.code for event in new):
         if limit(rules, code) is None:

@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.path import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
-from policies.path import most_thorough as most_thorough  # noqa: PLC0414 - the same
+from policies.plain import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
+from policies.plain import Xid as Xid  # noqa: PLC0414 - the same
+from policies.plain import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.names import device_name
 
@@ -168,16 +169,6 @@ class Holder:
     command: str
     container: str | None
     state: str = "S"  # of /proc/PID/stat: D does not react to signals, Z has ended
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """One driver error event, numbered in the order of the device's event log."""
-
-    number: int
-    code: int
-    at: float = 0.0  # uptime in seconds
-    action: str = ""  # what the message of XID 154 asks for: a value of ``policies.xids.Action``
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,18 +42,9 @@ def test_the_reason_of_a_quarantine_decides_its_probation(kind):
     assert (out(kind).quarantine.next_probe is None) == (course is Course.PERSON)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        AilmentKind.MEMORY_FAULT,
-        AilmentKind.COMPUTE_FAULT,
-        AilmentKind.REMAP_FAILED,
-        AilmentKind.SRAM,
-        AilmentKind.FLAPPING,
-    ],
-)
-def test_proven_hardware_faults_get_no_probation(kind):
-    assert out(kind).quarantine.next_probe is None
+@pytest.mark.parametrize("fault", ["memory-fault", "compute-fault", "remap-failed", "sram", "flapping"])
+def test_proven_hardware_faults_get_no_probation(fault):
+    assert out(AilmentKind(fault)).quarantine.next_probe is None
 
 
 @pytest.mark.parametrize(("before", "left"), [(None, None), (ScrubPath.FAST, None), (ScrubPath.SLOW, ScrubPath.SLOW)])
@@ -75,12 +66,9 @@ STILL = rows(
     ("its switch has an error", AilmentKind.SWITCH, Vitals(signs=(Sign(AilmentKind.SWITCH, "so"),))),
     ("its slot is too narrow", AilmentKind.PCIE, Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))),
     ("its fabric is not ready", AilmentKind.FABRIC, Vitals(signs=(Sign(AilmentKind.FABRIC, "not ready"),))),
-    (
-        "the node was not started anew",
-        AilmentKind.REBOOT_REQUIRED,
-        Vitals(signs=(Sign(AilmentKind.REBOOT_REQUIRED, "so"),)),
-    ),
-)
+    ("the node was not started anew", AilmentKind.REBOOT_REQUIRED,
+     Vitals(signs=(Sign(AilmentKind.REBOOT_REQUIRED, "so"),))),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "vitals"), STILL)

@@ -14,6 +14,7 @@ from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
 
 LATE = later(10_000)
+BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 FREE = [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SOILED, lives.SET_BACK]
 LOST = Vitals(lost=True)
 
@@ -108,11 +109,7 @@ def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():
 
 RETURNS = rows(
     ("as policy has it", ENFORCE, ScrubPath.SLOW),
-    (
-        "fast where that is enough",
-        ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)}),
-        ScrubPath.FAST,
-    ),
+    ("fast where that is enough", BRISK, ScrubPath.FAST),
     ("never less than at a first look", lives.STRICT, ScrubPath.SLOW),
 )
 

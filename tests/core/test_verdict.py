@@ -244,15 +244,7 @@ def test_counters_that_were_not_read_keep_the_baseline(unread):
 
 
 ALL_SIGNS = Policy(quarantine=QuarantinePolicy(signs=tuple(DeviceSign)))
-STRONGEST_FIRST = (
-    AilmentKind.SRAM,
-    AilmentKind.LINKS,
-    AilmentKind.SWITCH,
-    AilmentKind.REBOOT_REQUIRED,
-    AilmentKind.FABRIC,
-    AilmentKind.PCIE,
-    AilmentKind.HEAT,
-)
+STRONGEST_FIRST = tuple(map(AilmentKind, ("sram", "links", "switch", "reboot-required", "fabric", "pcie", "heat")))
 
 
 @pytest.mark.parametrize(("worse", "milder"), list(itertools.combinations(STRONGEST_FIRST, 2)))

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import load, xids
+from policies.plain import Xid
 from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
 from scrubber.ground.documents import validation
 
@@ -17,11 +17,8 @@ _, PLUGIN, GKE = Preset
 DEFAULT = Xids()
 
 
-@dataclass(frozen=True)
-class XidEvent:
-    code: int
-    at: float = 0.0
-    action: str = ""
+def event(code, at=0.0, action=""):
+    return Xid(0, code, at, action)
 
 
 def rules(**said):
@@ -125,23 +122,23 @@ def test_the_message_of_any_other_code_is_ignored():
 
 
 def test_a_finding_names_its_code():
-    assert verdict([XidEvent(79)]) == XidFinding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
-    assert verdict([XidEvent(999)]) == XidFinding(999, "xid 999 (not in the catalogue) was reported")
-    found = verdict([XidEvent(154, action="restart_vm_or_node")])
+    assert verdict([event(79)]) == XidFinding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
+    assert verdict([event(999)]) == XidFinding(999, "xid 999 (not in the catalogue) was reported")
+    found = verdict([event(154, action="restart_vm_or_node")])
     asks = "and asks: drain and restart the node, or the virtual machine that has the GPU"
     assert found == XidFinding(154, f"xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported {asks}")
-    assert verdict([XidEvent(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
+    assert verdict([event(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
 
 
-@pytest.mark.parametrize("log", [[], [XidEvent(13)], [XidEvent(63)], [XidEvent(154, action="none")]])
+@pytest.mark.parametrize("log", [[], [event(13)], [event(63)], [event(154, action="none")]])
 def test_counted_codes_quarantine_no_device(log):
     assert verdict(log) is None
 
 
 def test_the_first_of_the_strictest_codes_is_named():
-    assert verdict([XidEvent(13), XidEvent(48), XidEvent(79), XidEvent(95)]).code == 79
-    assert verdict([XidEvent(95), XidEvent(48), XidEvent(154, action="reset_gpu")]).code == 95
-    assert verdict([XidEvent(999), XidEvent(48)]).code == 48
+    assert verdict([event(13), event(48), event(79), event(95)]).code == 79
+    assert verdict([event(95), event(48), event(154, action="reset_gpu")]).code == 95
+    assert verdict([event(999), event(48)]).code == 48
 
 
 REPEATS = [
@@ -163,25 +160,25 @@ REPEATS = [
 
 @pytest.mark.parametrize(("code", "times", "count"), [row[1:] for row in REPEATS], ids=[row[0] for row in REPEATS])
 def test_too_many_repeats_within_the_window_quarantine_the_device(code, times, count):
-    found = verdict([XidEvent(code, at, "none") for at in times])
+    found = verdict([event(code, at, "none") for at in times])
     why = f"xid {code} ({ROWS[code].mnemonic}) was reported {count} times within 10m"
     assert found == (None if count is None else XidFinding(code, why))
 
 
 def test_repeats_are_counted_by_code():
-    assert verdict([XidEvent(63), XidEvent(92)] * 4) is None
-    assert verdict([XidEvent(63), *[XidEvent(92)] * 5]).code == 92
+    assert verdict([event(63), event(92)] * 4) is None
+    assert verdict([event(63), *[event(92)] * 5]).code == 92
 
 
 def test_known_events_count_but_a_new_one_is_needed():
-    log = [XidEvent(63, at) for at in range(5)]
+    log = [event(63, at) for at in range(5)]
     assert verdict(log, new=log[4:]).why.endswith("5 times within 10m")
     assert verdict(log, new=[]) is None
-    assert verdict([*log, XidEvent(63, 5000.0)], new=[XidEvent(63, 5000.0)]) is None
+    assert verdict([*log, event(63, 5000.0)], new=[event(63, 5000.0)]) is None
 
 
 def test_the_policy_sets_count_and_window_of_an_xid():
-    log = [XidEvent(63, 0), XidEvent(63, 90)]
+    log = [event(63, 0), event(63, 90)]
     assert verdict(log, repeats={"count": 2, "within": "90s"}).why.endswith("2 times within 90s")
     assert verdict(log, repeats={"count": 2, "within": "89s"}) is None
     assert verdict(log, repeats={"count": 0, "within": "90s"}) is None
@@ -189,20 +186,20 @@ def test_the_policy_sets_count_and_window_of_an_xid():
 
 
 def test_a_code_set_to_count_never_quarantines_by_repeats():
-    assert verdict([XidEvent(63)] * 9, codes={"63": "count"}) is None
-    assert verdict([XidEvent(79)] * 9, codes={"79": "count"}) is None
-    assert verdict([XidEvent(999)] * 5, unknown="count").code == 999
+    assert verdict([event(63)] * 9, codes={"63": "count"}) is None
+    assert verdict([event(79)] * 9, codes={"79": "count"}) is None
+    assert verdict([event(999)] * 5, unknown="count").code == 999
 
 
 def test_repeated_xids_count_under_every_shipped_policy():
-    assert verdict([XidEvent(79)] * 5, preset="gke").why.endswith("5 times within 10m")
-    assert verdict([XidEvent(109)] * 5, preset="nvidia-plugin").code == 109
-    assert verdict([XidEvent(94)] * 50, preset="nvidia-plugin") is None
+    assert verdict([event(79)] * 5, preset="gke").why.endswith("5 times within 10m")
+    assert verdict([event(109)] * 5, preset="nvidia-plugin").code == 109
+    assert verdict([event(94)] * 50, preset="nvidia-plugin") is None
 
 
 CODES = st.sampled_from((13, 45, 48, 63, 79, 94, 154, 171, 999))
 ACTIONS = st.sampled_from(("", "none", "reset_gpu", "nonsense"))
-LOGS = st.lists(st.builds(XidEvent, CODES, st.floats(0, 2000), ACTIONS), max_size=30)
+LOGS = st.lists(st.builds(event, CODES, st.floats(0, 2000), ACTIONS), max_size=30)
 RULES = st.builds(
     Xids,
     preset=st.sampled_from(Preset),

@@ -1,7 +1,8 @@
-"""The names of the scrub paths. They have a module of their own, so that workers load no pydantic."""
+"""The names of the scrub paths, and driver errors. Workers load this module, and it loads no pydantic."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -16,3 +17,13 @@ class ScrubPath(str, Enum):
 def most_thorough(*paths: ScrubPath | None) -> ScrubPath:
     """The most thorough of these paths; the fast path if there is none."""
     return max((path for path in paths if path is not None), key=list(ScrubPath).index, default=ScrubPath.FAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One driver error event, numbered in the order of the device's event log."""
+
+    number: int
+    code: int
+    at: float = 0.0  # uptime in seconds
+    action: str = ""  # what the message of XID 154 asks for: a value of ``xids.Action``
