@@ -87,14 +87,15 @@ def gate(tmp_path_factory):
     service.kill()
 
 
+LONG = state(CONTAINERD | {"a": "x" * 900_000})
 NO_QUESTION = "the container is not created: the question of the create gate cannot be read"
 
 
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        (b"1 create 60 GPU-1 %d\n" % len(state()) + state(),
-         "container main of pod team/train-0 is not created: cannot find device GPU-1: no device has this name"),
+        pytest.param(b"1 create 60 GPU-1 %d\n" % len(LONG) + LONG, "container main of pod team/train-0 is not created: "
+                     "cannot find device GPU-1: no device has this name", id="a long state"),
         (b"1 create 60 GPU-1 2\n{}", f"the container is not created: {NAMELESS}"),
         (b"2 create 60 GPU-1 2\n{}", NO_QUESTION),
         (b"1 release 60 GPU-1 2\n{}", NO_QUESTION),
