@@ -100,6 +100,13 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
     assert audit.verify(path).broken is None
 
 
+def test_a_full_disk_leaves_the_lock_free(path, limit_file_size):
+    limit_file_size(0)
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="the disk is full or a size limit is reached"):
+            sqlite.open_or_set_aside(path, NOW)
+
+
 def test_a_full_disk_names_the_remedy(open_ledger, path):
     open_ledger()
     with closing(database.connect(path)) as connection, database.transaction(connection):
