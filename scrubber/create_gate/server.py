@@ -1,7 +1,11 @@
 """Answers ``autoclave-gate``: may the container runtime create this container with this device?
 
-One line comes and one line goes, each with the version of the protocol first. A question that cannot be read is
-answered with no. While the service stops, it gives no answer, and the program asks the next service.
+One line comes, then the runtime's state of the container, and one line goes. Each line has the version of the protocol
+first. A question that cannot be read is answered with no. While the service stops, it gives no answer, and the program
+asks the next service.
+
+The pod is named by annotations that the runtime sets itself. A pod can set none of them: where it could add those of
+another runtime, there are two names, and the answer is no.
 """
 
 from __future__ import annotations
@@ -10,22 +14,33 @@ import asyncio
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scrubber.api import answering
 from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
 from scrubber.ground import log, operation_id, request_limits, unix_sockets
+from scrubber.ground.documents import strict_json
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.service.handover import Handover
 
 logger = log.get("create gate")
 
 LONGEST_LINE = 2048  # bytes
+MOST_STATE = 1 << 20  # bytes
 READ_WITHIN = 5.0  # seconds
 BEFORE = 0.1  # of the time that the program waits: an answer must come before its end
 PAUSE = 0.25  # seconds after an answer of "not ready"
 MOST_WAITING = 512  # questions
-QUESTION = re.compile(rf"{VERSION} create ([0-9]{{1,4}})" + r" ([A-Za-z0-9._-]{1,253})" * 6 + r"\n")
-UNREADABLE = "no the question of the create gate cannot be read"
+QUESTION = re.compile(rf"{VERSION} create ([0-9]{{1,4}}) ([A-Za-z0-9._-]{{1,253}}) ([0-9]{{1,7}})\n")
+NAME = re.compile("[A-Za-z0-9._-]{1,253}")
+CONTAINERD = (
+    "io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name",
+    "io.kubernetes.cri.container-name",
+)  # fmt: skip
+CRIO = "io.kubernetes.cri-o.Labels"  # an object as text, with the labels of the kubelet
+LABELS = (
+    "io.kubernetes.pod.uid", "io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +105,11 @@ class GateServer:
         """The answer; empty if the program ends first, or this service."""
         try:
             async with asyncio.timeout(READ_WITHIN):
-                line = await reader.readuntil(b"\n")
-            asked = parse(line)
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, InvalidRequest):
-            return UNREADABLE
+                asked = await _question(reader)
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return "no the question of the create gate cannot be read"
+        except InvalidRequest as error:
+            return f"no the container is not created: {error.message}"
         if self._gate is not None:
             self._gate.note_question()
         answer = asyncio.create_task(self._answer(asked))
@@ -120,13 +136,14 @@ class GateServer:
             container=asked.container,
             container_id=asked.container_id,
         )
+        no = f"no container {asked.container} of pod {asked.namespace}/{asked.name} is not created"
         try:
             async with answering.logged(request, self._count):
                 await self._admit(asked, request.op)
         except AutoclaveError as error:
-            return "" if error.reason is Reason.SHUTTING_DOWN else f"no {error.for_tenants}"
+            return "" if error.reason is Reason.SHUTTING_DOWN else f"{no}: {error.for_tenants}"
         except Exception:  # noqa: BLE001 - logged
-            return f"no {answering.FAULT}"
+            return f"{no}: {answering.FAULT}"
         return "yes"
 
     async def _admit(self, asked: Creation, op: str) -> None:
@@ -150,16 +167,35 @@ class GateServer:
             await self._handover.start([asked.device], asked.pod, op=op, within=within, creating=asked.called)
 
 
-def parse(line: bytes) -> Creation:
-    """The question in a line, or InvalidRequest."""
+async def _question(reader: asyncio.StreamReader) -> Creation:
+    """The question, or InvalidRequest."""
+    line = await reader.readuntil(b"\n")
     found = QUESTION.fullmatch(line.decode("ascii", "replace"))
-    if found is None:
-        raise InvalidRequest("this is no question of the create gate")
-    seconds, gate, *names = found.groups()
-    device, _, claim = gate.partition(OF_CLAIM)
-    asked = Creation(int(seconds), device, claim, *names)
+    if found is None or int(found[3]) > MOST_STATE:
+        raise InvalidRequest("the question of the create gate cannot be read")
+    device, _, claim = found[2].partition(OF_CLAIM)
+    asked = Creation(int(found[1]), device, claim, *names(await reader.readexactly(int(found[3]))))
     request_limits.devices([asked.device])
     if claim:
         request_limits.owner(claim)
     request_limits.owner(asked.pod)
     return asked
+
+
+def names(state: bytes) -> list[str]:
+    """UID, namespace and name of the pod, name and id of the container, from the runtime's state; or InvalidRequest."""
+    try:
+        whole: Any = strict_json.parse(state.decode())
+        annotations = whole.get("annotations", {})
+        found = [annotations.get(key) for key in CONTAINERD]
+        if CRIO in annotations:
+            labels: Any = strict_json.parse(annotations[CRIO])
+            if found != [None] * len(found):
+                raise InvalidRequest("the state of the container names its pod in the words of two container runtimes")
+            found = [labels.get(key) for key in LABELS]
+        found.append(whole.get("id"))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidRequest("the container runtime's state of the container cannot be read") from error
+    if not all(isinstance(name, str) and NAME.fullmatch(name) for name in found):
+        raise InvalidRequest("the container runtime names no container of a pod")
+    return found

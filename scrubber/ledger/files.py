@@ -51,8 +51,12 @@ class Lock:
             raise FatalError(
                 f"cannot open the ledger {places.database}: process {holder} writes to it; stop that process first"
             )
+        try:
+            os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
+        except OSError:
+            os.close(lock)
+            raise
         self._file = lock
-        os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock."""

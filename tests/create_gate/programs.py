@@ -9,7 +9,6 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "scrubber/create_gate/autoclave-gate.c"
 UID = "6f0c3c7e-1a52-4c0c-9d0a-0f4bb8c9f0aa"
-POD = {"uid": UID, "namespace": "team", "pod": "train-0", "container": "main"}
 CONTAINERD = {
     "io.kubernetes.cri.sandbox-uid": UID,
     "io.kubernetes.cri.sandbox-namespace": "team",
@@ -25,13 +24,13 @@ LABELS = {
 CRIO = {"io.kubernetes.cri-o.Labels": json.dumps(LABELS)}
 
 
-def compiled(target: Path, *sources: Path, flags=("-static", "-s")):
-    """A program from these C sources; skips where there is no compiler."""
+def compiled(target: Path, source: Path):
+    """A program from this C source; skips where there is no compiler."""
     cc = shutil.which("cc")
     if cc is None:
         pytest.skip("there is no C compiler here")
     strict = ("-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wpedantic")
-    subprocess.run([cc, *strict, *flags, "-o", target, *sources], check=True)
+    subprocess.run([cc, *strict, "-static", "-s", "-o", target, source], check=True)
     return target
 
 

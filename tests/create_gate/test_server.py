@@ -1,11 +1,82 @@
-"""What the service answers to a question of the create gate that is not one."""
+"""What the service reads from the runtime's state of a container, and answers to a question that is not one."""
 
+import json
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from scrubber.create_gate import server
+from scrubber.ground.errors import InvalidRequest
+from tests.create_gate.programs import CONTAINERD, CRIO, LABELS, UID, state
 from tests.live import Service
 from tests.patience import WITHIN
+
+NAMES = [UID, "team", "train-0", "main", "c1"]
+NAMELESS = "the container runtime names no container of a pod"
+UNREADABLE = "the container runtime's state of the container cannot be read"
+TWICE = "the state of the container names its pod in the words of two container runtimes"
+LOOK_ALIKE = {
+    "io.kubernetes.cri.sandbox-uid\0": "x",
+    "Io.kubernetes.cri.sandbox-uid": "x",
+    "io.kubernetes.pod.uid": "x",
+    "a": '"io.kubernetes.cri.sandbox-uid":"x"',
+}
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [CONTAINERD, CRIO, LOOK_ALIKE | CONTAINERD],
+    ids=["containerd", "CRI-O", "annotations that a pod can add"],
+)
+def test_the_container_is_named_by_its_runtime(annotations):
+    assert server.names(state(annotations)) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (b"", UNREADABLE),
+        (b"[]", UNREADABLE),
+        (state()[:-1], UNREADABLE),
+        (state() + b"{}", UNREADABLE),
+        (b"[" * 100_000, UNREADABLE),
+        (state().decode().encode("utf-16"), UNREADABLE),
+        (state({}), NAMELESS),
+        (state(None), UNREADABLE),
+        (b'{"annotations":{}}', NAMELESS),
+        (state(id=7), NAMELESS),
+        *((state({**CONTAINERD, "io.kubernetes.cri.sandbox-uid": uid}), NAMELESS) for uid in ("a b", "", "a" * 254)),
+        (state({**CONTAINERD, "io.kubernetes.cri.sandbox-name": "a\0b"}), NAMELESS),
+        (state({**CONTAINERD, "io.kubernetes.cri.sandbox-name": ["a"]}), NAMELESS),
+        (state({key: text for key, text in CONTAINERD.items() if "container-name" not in key}), NAMELESS),
+        (state().replace(b'"team"', b'"team","io.kubernetes.cri.sandbox-namespace":"x"'), UNREADABLE),
+        (state().replace(b"}}", b'},"annotations":{}}'), UNREADABLE),
+        (state(CRIO | CONTAINERD), TWICE),
+        (state(CRIO | {"io.kubernetes.cri.sandbox-uid": "x"}), TWICE),
+        *((state({"io.kubernetes.cri-o.Labels": text}), UNREADABLE)
+          for text in (json.dumps(LABELS)[:-1], "null", "[]", LABELS, None)),
+    ],
+)  # fmt: skip
+def test_a_state_without_one_pod_creates_no_container(given, sentence):
+    with pytest.raises(InvalidRequest) as refused:
+        server.names(given)
+    assert refused.value.message == sentence
+
+
+KEYS = st.sampled_from(["id", "annotations", *CONTAINERD, *CRIO, *LABELS])
+DOCUMENTS = st.recursive(st.none() | st.text() | st.just(7), lambda it: st.lists(it) | st.dictionaries(KEYS, it))
+
+
+@given(st.binary(max_size=80) | DOCUMENTS.map(lambda it: json.dumps(it).encode()))
+def test_any_state_has_names_or_is_refused(text):
+    try:
+        found = server.names(text)
+    except InvalidRequest:
+        return
+    assert len(found) == 5
+    assert all(map(server.NAME.fullmatch, found))
 
 
 @pytest.fixture(scope="module")
@@ -16,22 +87,26 @@ def gate(tmp_path_factory):
     service.kill()
 
 
+LONG = state(CONTAINERD | {"a": "x" * 900_000})
+NO_QUESTION = "the container is not created: the question of the create gate cannot be read"
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        (
-            b"1 create 60 GPU-1 a team train-0 main c1\n",
-            b"1 no cannot find device GPU-1: no device has this name\n",
-        ),
-        (b"2 create 60 GPU-1 a team train-0 main c1\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"1 release 60 GPU-1 a team train-0 main c1\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"1 create 60 GPU-1 a team train-0 main\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"1 create 60 GPU-1 a team train-0 main c1 c2\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"1 create 60 GPU-1 \xff team train-0 main c1\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"\n", b"1 no the question of the create gate cannot be read\n"),
-        (b"x" * 10_000, b"1 no the question of the create gate cannot be read\n"),
+        pytest.param(b"1 create 60 GPU-1 %d\n" % len(LONG) + LONG, "container main of pod team/train-0 is not created: "
+                     "cannot find device GPU-1: no device has this name", id="a long state"),
+        (b"1 create 60 GPU-1 2\n{}", f"the container is not created: {NAMELESS}"),
+        (b"2 create 60 GPU-1 2\n{}", NO_QUESTION),
+        (b"1 release 60 GPU-1 2\n{}", NO_QUESTION),
+        (b"1 create 60 GPU-1\n", NO_QUESTION),
+        (b"1 create 60 GPU-1 2 c2\n{}", NO_QUESTION),
+        (b"1 create 60 GPU-1 9999999\n{}", NO_QUESTION),
+        (b"1 create 60 \xff 2\n{}", NO_QUESTION),
+        (b"\n", NO_QUESTION),
+        (b"x" * 10_000, "the question of the create gate cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_question_is_answered_with_no(gate, question, answer):
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(WITHIN)
@@ -40,4 +115,4 @@ def test_a_wrong_question_is_answered_with_no(gate, question, answer):
         said = b""
         while more := asking.recv(1000):
             said += more
-        assert said == answer
+        assert said == f"1 no {answer}\n".encode()

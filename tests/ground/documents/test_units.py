@@ -1,12 +1,11 @@
 """Units: parsed values can be printed and parsed again."""
 
 import json
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from policies import base
 from scrubber.ground.documents import units
@@ -27,16 +26,6 @@ def test_every_duration_survives_being_shown_and_read_again(seconds):
 @given(st.integers(min_value=0))
 def test_every_size_survives_being_shown_and_read_again(count):
     assert units.parse_size(units.format_size(count)) == count
-
-
-@given(st.text())
-def test_text_is_a_duration_exactly_when_the_schema_says_so(text):
-    pattern = TypeAdapter(base.Duration).json_schema()["pattern"]
-    if re.fullmatch(pattern, text):
-        assert units.parse_duration(text) >= 0
-    else:
-        with pytest.raises(ValueError, match="expected a duration such as"):
-            units.parse_duration(text)
 
 
 @pytest.mark.parametrize(
