@@ -162,7 +162,7 @@ def _name(process: str) -> str | None:
     # Cgroup v1 shows an ending task at the root, also a first thread that ended before the other threads.
     if name is not None or text.startswith(_UNIFIED) or not status(process).ending:
         return name
-    for thread in _threads(process):
+    for thread in threads(process):
         try:
             name = place(_read(thread))
             if name is not None or not status(thread).ending:
@@ -176,7 +176,7 @@ def _name(process: str) -> str | None:
 
 def runs(process: str) -> bool:
     """Whether the process has a thread that has not ended."""
-    for task in (process, *_threads(process)):
+    for task in (process, *threads(process)):
         try:
             if status(task).state not in DEAD:
                 return True
@@ -193,7 +193,7 @@ def _processes(group: str) -> list[int]:
         return []
 
 
-def _threads(process: str) -> list[str]:
+def threads(process: str) -> list[str]:
     """The threads of a process, without the first."""
     leader = process.rpartition("/")[2]
     try:

@@ -46,37 +46,17 @@ class Subject(Protocol):
 
 class OnFiles:
     def __init__(self, bank) -> None:
-        self.root, self.backend = bank.root, bank.backend
-
-    def occupy(self, uuid: str) -> None:
-        tenants.occupy(self.root, uuid, b"secret", "pod-a")
-
-    def lose(self, uuid: str) -> None:
-        drills.lose(self.root, uuid)
-
-    def damage(self, uuid: str) -> None:
-        drills.ecc(self.root, uuid, 2)
-
-    def leak(self, uuid: str) -> None:
-        drills.leak(self.root, uuid, LEAK)
-
-    def sign(self, uuid: str) -> None:
-        drills.sign(self.root, uuid, AilmentKind.SRAM, "so it is")
-
-    def heat(self, uuid: str, celsius: int) -> None:
-        drills.heat(self.root, uuid, celsius)
-
-    def hang(self, uuid: str) -> None:
-        drills.hang(self.root, uuid)
-
-    def heal(self, uuid: str) -> None:
-        drills.heal(self.root, uuid)
-
-    def load_driver(self) -> None:
-        creation.load_driver(self.root)
-
-    def report(self, uuid: str, code: int) -> None:
-        drills.xid(self.root, uuid, code)
+        root, self.backend = bank.root, bank.backend
+        self.occupy = partial(tenants.occupy, root, secret=b"secret", container="pod-a")
+        self.lose = partial(drills.lose, root)
+        self.damage = partial(drills.ecc, root, count=2)
+        self.leak = partial(drills.leak, root, count=LEAK)
+        self.sign = partial(drills.sign, root, kind=AilmentKind.SRAM, detail="so it is")
+        self.heat = partial(drills.heat, root)
+        self.hang = partial(drills.hang, root)
+        self.heal = partial(drills.heal, root)
+        self.load_driver = partial(creation.load_driver, root)
+        self.report = partial(drills.xid, root)
 
 
 class OnNvml:

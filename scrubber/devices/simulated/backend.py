@@ -160,11 +160,8 @@ class Simulated:
         """Files need no driver."""
 
     def _place(self, uuid: str) -> GpuFiles:
-        if uuid not in self._known:
-            self.inventory()
-        if uuid not in self._known:
-            raise DeviceError(f"cannot find {uuid}: no simulated GPU has this UUID under {self._root}")
-        return self._known[uuid][0]
+        known = self._known.get(uuid)
+        return layout.find(self._root, uuid) if known is None else known[0]
 
     def _present(self, uuid: str) -> GpuFiles:
         place = self._place(uuid)

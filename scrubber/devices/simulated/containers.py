@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scrubber.core import names
 from scrubber.devices import shortage
-from scrubber.node.cgroups import Containers, runs
+from scrubber.node.cgroups import Containers, runs, threads
 from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
 
 PROC = Path("/proc")
@@ -46,7 +46,7 @@ def living(pods: Containers = PODS) -> dict[str, int]:
     """The containers that have a live process, each with one of its processes: the oldest, unless pids began again."""
     found: dict[str, int] = {}
     for pid, name in members(pods):
-        if runs(str(PROC / str(pid))):
+        if runs(f"{PROC}/{pid}"):
             found.setdefault(name, pid)
     return found
 
@@ -63,10 +63,10 @@ def _own_pod(pid: int) -> str | None:
 
 
 def _marked(pid: int) -> str | None:
-    process = PROC / str(pid)
+    process = f"{PROC}/{pid}"
     # A first thread that has ended shows no environment; the other threads still do.
-    environment = _environment(process) or next(filter(None, map(_environment, _threads(process))), b"")
-    if not environment and not of_kernel(str(process)) and runs(str(process)):
+    environment = _environment(process) or next(filter(None, map(_environment, threads(process))), b"")
+    if not environment and not of_kernel(process) and runs(process):
         raise BlindError(f"cannot find the container of process {pid}: its environment is empty")
     for entry in environment.split(b"\0"):
         if entry.startswith(_PREFIX):
@@ -74,17 +74,11 @@ def _marked(pid: int) -> str | None:
     return None
 
 
-def _environment(task: Path) -> bytes:
+def _environment(task: str) -> bytes:
     try:
-        return (task / "environ").read_bytes()
+        return Path(task, "environ").read_bytes()
     except ENDED:
         return b""
     except OSError as error:
-        raise BlindError(f"cannot find the container of process {task.name}: {error.strerror}") from error
-
-
-def _threads(process: Path) -> list[Path]:
-    try:
-        return list((process / "task").iterdir())
-    except OSError:
-        return []
+        name = task.rpartition("/")[2]
+        raise BlindError(f"cannot find the container of process {name}: {error.strerror}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, tenants
 from scrubber.node.proc import BlindError
 from tests.node.conftest import DEAD_LEADER
@@ -35,6 +36,9 @@ def test_a_tenant_leaves_its_secret_in_all_memory(bank) -> None:
     assert (chip.startswith(SECRET), chip.endswith(SECRET)) == (True, True)
     assert [tenants.scan(bank.root, uuid, SECRET) for uuid in (bank.first, bank.second)] == [3, 0]
     assert SECRET not in bank.place(bank.second).chip.read_bytes()
+    bank.place(bank.second).memory.unlink()
+    with pytest.raises(DeviceError, match="No such file"):
+        tenants.zombie(bank.root, bank.second)
 
 
 def test_a_secret_larger_than_the_chip_is_cut(bank) -> None:
