@@ -24,11 +24,11 @@ import pynvml
 
 from benchmarks.nvml_questions import TIMES, answered, cut, questions, reads_only
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Handle, Library, Session
-from scrubber.devices.nvidia import settings
 from scrubber.node import proc
 from scrubber.node.cgroups import Containers
 

@@ -37,8 +37,8 @@ from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.boards import Board
+from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import proc
 

@@ -17,8 +17,8 @@ from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.card import CudaError, Found, Span, Step, Sweep
 from scrubber.cuda.patterns import VECTOR, Pattern
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.holders import NOISE
 from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia.holders import NOISE
 from scrubber.devices.nvidia.nvml import Library
 
 PASSES = ("random", "zero")

@@ -15,10 +15,10 @@ import pynvml
 from policies.model import Policy
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import holders as users
-from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia import holders as users
 from scrubber.devices.nvidia.boards import Board
+from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.processes import Processes

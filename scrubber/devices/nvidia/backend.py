@@ -13,7 +13,7 @@ from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
-from scrubber.devices.nvidia import boards, holders
+from scrubber.devices.nvidia import boards, holders, locks, pending_restore
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xids
 from scrubber.devices.nvidia.health.listener import Listener
@@ -22,7 +22,6 @@ from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
-from scrubber.devices.nvidia.reset import locks, pending_restore
 from scrubber.devices.nvidia.settings import of_policy
 from scrubber.ground.documents import strict_json
 from scrubber.node.cgroups import Containers

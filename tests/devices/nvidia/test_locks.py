@@ -15,9 +15,8 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceHandling, NotNowError
-from scrubber.devices.nvidia import nvlinks
+from scrubber.devices.nvidia import locks, nvlinks
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.reset import locks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
 from tests.devices.nvidia.health.events_seen import until
@@ -25,7 +24,7 @@ from tests.fakes.nvml.machine import Slice
 
 RESET = (
     "import sys\nfrom scrubber.devices.nvidia.gpu import NvidiaGpu\n"
-    "from scrubber.devices.nvidia.reset import preconditions\n"
+    "from scrubber.devices.nvidia import preconditions\n"
     "preconditions.is_root = lambda: True\nNvidiaGpu(sys.argv[1], lambda: ()).reset()\n"
 )
 HOLD = (
