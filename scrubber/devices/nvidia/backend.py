@@ -54,20 +54,12 @@ class Nvidia:
         self._host = host
         self._containers = containers
         self._settings = settings
-        self._resets = _resets(settings)
+        self._resets = settings.parent / locks.FOLDER
         self._library = library
         self._inventory = Inventory(host, library)
         self._baselines = holders.Baselines()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
         self._listener = Listener(library, kernel, whole)
-
-    @staticmethod
-    def quiet(settings: Path, within: float) -> bool:
-        """Wait for resets that the last service began: their tools need the driver unused. False: timed out."""
-        try:
-            return locks.wait(_resets(settings), within)
-        except DeviceError:
-            return False
 
     @staticmethod
     def probe(host: Host, library: Library) -> str | None:
@@ -261,7 +253,3 @@ class Nvidia:
     def reacquire_driver(self) -> None:
         """Open NVML again."""
         self._library.reacquire_driver(opened=True)
-
-
-def _resets(settings: Path) -> Path:
-    return settings.parent / "resets"
