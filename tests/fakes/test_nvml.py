@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from ctypes import byref, c_uint
-from dataclasses import replace
 
 import pynvml
 import pytest
 
 from tests.fakes.asking import code_of, first
-from tests.fakes.nvml.fixtures import on_stage
 from tests.fakes.nvml.machine import Process
 from tests.fakes.nvml.presets import MIB
 
@@ -56,14 +52,6 @@ def test_without_a_driver_a_session_only_closes(nvml):
     assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     pynvml.nvmlShutdown()
     assert code_of(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-
-
-def test_an_older_driver_lacks_functions(stage, nvml_build):
-    older = replace(stage, library=nvml_build(("nvmlDeviceGetRemappedRows", "nvmlDeviceGetGpuFabricInfoV")))
-    with on_stage(older):
-        pynvml.nvmlInit()
-        assert code_of(pynvml.nvmlDeviceGetRemappedRows, first()) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        assert pynvml.nvmlDeviceGetName(first()) == "NVIDIA H200"
 
 
 # --- what is told ---
@@ -112,17 +100,6 @@ def test_every_field_has_its_own_answer(session):
     assert [value.valueType for value in values[:4]] == [1, 1, 1, 3]
 
 
-def test_the_fabric_in_two_versions(session):
-    session.gpu(0).set({"fabric.cluster": "0a" * 16, "fabric.health": 2, "fabric.summary": 1})
-    old, new = pynvml.c_nvmlGpuFabricInfo_v2_t(), pynvml.c_nvmlGpuFabricInfo_v3_t()
-    old.version, new.version = pynvml.nvmlGpuFabricInfo_v2, pynvml.nvmlGpuFabricInfo_v3
-    pynvml.nvmlDeviceGetGpuFabricInfoV(first(), byref(old))
-    pynvml.nvmlDeviceGetGpuFabricInfoV(first(), byref(new))
-    assert old.state == new.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
-    assert bytes(old.clusterUuid) == b"\n" * 16
-    assert (old.healthMask, new.healthMask, new.healthSummary) == (2, 2, 1)
-
-
 def test_a_value_absent_from_the_state_is_unsupported(session):
     session.gpu(0).set(persistence_mode=None)
     assert code_of(pynvml.nvmlDeviceGetPersistenceMode, first()) == pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -155,23 +132,3 @@ def test_waiting_for_events_of_a_lost_gpu_ends(session):
     pynvml.nvmlDeviceRegisterEvents(first(), pynvml.nvmlEventTypeXidCriticalError, events)
     session.gpu(0).set(lost=True)
     assert code_of(pynvml.nvmlEventSetWait, events, 5000) == pynvml.NVML_ERROR_GPU_IS_LOST
-
-
-# --- settings ---
-
-
-def test_several_processes_change_settings_at_once_and_none_is_forgotten(session, stage):
-    code = (
-        "import sys, pynvml; pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(int(sys.argv[1]))\n"
-        "for watts in range(300, 320): pynvml.nvmlDeviceSetPowerManagementLimit(gpu, watts * 1000)"
-    )
-    children = [
-        subprocess.Popen([sys.executable, "-c", code, str(number)], env=stage.environment()) for number in range(4)
-    ]
-    slots = 0
-    while any(child.poll() is None for child in children):
-        slots += 1
-        session.gpu(7).set({f"turn.{slots}": slots})
-    assert [child.wait() for child in children] == [0] * 4
-    assert [session.gpu(number)["power.limit"] for number in range(5)] == ["319000"] * 4 + ["700000"]
-    assert sum(key.startswith("gpu.7.turn.") for key in session.read()) == slots > 0
