@@ -11,14 +11,7 @@ from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
-from scrubber.devices.base import (
-    Counts,
-    DeviceError,
-    DeviceLostError,
-    NotNowError,
-    Progress,
-    Users,
-)
+from scrubber.devices.base import Counts, DeviceError, DeviceLostError, NotNowError, Progress, Users
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals
