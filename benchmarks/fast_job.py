@@ -23,7 +23,6 @@ from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.nvml import Library
 from scrubber.ground.documents import strict_json
 from scrubber.jobs import scrub_job
 from scrubber.jobs.slots import ON_MEMORY
@@ -77,8 +76,8 @@ async def measure(*, quick: bool) -> list[Figure]:
         ctypes.CDLL(str(build(Path(directory) / "lib")), mode=ctypes.RTLD_GLOBAL)
         gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
         with in_this_process(equip(Path(directory) / "cuda", [gpu], root)):
-            files = {"baseline": f"{directory}/settings/{gpu.uuid}.json", "resets": f"{directory}/resets"}
-            place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, parent=None, **files)
+            baseline, resets = f"{directory}/settings/{gpu.uuid}.json", f"{directory}/resets"
+            place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, None, baseline, resets)
             cost = run(strict_json.encode(place).decode(), Policy(), (SIZE, 0, 0))
         opened = sum(call == "nvmlInitWithFlags" for _, call, _ in machine.calls())
     about = "nvidia, a scrub on the fast path, default policy"
@@ -99,8 +98,8 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
         return found
 
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)
-    on_memory = _bench(NvidiaGpu(place, library=Library(), open_card=opened, memory=counts))
-    beside = _bench(NvidiaGpu(place, library=Library()))
+    on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
+    beside = _bench(NvidiaGpu(place, lambda: None))
     found: Mapping[Step, Findings] = {
         step: _done(step, order, on_memory if step in ON_MEMORY else beside) for step in verdict.plan(path, policy)
     }

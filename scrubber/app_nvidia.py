@@ -10,6 +10,7 @@ from policies import xids
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.base import DeviceError
 from scrubber.devices.calls import Caller
+from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
@@ -33,7 +34,7 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
     if namespace is not None:
         host = replace(host, pid_namespace=namespace)
     settings = config.state_dir / "settings"
-    if not Nvidia.quiet(settings, LAST_RESET_WITHIN):
+    if not locks.wait(config.state_dir / locks.FOLDER, LAST_RESET_WITHIN):
         logger.warning("a reset that the last service began is still running; starting anyway")
     try:
         why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), OPENS_WITHIN))

@@ -22,12 +22,11 @@ from scrubber.core.model import Blame, Outcome, Step
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import Caller, in_turn
-from scrubber.devices.nvidia import settings, slices
+from scrubber.devices.nvidia import locks, reset, settings, slices
 from scrubber.devices.nvidia.health.watch import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.devices.nvidia.reset import locks, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
+from scrubber.devices.nvidia.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.simulated import chip, containers, layout, memory
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
@@ -82,13 +81,13 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.host.driver_version": ((Path, "read_text"), lambda it: it.host.driver_version()),
     "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),
     "nvidia.slices._capability": ((Path, "read_text"), lambda it: slices._capability(it.file)),
-    "nvidia.reset.locks._claimed": ((os, "open"), Ground.claimed_lock),
-    "nvidia.reset.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),
-    "nvidia.reset.locks._locked": ((fcntl, "flock"), lambda it: locks.held(it.lock)),
-    "nvidia.reset.pending_restore.read": ((os, "open"), Ground.read_notes),
-    "nvidia.reset.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
-    "nvidia.reset.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
-    "nvidia.reset.reset.run_tool": ((subprocess, "Popen"), lambda _it: reset.run_tool("GPU-1", LONG)),
+    "nvidia.locks._claimed": ((os, "open"), Ground.claimed_lock),
+    "nvidia.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),
+    "nvidia.locks._locked": ((fcntl, "flock"), lambda it: locks.held(it.lock)),
+    "nvidia.pending_restore.read": ((os, "open"), Ground.read_notes),
+    "nvidia.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
+    "nvidia.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
+    "nvidia.reset.run_tool": ((subprocess, "Popen"), lambda _it: reset.run_tool("GPU-1", LONG)),
     "nvidia.settings.baseline": (
         (os, "open"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
     "nvidia.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
@@ -158,7 +157,7 @@ def test_the_table_names_every_source_of_device_errors() -> None:
 @pytest.mark.parametrize("number", SHORT, ids=errno.errorcode.get)
 @pytest.mark.parametrize("place", [*PLACES, *ANSWERING])
 async def test_a_shortage_is_never_a_fault_of_a_device(ground: Ground, place: str, number: int) -> None:
-    if place == "nvidia.reset.locks._locked" and number == errno.EAGAIN:
+    if place == "nvidia.locks._locked" and number == errno.EAGAIN:
         return  # another process holds the lock
     what, call = (PLACES | ANSWERING)[place]
     with failing(what, OSError(number, os.strerror(number))), pytest.raises(ShortageError) as caught:

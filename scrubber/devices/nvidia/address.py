@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.reset import locks
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
+from scrubber.devices.nvidia.pending_restore import PendingRestoreFiles
 from scrubber.devices.nvidia.settings import PolicySettings
 
 UNNAMED = PolicySettings()

@@ -13,7 +13,7 @@ from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
-from scrubber.devices.nvidia import boards, holders
+from scrubber.devices.nvidia import boards, holders, locks, pending_restore
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xids
 from scrubber.devices.nvidia.health.listener import Listener
@@ -22,7 +22,6 @@ from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
-from scrubber.devices.nvidia.reset import locks, pending_restore
 from scrubber.devices.nvidia.settings import of_policy
 from scrubber.ground.documents import strict_json
 from scrubber.node.cgroups import Containers
@@ -55,20 +54,12 @@ class Nvidia:
         self._host = host
         self._containers = containers
         self._settings = settings
-        self._resets = _resets(settings)
+        self._resets = settings.parent / locks.FOLDER
         self._library = library
         self._inventory = Inventory(host, library)
         self._baselines = holders.Baselines()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
         self._listener = Listener(library, kernel, whole)
-
-    @staticmethod
-    def quiet(settings: Path, within: float) -> bool:
-        """Wait for resets that the last service began: their tools need the driver unused. False: timed out."""
-        try:
-            return locks.wait(_resets(settings), within)
-        except DeviceError:
-            return False
 
     @staticmethod
     def probe(host: Host, library: Library) -> str | None:
@@ -262,7 +253,3 @@ class Nvidia:
     def reacquire_driver(self) -> None:
         """Open NVML again."""
         self._library.reacquire_driver(opened=True)
-
-
-def _resets(settings: Path) -> Path:
-    return settings.parent / "resets"

@@ -11,22 +11,14 @@ from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
-from scrubber.devices.base import (
-    Counts,
-    DeviceError,
-    DeviceLostError,
-    NotNowError,
-    Progress,
-    Users,
-)
-from scrubber.devices.nvidia import holders, settings, slices
+from scrubber.devices.base import Counts, DeviceError, DeviceLostError, NotNowError, Progress, Users
+from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
 from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
-from scrubber.devices.nvidia.reset.preconditions import ResetTarget
+from scrubber.devices.nvidia.pending_restore import PendingRestore
+from scrubber.devices.nvidia.preconditions import ResetTarget
 from scrubber.devices.nvidia.restore import Restorer
 from scrubber.devices.nvidia.settings import StoredSettings
 from scrubber.ground.documents import strict_json

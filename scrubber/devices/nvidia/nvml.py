@@ -25,13 +25,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from scrubber.devices import shortage
-from scrubber.devices.base import (
-    DeviceError,
-    DeviceLostError,
-    DriverClosedError,
-    DriverOpeningError,
-    ShortageError,
-)
+from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError, DriverOpeningError, ShortageError
 
 ANSWER_TIMEOUT = 2.0  # seconds that a reset waits for running calls to return
 # Seconds from an opening for which sessions wait for the first handles: with persistence mode they are ready at once.
@@ -110,11 +104,7 @@ class ResetRequiredError(DeviceError):
 
 
 class DriverGoneError(DeviceError):
-    """The driver is not loaded, or was unloaded since NVML was opened."""
-
-
-class VersionSkewError(DeviceError):
-    """The library and the kernel driver have different versions: one of them was replaced."""
+    """The driver is not loaded, or was unloaded or replaced since NVML was opened."""
 
 
 _KINDS: dict[int, type[DeviceError]] = {
@@ -126,7 +116,7 @@ _KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
     pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverGoneError,
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
     **dict.fromkeys(_GONE, DriverGoneError),
     **dict.fromkeys(_NOT_SUPPORTED, NotSupportedError),

@@ -18,11 +18,10 @@ import pytest
 from scrubber.core.model import Holder
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import settings
+from scrubber.devices.nvidia import locks, preconditions, reset, settings
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import locks, preconditions, reset
-from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
+from scrubber.devices.nvidia.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import StoredSettings, of_policy
 from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice

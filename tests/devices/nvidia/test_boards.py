@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import Readings
-from scrubber.devices.nvidia.reset import locks
+from scrubber.devices.nvidia import locks
 from tests.devices.nvidia import bench
 from tests.fakes.nvml.machine import Slice
 

@@ -12,7 +12,7 @@ import pytest
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.nvml import DriverGoneError, NotFoundError, NotSupportedError, VersionSkewError
+from scrubber.devices.nvidia.nvml import DriverGoneError, NotFoundError, NotSupportedError
 from tests.devices.nvidia.test_nvml import CODES, KINDS
 from tests.fakes.nvml.machine import Slice
 
@@ -20,7 +20,7 @@ ONE_OF_EACH_KIND = {KINDS.get(code): code for code in (*reversed(CODES), pynvml.
 
 UNTOLD, LOST, GONE = (
     {code for code, kind in KINDS.items() if kind in kinds}
-    for kinds in ([NotSupportedError], [DeviceLostError, NotFoundError], [DriverGoneError, VersionSkewError])
+    for kinds in ([NotSupportedError], [DeviceLostError, NotFoundError], [DriverGoneError])
 )
 CROWD = {pynvml.NVML_ERROR_INSUFFICIENT_SIZE}
 

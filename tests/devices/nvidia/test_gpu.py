@@ -14,9 +14,9 @@ import pytest
 from policies.hardware import ClockRange, Clocks, ComputeMode, LockedClocks, Setting, SettingsPolicy, Slices
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
+from scrubber.devices.nvidia import preconditions, reset
 from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import preconditions, reset
 from scrubber.ground.documents import strict_json
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import (

@@ -19,7 +19,6 @@ from scrubber.devices.nvidia.nvml import (
     NotFoundError,
     NotSupportedError,
     ResetRequiredError,
-    VersionSkewError,
 )
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
@@ -37,7 +36,7 @@ KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
     pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverGoneError,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
     pynvml.NVML_ERROR_DEPRECATED: NotSupportedError,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: DeviceLostError,

@@ -13,8 +13,8 @@ import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, Record, State, Vitals
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.reset import locks
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls

@@ -44,7 +44,6 @@ typedef struct {
 typedef struct { u32 version, sensor; int degrees; } TemperatureV1;
 typedef struct { u32 version; u64 counts[11]; u32 exceeded; } SramStatus;
 typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; } FabricV2;
-typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; unsigned char summary; } FabricV3;
 typedef struct { struct Handle *device; u64 type, data; u32 gi, ci; } EventData;
 
 typedef struct { u32 start, size; } Placement;

@@ -1,4 +1,4 @@
-"""Compile the stand-in for NVIDIA's management library, whole or as an older driver's that lacks some functions."""
+"""Compile the stand-in for NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ def compiler() -> str | None:
     return shutil.which("cc")
 
 
-def build(folder: Path, without: Iterable[str] = (), more: Iterable[Path] = ()) -> Path:
-    """The library, in a folder of its own. ``without`` names functions that it does not have; ``more``: sources."""
+def build(folder: Path, more: Iterable[Path] = ()) -> Path:
+    """The library, in a folder of its own. ``more``: further sources."""
     folder.mkdir(parents=True, exist_ok=True)
     library, script = folder / NAME, folder / "symbols.map"
-    hidden = "".join(f" {symbol};" for symbol in without)
-    script.write_text(f"{{ global: nvml*; local:{hidden} *; }};\n")
+    script.write_text("{ global: nvml*; local: *; };\n")
     cc = compiler()
     assert cc is not None
     command = [cc, "-shared", "-fPIC", "-std=gnu11", *WARNINGS, "-pthread", "-fvisibility=hidden"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +17,13 @@ from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
 from tests.fakes.nvml.nvidia_smi import install
 
-Build = Callable[..., Path]
-
 
 @pytest.fixture(scope="session")
-def nvml_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compile the library, each variant once; as a function, ``without=(...)`` for the driver that lacks some calls."""
+def nvml_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled library."""
     if compiler() is None:
         pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    built: dict[tuple[str, ...], Path] = {}
-
-    def library(without: tuple[str, ...] = ()) -> Path:
-        if without not in built:
-            built[without] = build(tmp_path_factory.mktemp("nvml"), without)
-        return built[without]
-
-    return library
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @dataclass(frozen=True)
@@ -53,11 +44,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, nvml_build: Build) -> Stage:
+def stage(tmp_path: Path, nvml_build: Path) -> Stage:
     """Eight H200. Nothing of this process is changed: see ``nvml`` for that."""
     machine = Machine.h200(tmp_path / "nvml" / "machine")
     programs = install(tmp_path / "nvml" / "bin")
-    return Stage(machine, nvml_build(), Root.of(machine, tmp_path / "nvml" / "root"), programs)
+    return Stage(machine, nvml_build, Root.of(machine, tmp_path / "nvml" / "root"), programs)
 
 
 @contextmanager

@@ -68,17 +68,13 @@ static int fabric(const At *at, u32 *state, u32 *status, u32 *clique)
     return get_u32(at, state, "fabric.state");
 }
 
-/* The second and the third version differ in what comes last. */
-API int nvmlDeviceGetGpuFabricInfoV(const Handle *device, FabricV3 *out)
+API int nvmlDeviceGetGpuFabricInfoV(const Handle *device, FabricV2 *out)
 {
     ABOUT(device);
     NEEDS(out);
-    bool third = out->version == VERSION(FabricV3, 3);
-    if (!third && out->version != VERSION(FabricV2, 2))
+    if (out->version != VERSION(FabricV2, 2))
         return VERSION_MISMATCH;
     cluster(&at, out->cluster);
     out->health = (u32)number(&at, "fabric.health");
-    if (third)
-        out->summary = (unsigned char)number(&at, "fabric.summary");
     return fabric(&at, &out->state, &out->status, &out->clique);
 }

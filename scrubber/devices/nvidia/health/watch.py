@@ -19,14 +19,7 @@ from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.nvidia.health import vitals
-from scrubber.devices.nvidia.nvml import (
-    DriverGoneError,
-    Handle,
-    NoPermissionError,
-    ResetRequiredError,
-    Session,
-    VersionSkewError,
-)
+from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, NoPermissionError, ResetRequiredError, Session
 from scrubber.ground import log, private_files
 from scrubber.ground.documents import strict_json
 
@@ -43,7 +36,7 @@ LASTS = {
     AilmentKind.SRAM: 0.0,
 }
 # Errors that concern all signs.
-_FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError, VersionSkewError)
+_FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError)
 
 
 @dataclass(frozen=True, slots=True)

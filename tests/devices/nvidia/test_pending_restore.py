@@ -11,10 +11,9 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia import slices
+from scrubber.devices.nvidia import locks, pending_restore, reset, slices
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import locks, pending_restore, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
+from scrubber.devices.nvidia.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import no_holders, slice_of, target, there, touch
 from tests.fakes.nvml.machine import Slice
@@ -35,7 +34,7 @@ def die(*_: object, **__: object) -> None:
 @pytest.fixture
 def daemon(monkeypatch) -> None:
     """The persistence daemon answers, and lets go when it is told."""
-    monkeypatch.setattr("scrubber.devices.nvidia.reset.preconditions.persistence_daemon", lambda _host: 1)
+    monkeypatch.setattr("scrubber.devices.nvidia.preconditions.persistence_daemon", lambda _host: 1)
 
 
 def whole(rig):

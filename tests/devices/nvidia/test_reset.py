@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.devices.nvidia.reset import reset
+from scrubber.devices.nvidia import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import one_holder, refused, target
 from tests.fakes.nvml.host import Root

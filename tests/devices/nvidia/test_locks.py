@@ -15,9 +15,7 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceHandling, NotNowError
-from scrubber.devices.nvidia import nvlinks
-from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.reset import locks
+from scrubber.devices.nvidia import locks, nvlinks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
 from tests.devices.nvidia.health.events_seen import until
@@ -25,7 +23,7 @@ from tests.fakes.nvml.machine import Slice
 
 RESET = (
     "import sys\nfrom scrubber.devices.nvidia.gpu import NvidiaGpu\n"
-    "from scrubber.devices.nvidia.reset import preconditions\n"
+    "from scrubber.devices.nvidia import preconditions\n"
     "preconditions.is_root = lambda: True\nNvidiaGpu(sys.argv[1], lambda: ()).reset()\n"
 )
 HOLD = (
@@ -174,9 +172,9 @@ def test_slices_are_not_recreated_during_a_reset_of_their_gpu(rig) -> None:
 
 def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
     lock = bench.lock(rig)
-    assert Nvidia.quiet(rig.settings, 0.0)  # no reset was ever made
+    assert locks.wait(lock.parent, 0.0)  # no reset was ever made
     with locks.claimed(lock):
-        assert not Nvidia.quiet(rig.settings, 0.3)
+        assert not locks.wait(lock.parent, 0.3)
     lock.touch()
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -184,11 +182,11 @@ def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
         assert tool.stdout is not None
         tool.stdout.readline()
         threading.Timer(0.3, tool.kill).start()
-        assert Nvidia.quiet(rig.settings, 10.0)
+        assert locks.wait(lock.parent, 10.0)
         assert tool.wait() != 0
     lock.unlink()
     lock.symlink_to(lock)
-    assert not Nvidia.quiet(rig.settings, 0.0)  # the answer is unknown
+    assert not locks.wait(lock.parent, 0.0)  # the answer is unknown
 
 
 def test_an_observation_does_not_hold_the_reset_lock(tmp_path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.ground import private_files
 
+FOLDER = "resets"  # of the locks, in the state directory
 _OF_SLICES = ".slices"  # not .lock, because this lock is no reset
 _CHECK_SECONDS = 0.25  # seconds to retry, because a check whether a lock is held takes it for a moment
 _POLL_SECONDS = 0.01
@@ -81,12 +82,15 @@ def any_held(folder: Path) -> bool:
 
 
 def wait(folder: Path, within: float) -> bool:
-    """Wait until no reset is under way; False after the time limit."""
+    """Wait until no reset is under way: a tool needs the driver unused. False after the time limit, or if unknown."""
     until = time.monotonic() + within
-    while any_held(folder):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_CHECK_SECONDS)
+    try:
+        while any_held(folder):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_CHECK_SECONDS)
+    except DeviceError:
+        return False
     return True
 
 

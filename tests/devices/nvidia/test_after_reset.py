@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError
-from scrubber.devices.nvidia.reset import reset
+from scrubber.devices.nvidia import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import SHORT, target, there
 

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceLostError
-from scrubber.devices.nvidia.reset import reset
+from scrubber.devices.nvidia import reset
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, file, no_holders, one_holder, refused, target
 from tests.fakes.nvml.machine import Process

@@ -25,12 +25,11 @@ from typing import NoReturn
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia import boards, slices
+from scrubber.devices.nvidia import boards, locks, pending_restore, preconditions, slices
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.nvml import Handle, RecoveryAction, Session, pci_address, unless_silent
-from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
-from scrubber.devices.nvidia.reset.preconditions import ResetTarget
+from scrubber.devices.nvidia.pending_restore import PendingRestore
+from scrubber.devices.nvidia.preconditions import ResetTarget
 
 Held = tuple[int, ...]  # the open files of the locks
 Action = Callable[[Session], object]
