@@ -88,9 +88,7 @@ def check(*folders):
 
 @pytest.mark.parametrize("file", ["claim.yaml", "claim.json"])
 def test_a_specification_that_gives_the_gpu_of_the_claim_passes(tmp_path, file):
-    specify(
-        tmp_path, "nvidia.yaml", "all", kind="nvidia.com/gpu", containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]}
-    )
+    specify(tmp_path, "nvidia.yaml", kind="nvidia.com/gpu", containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]})
     specify(tmp_path, file)
     check(tmp_path, tmp_path / "absent")
 
