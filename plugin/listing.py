@@ -18,7 +18,7 @@ Rules that safety requires:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -65,7 +65,6 @@ class Listing:
         self._timer: asyncio.TimerHandle | None = None
         self._message_timeout: asyncio.Timeout | None = None
         self._changed = Changed()
-        self._first = asyncio.Event()
         self._streams: set[_Stream] = set()
         self._warned = ""
 
@@ -86,7 +85,7 @@ class Listing:
 
     async def until_known(self) -> None:
         """Wait for the first list of the service."""
-        await self._first.wait()
+        await self._changed.until(lambda: self._stored is not None)
 
     async def new_resources(self, known: AbstractSet[str]) -> frozenset[str]:
         """Wait until there are resources that are not among the known ones, and return them."""
@@ -95,7 +94,7 @@ class Listing:
 
     def current(self) -> Shown | None:
         """Every device of every resource; None while no list of the service is valid."""
-        return tuple(self._known.values()) if self._first.is_set() and not self._expired else None
+        return tuple(self._known.values()) if self._stored is not None and not self._expired else None
 
     def on_node(self) -> tuple[AdvertisedDevice, ...]:
         """Every device in the service's last list, offered or not."""
@@ -108,6 +107,10 @@ class Listing:
     def is_followed(self, resource: str) -> bool:
         """Whether a client, usually the kubelet, has a stream of this resource's list open."""
         return bool(self._streams_of(resource))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until this holds, which a change of the lists can make true."""
+        await self._changed.until(holds)
 
     async def until_differs(self, before: Shown | None) -> None:
         """Wait until ``current`` returns something else."""
@@ -192,8 +195,10 @@ class Listing:
         """Keep the devices of this list. Devices of earlier lists stay known, as unhealthy."""
         if adverts == self._stored:
             return  # a sign of life of the service
-        self._stored = adverts
+        first, self._stored = self._stored is None, adverts
         self.offer_again()
+        if first:
+            logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
 
     def offer_again(self) -> None:
         """Show what is offered now, after a change of the service's list or of the offer."""
@@ -202,9 +207,6 @@ class Listing:
         listed = {(device.resource, device.uuid): device for device in self._offered(self._stored)}
         before = {key: listed[key] if key in listed else _gone(device) for key, device in self._known.items()}
         self._known = before | listed
-        if not self._first.is_set():
-            self._first.set()
-            logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
         self._lists_changed()
 
     def _offered(self, adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
@@ -233,7 +235,7 @@ class Listing:
             self._timer = loop.call_at(due, self._expire)
 
     def _expire(self) -> None:
-        if self._expired or not self._first.is_set():
+        if self._expired or self._stored is None:
             return
         self._expired = True
         logger.error("every device is unhealthy: the scrub service does not answer")
@@ -243,7 +245,7 @@ class Listing:
         """Log each cause once, not each attempt."""
         if error.message != self._warned:
             self._warned = error.message
-            event = "the scrub service does not answer" if self._first.is_set() else "waiting for the scrub service"
+            event = "the scrub service does not answer" if self._stored is not None else "waiting for the scrub service"
             logger.warning(event, reason=error.reason.value, error=error.message)
 
     def _lists_changed(self) -> None:

@@ -68,7 +68,6 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
         self.cancelled: list[str] = []
         self.ended = asyncio.Event()  # a stream of ours has ended
         self._changed: set[asyncio.Event] = set()
-        self._streams: set[asyncio.Task[bool]] = set()
         self._server: grpc.aio.Server | None = None
 
     # -- a plugin's life
@@ -109,11 +108,6 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
             await self._server.stop(None)
             self._server = None
 
-    def end_streams(self) -> None:
-        """End ListAndWatch, but go on serving."""
-        for task in self._streams:
-            task.cancel()
-
     def show(self, **health: str | None) -> None:
         """``show(g0="Unhealthy")``: change some devices' health, or drop them with None; then send the list."""
         for name, state in health.items():
@@ -138,20 +132,12 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
         changed = asyncio.Event()
         self._changed.add(changed)
         self.left["ListAndWatch"] = context.time_remaining()
-        task: asyncio.Task[bool] = asyncio.create_task(asyncio.Event().wait())
-        self._streams.add(task)
         try:
             while True:
                 yield self._list()
-                waiting = asyncio.create_task(changed.wait())
-                await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if task.done():
-                    return
+                await changed.wait()
                 changed.clear()
         finally:
-            task.cancel()
-            self._streams.discard(task)
             self._changed.discard(changed)
             self.ended.set()
 

@@ -92,8 +92,7 @@ class ClaimGate:
         """Wait until each of these devices is clean, or out of service. False: one is not, after ``within`` seconds."""
         try:
             async with asyncio.timeout(within):
-                while not self._settled(claim, uuids):
-                    await self._listing.until_differs(self._listing.current())
+                await self._listing.until(lambda: self._settled(claim, uuids))
         except TimeoutError:
             return False
         return True
@@ -109,11 +108,14 @@ class ClaimGate:
         """Wait until the list is newer than the grants of these devices. An older list may show them as clean."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while any(
-                    device.uuid in uuids and device.owner != claim and device.clean
-                    for device in self._listing.current() or ()
-                ):
-                    await self._listing.until_differs(self._listing.current())
+                await self._listing.until(
+                    lambda: (
+                        not any(
+                            device.uuid in uuids and device.owner != claim and device.clean
+                            for device in self._listing.current() or ()
+                        )
+                    )
+                )
 
     def _settled(self, claim: str, uuids: Collection[str]) -> bool:
         """Whether no device of the claim is on the way to be clean; the list may still show the claim."""

@@ -43,6 +43,7 @@ logger = log.get("dra")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 A = TypeVar("A", wire.NodePrepareResourceResponse, wire.NodeUnprepareResourceResponse)
+Work: TypeAlias = Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]]
 
 CALL_WITHIN = 45.0  # seconds that the kubelet waits
 MARGIN = 2.0  # seconds for the answer itself
@@ -103,17 +104,17 @@ class Driver:
         self, request: wire.NodePrepareResourcesRequest, context: Context
     ) -> wire.NodePrepareResourcesResponse:
         """Take clean devices for each claim."""
-        until = _until(context.time_remaining())
-        answers = await asyncio.gather(*(self._prepared(claim, until) for claim in request.claims))
-        return wire.NodePrepareResourcesResponse(claims=dict(answers))
+        kind = wire.NodePrepareResourceResponse
+        answers = await self._answers(Call.PREPARE, request.claims, context, self._prepare, kind)
+        return wire.NodePrepareResourcesResponse(claims=answers)
 
     async def NodeUnprepareResources(
         self, request: wire.NodeUnprepareResourcesRequest, context: Context
     ) -> wire.NodeUnprepareResourcesResponse:
         """Give back the devices of each claim, and wait until they are clean."""
-        until = _until(context.time_remaining())
-        answers = await asyncio.gather(*(self._unprepared(claim, until) for claim in request.claims))
-        return wire.NodeUnprepareResourcesResponse(claims=dict(answers))
+        kind = wire.NodeUnprepareResourceResponse
+        answers = await self._answers(Call.UNPREPARE, request.claims, context, self._unprepare, kind)
+        return wire.NodeUnprepareResourcesResponse(claims=answers)
 
     async def NodeWatchResources(self, request: health_wire.NodeWatchResourcesRequest, context: Context) -> None:
         """The health of all devices, until the kubelet ends the stream. No message: it is not known."""
@@ -125,16 +126,6 @@ class Driver:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEALTH_EVERY):
                     await self._listing.until_differs(shown)
-
-    async def _prepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodePrepareResourceResponse]:
-        return claim.uid, await self._answer(
-            Call.PREPARE, claim, until, self._prepare, wire.NodePrepareResourceResponse
-        )
-
-    async def _unprepared(self, claim: wire.Claim, until: float) -> tuple[str, wire.NodeUnprepareResourceResponse]:
-        return claim.uid, await self._answer(
-            Call.UNPREPARE, claim, until, self._unprepare, wire.NodeUnprepareResourceResponse
-        )
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
         found = await self._read(claim, until)
@@ -187,14 +178,15 @@ class Driver:
             raise InvalidRequest("the kubelet named a claim with a UID, namespace or name that no claim can have")
         return self._locks.setdefault(claim.uid, asyncio.Lock())
 
-    async def _answer(
-        self,
-        call: Call,
-        claim: wire.Claim,
-        until: float,
-        work: Callable[[wire.Claim, float, str], Coroutine[Any, Any, A]],
-        answer: type[A],
-    ) -> A:
+    async def _answers(
+        self, call: Call, asked: Sequence[wire.Claim], context: Context, work: Work[A], answer: type[A]
+    ) -> dict[str, A]:
+        """The answers for all claims of a call, by UID."""
+        until = _until(context.time_remaining())
+        found = await asyncio.gather(*(self._answer(call, claim, until, work, answer) for claim in asked))
+        return {claim.uid: each for claim, each in zip(asked, found, strict=True)}
+
+    async def _answer(self, call: Call, claim: wire.Claim, until: float, work: Work[A], answer: type[A]) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
         begun, op = time.monotonic(), operation_id.new()
         log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")

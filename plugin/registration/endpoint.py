@@ -26,32 +26,6 @@ GRACE = 0.5  # seconds to finish a call when the server stops; streams end at on
 PROOF = 5.0  # seconds for the plugin's own socket to answer
 
 
-class Decoding(grpc.aio.ServerInterceptor):
-    """Answers INVALID_ARGUMENT to a message that cannot be decoded. gRPC says UNKNOWN."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Decode the message of every call here, before its method."""
-        found = await continuation(handler_call_details)
-        if found is None:  # there is no such method
-            return None
-        handler: Any = found  # typed for threads
-        streams = handler.response_streaming
-
-        async def decoded(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> object:
-            try:
-                message = handler.request_deserializer(raw)
-            except Exception as error:  # noqa: BLE001 - of protobuf, which only ``kubelet_api`` imports
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cannot read the request: {error}")
-            return await (handler.unary_stream if streams else handler.unary_unary)(message, context)
-
-        method_handler = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-        return method_handler(cast("Any", decoded), None, handler.response_serializer)
-
-
 class Streams(Changed, grpc.aio.ServerInterceptor):
     """Counts the ListAndWatch streams of a server, and can end them all."""
 
@@ -149,7 +123,7 @@ async def serve(path: Path, add: Add) -> AsyncIterator[PluginServer]:
     """Serve on this path within the context. After it the server has stopped and the path is free."""
     sockets.claim(path)
     streams = Streams()
-    server = grpc.aio.server(interceptors=[Decoding(), streams])
+    server = grpc.aio.server(interceptors=[streams])
     add(server)
     try:
         _bind(server, sockets.hidden(path))

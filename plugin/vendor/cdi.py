@@ -24,7 +24,6 @@ _NODE = re.compile(r"/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)(?![0-9A-Za
 _SAME = re.compile(r"/(?:\.?/)+")  # of a path: two slashes, or the directory itself
 _WAY_UP = re.compile(r"/(?!\.\./)[^/]+/\.\.(?=/|$)")  # of a path: into a directory, and out of it
 _OF_DEVICES = re.compile(r"(.*/dev(/nvidia-caps)?)?/?")  # a directory with the nodes of all devices
-_UNPLAIN = re.compile(rb"[\\!\x00]")  # bytes with which a file can write a name in another way
 _NUMBER = re.compile(r"[0-9]+$")
 _VARIABLE = "NVIDIA_VISIBLE_DEVICES="
 _NOTHING = {"", "none", "void"}
@@ -71,17 +70,12 @@ def foreign(edits: object, taken: Collection[AdvertisedDevice], known: Collectio
 
 
 def _folded(value: object) -> object:
-    """The same with all keys in lower case. ValueError if a key is there twice: it is not known which one counts."""
+    """The same with all keys in lower case."""
     match value:
         case Mapping():
-            folded = {str(key).lower(): _folded(each) for key, each in value.items()}
-            if len(folded) < len(value):
-                raise ValueError
-            return folded
+            return {str(key).lower(): _folded(each) for key, each in value.items()}
         case list() | tuple():
             return [_folded(each) for each in value]
-        case bytes():  # a text in base64, of YAML
-            return value.decode()
         case _:
             return value
 
@@ -146,7 +140,7 @@ def _specifications(name: str, directories: Iterable[Path]) -> Iterator[Mapping[
     for file in sorted(file for directory in directories for file in _files(directory)):
         try:
             text = file.read_bytes()
-            if name.encode() in text or _UNPLAIN.search(text):
+            if name.encode() in text:
                 yield _parsed(file, text)
         except FileNotFoundError:
             continue  # of a claim that has just ended
@@ -164,15 +158,8 @@ def _files(directory: Path) -> list[Path]:
 def _parsed(file: Path, text: bytes) -> Mapping[str, Any]:
     # Imported by name: only this mode needs it, and the client library of the API server brings it.
     is_json = file.suffix == ".json"
-    document = json.loads(text, object_pairs_hook=_once) if is_json else importlib.import_module("yaml").safe_load(text)
+    document = json.loads(text) if is_json else importlib.import_module("yaml").safe_load(text)
     folded = _folded(document)
     if not isinstance(folded, Mapping):
         raise TypeError
     return folded
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The mapping; ValueError if it has a key twice."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError
-    return dict(pairs)

@@ -107,12 +107,6 @@ async def test_the_answer_names_the_gate_of_each_device(kubelet, door):
     assert named == [["autoclave.dev/gate=a"], ["autoclave.dev/gate=c"]]
 
 
-async def test_both_optional_hooks_are_wanted(kubelet):
-    options = await kubelet.GetDevicePluginOptions(wire.Empty())
-    assert options.pre_start_required
-    assert options.get_preferred_allocation_available
-
-
 async def test_the_list_has_the_numa_node_if_known(kubelet):
     message = await kubelet.ListAndWatch(wire.Empty()).read()
     assert {it.ID: [node.ID for node in it.topology.nodes] for it in message.devices} == {A: [0], B: [0], C: []}

@@ -8,10 +8,12 @@ import pytest
 from demo.standins.api_server import ApiServer
 from demo.standins.cluster import Cluster
 from demo.standins.do_nothing_driver import NIC, POOL, DoNothingDriver, device_slice
+from demo.standins.dra_plugins import Health
 from demo.standins.http_api import on, status
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from demo.standins.timing import Timing
+from plugin.kubelet_api import drahealth_pb2
 
 QUICK = Timing(slices_kept=0.01, slices_retry=0.01, health_retry=0.01, registry_retry=0.01)
 
@@ -282,3 +284,16 @@ async def test_a_starting_kubelet_deletes_all_slices_of_its_node(make):
     await node.kubelet.start()
     await node.server.until(lambda: len(node.server.objects("resourceslices")) == 1)
     assert node.server.objects("resourceslices")[0]["spec"]["nodeName"] == "node-2"
+
+
+async def test_the_pods_status_shows_the_health_of_its_devices(node):
+    driver = await node.driver()
+    await node.kubelet.run(pod := node.pod("p", "a"))
+    assert node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")}
+    device = drahealth_pb2.DeviceIdentifier(pool_name=POOL, device_name="nic-0")
+    said = drahealth_pb2.DeviceHealth(device=device, health=drahealth_pb2.UNHEALTHY, message="too hot")
+    driver.health.put_nowait([said])
+    wanted = {"example.com/nic=a": Health("Unhealthy", "too hot")}
+    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == wanted)
+    await driver.stop()
+    await node.kubelet.until(lambda: node.kubelet.device_health(pod) == {"example.com/nic=a": Health("Unknown")})

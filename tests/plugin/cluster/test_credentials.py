@@ -55,7 +55,7 @@ def test_missing_options_are_named_with_a_remedy(asked, change, environment, mes
     ("name", "good"),
     [
         ("node-1", True), ("ip-10-0-0-1.eu.internal", True), ("", False), ("Node", False), ("a/../b", False),
-        ("a?b", False), ("-a", False), ("a" * 254, False), ("a\n", False),
+        ("a?b", False), ("-a", False), ("a" * 254, False), ("a..b", False), ("a b", False), ("a\n", False),
     ],
 )  # fmt: skip
 def test_a_name_is_one_that_a_node_may_have(name, good):

@@ -327,14 +327,6 @@ def test_another_device_reason_or_ailment_is_another_event(outbox, other):
     assert outbox.waiting() == 2
 
 
-def test_an_event_that_repeats_after_it_was_sent_is_new(outbox):
-    outbox.put(change(), 0)
-    [first] = waiting(outbox)
-    outbox.put(change(), 1)
-    [second] = waiting(outbox)
-    assert first.name != second.name
-
-
 def test_a_repetition_during_a_send_is_still_to_send(outbox):
     outbox.put(change(), 0)
     sending = outbox.first()
@@ -347,15 +339,6 @@ def test_a_full_outbox_drops_and_counts_the_oldest(outbox):
     for device in "abcd":
         outbox.put(change(device), 0)
     assert (outbox.dropped, [it.event.device for it in waiting(outbox)]) == (1, list("bcd"))
-
-
-def test_an_event_dropped_while_being_sent_stays_dropped(outbox):
-    outbox.put(change("a"), 0)
-    sending = outbox.first()
-    for device in "bcd":
-        outbox.put(change(device), 1)
-    outbox.sent(sending)
-    assert (outbox.dropped, outbox.waiting()) == (1, 3)
 
 
 def test_one_device_that_flaps_displaces_no_other(outbox):

@@ -18,12 +18,37 @@ from tests.plugin.scraping import get, scrape
 NODE = "node-1"
 
 
-def allocate(api: ApiServer, name: str, *devices: str) -> None:
-    """The scheduler has given these devices to a claim."""
-    results = [{"driver": DRIVER, "pool": NODE, "request": "gpus", "device": uuid.lower()} for uuid in devices]
-    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+def allocated(name: str, *devices: str, driver: str = DRIVER, uid: str = "", **more: object) -> dict[str, Any]:
+    """A claim to which the scheduler has given these devices."""
+    results = [{"driver": driver, "pool": NODE, "request": "gpus", "device": device, **more} for device in devices]
+    metadata = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}"}
     allocation = {"devices": {"results": results}}
-    api.put(CLAIMS, {"kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation}})
+    return {"kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation}}
+
+
+def allocate(api: ApiServer, name: str, *devices: str) -> None:
+    """Put such a claim into the API server."""
+    api.put(CLAIMS, allocated(name, *map(str.lower, devices)))
+
+
+async def prepare(
+    channel: grpc.aio.Channel, name: str, within: float = WITHIN, uid: str = ""
+) -> wire.NodePrepareResourceResponse:
+    """As the kubelet does for a claim."""
+    claim = wire.Claim(namespace="default", name=name, uid=uid or f"uid-{name}")
+    stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
+    answer = await stub.NodePrepareResources(wire.NodePrepareResourcesRequest(claims=[claim]), timeout=within)
+    found: wire.NodePrepareResourceResponse = answer.claims[claim.uid]
+    return found
+
+
+async def unprepare(channel: grpc.aio.Channel, name: str, within: float = WITHIN, uid: str = "") -> str:
+    """The same at the end of the claim; the text of the error."""
+    claim = wire.Claim(namespace="default", name=name, uid=uid or f"uid-{name}")
+    stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
+    answer = await stub.NodeUnprepareResources(wire.NodeUnprepareResourcesRequest(claims=[claim]), timeout=within)
+    error: str = answer.claims[claim.uid].error
+    return error
 
 
 class LiveDriver(Plugin):
@@ -70,10 +95,7 @@ class LiveDriver(Plugin):
 
     async def call(self, call, name, within=WITHIN):
         """Prepare or unprepare one claim; the text of the error."""
-        claim = wire.Claim(namespace="default", name=name, uid=f"uid-{name}")
         async with grpc.aio.insecure_channel(f"unix:{await self.socket(f'plugins/{DRIVER}')}") as channel:
-            stub: Any = dra_pb2_grpc.DRAPluginStub(channel)
-            kind = {"prepare": "NodePrepareResources", "unprepare": "NodeUnprepareResources"}[call]
-            request = getattr(wire, f"{kind}Request")(claims=[claim])
-            answer = await getattr(stub, kind)(request, timeout=within)
-        return answer.claims[claim.uid].error
+            if call == "prepare":
+                return (await prepare(channel, name, within)).error
+            return await unprepare(channel, name, within)

@@ -14,7 +14,7 @@ from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
-from plugin.dra.config import DRIVER, DraConfig
+from plugin.dra.config import DraConfig
 from plugin.dra.driver import Driver, OwnDevices
 from plugin.dra.metrics import DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
@@ -26,6 +26,7 @@ from scrubber.ground import paths
 from tests.create_gate.programs import SOURCE, compiled
 from tests.live import Service
 from tests.patience import WITHIN
+from tests.plugin.dra.live_driver import allocated, prepare, unprepare
 
 SOON = dra.MARGIN + 0.2  # seconds of a call that has no time to wait
 
@@ -44,27 +45,15 @@ class Cluster:
             raise Failure(FailureKind.MISSING, "cannot get resourceclaims, the object does not exist")
         return self.claims[name]
 
-    def allocate(self, name: str, *indices: int, **more: object) -> None:
+    def allocate(self, name: str, *indices: int, **more: Any) -> None:  # noqa: ANN401 - of the allocation
         """The scheduler has given these devices to a claim."""
-        devices = self.gpus()
-        results = [
-            {"driver": DRIVER, "pool": "node-1", "request": "gpus", "device": devices[index].uuid.lower(), **more}
-            for index in indices
-        ]
-        allocation = {"devices": {"results": results}}
-        self.claims[name] = {"metadata": {"uid": f"uid-{name}"}, "status": {"allocation": allocation}}
+        self.claims[name] = allocated(name, *(self.gpus()[index].uuid.lower() for index in indices), **more)
 
     async def prepare(self, name: str, within: float = WITHIN, uid: str = "") -> wire.NodePrepareResourceResponse:
-        claim = wire.Claim(namespace="default", name=name, uid=uid or f"uid-{name}")
-        request = wire.NodePrepareResourcesRequest(claims=[claim])
-        answer: wire.NodePrepareResourcesResponse = await self.stub.NodePrepareResources(request, timeout=within)
-        return answer.claims[claim.uid]
+        return await prepare(self.channel, name, within, uid)
 
     async def unprepare(self, name: str, within: float = WITHIN) -> str:
-        claim = wire.Claim(namespace="default", name=name, uid=f"uid-{name}")
-        request = wire.NodeUnprepareResourcesRequest(claims=[claim])
-        answer: wire.NodeUnprepareResourcesResponse = await self.stub.NodeUnprepareResources(request, timeout=within)
-        return answer.claims[claim.uid].error
+        return await unprepare(self.channel, name, within)
 
     async def owners(self, *wanted: str) -> None:
         """Wait until the devices have these owners."""

@@ -93,20 +93,6 @@ async def test_a_plugin_registers_with_a_later_kubelet(registration, door, seen_
     assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
 
 
-async def test_a_new_kubelet_is_registered_with_at_once(registration, door):
-    await door.start()
-    async with running(registration):
-        await door.knows()
-        took = []
-        for count in range(2, 12):
-            await door.stop()
-            began = time.monotonic()
-            await door.start()
-            await door.knows(count)
-            took.append(time.monotonic() - began)
-    assert sorted(took)[len(took) // 2] < GRPC_PAUSES / 2, took
-
-
 async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, home, seen_events):
     await door.start()
     async with running(registration):
@@ -304,10 +290,14 @@ async def test_fifty_kubelets_in_a_row_leave_one_socket(registration, door, home
         await door.start()
         await door.knows(2)
         before, inode = await _held(), (home / ENDPOINT).stat().st_ino
+        took = []
         for count in range(3, 53):
             await door.stop()
+            began = time.monotonic()
             await door.start()
             await door.knows(count)
+            took.append(time.monotonic() - began)
+        assert sorted(took)[len(took) // 2] < GRPC_PAUSES / 2, took
         assert own_sockets(home) == [ENDPOINT]
         assert (home / ENDPOINT).stat().st_ino == inode  # a kubelet removes no socket below its directory
         assert [path.name for path in (home / "autoclave").iterdir() if path.name != "lock"] == [Path(ENDPOINT).name]

@@ -90,28 +90,6 @@ def test_only_a_socket_has_an_identity(short_tmp):
     assert sockets.identity(short_tmp / "file" / "below") is None
 
 
-def test_a_published_socket_is_private_and_withdrawn(short_tmp):
-    path = short_tmp / "x.sock"
-    with bound(sockets.hidden(path), listen=True):
-        ours = sockets.publish(path)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        path.chmod(0o660)  # a relabelling changes ctime, not whose it is
-        assert sockets.same(sockets.identity(path), ours)
-        sockets.withdraw(path, ours)
-        assert list(short_tmp.iterdir()) == []
-        sockets.withdraw(path, ours)
-
-
-def test_anothers_socket_is_not_withdrawn(short_tmp):
-    path = short_tmp / "x.sock"
-    with bound(sockets.hidden(path)):
-        ours = sockets.publish(path)
-        path.unlink()
-        with bound(path):
-            sockets.withdraw(path, ours)
-            assert path.is_socket()
-
-
 @asynccontextmanager
 async def watching(*directories):
     watched = sockets.FileWatch(*directories)

@@ -88,9 +88,7 @@ def check(*folders):
 
 @pytest.mark.parametrize("file", ["claim.yaml", "claim.json"])
 def test_a_specification_that_gives_the_gpu_of_the_claim_passes(tmp_path, file):
-    specify(
-        tmp_path, "nvidia.yaml", "all", kind="nvidia.com/gpu", containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]}
-    )
+    specify(tmp_path, "nvidia.yaml", kind="nvidia.com/gpu", containerEdits={"env": ["NVIDIA_VISIBLE_DEVICES=all"]})
     specify(tmp_path, file)
     check(tmp_path, tmp_path / "absent")
 
@@ -116,9 +114,6 @@ OTHERS_NODE = {"deviceNodes": [{"path": "/dev/nvidia1"}]}
 @pytest.mark.parametrize(
     ("file", "written", "hidden"),
     [
-        ("a.json", "uid-gpu-0", r"uid\u002dgpu-0"),
-        ("a.yaml", "uid-gpu-0", r"uid\x2dgpu-0"),
-        ("a.yaml", '"uid-gpu-0"', "!!binary dWlkLWdwdS0w"),
         ("a.json", '"devices"', '"Devices"'),
         ("a.yaml", '"kind"', '"KIND"'),
     ],
@@ -130,22 +125,6 @@ def test_a_device_that_a_runtime_reads_otherwise_written_counts(tmp_path, file, 
     assert written in text
     (tmp_path / file).write_text(text.replace(written, hidden))
     with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
-        check(tmp_path)
-
-
-def test_a_device_in_another_encoding_counts(tmp_path):
-    specify(tmp_path)
-    specify(tmp_path, "a.yaml", containerEdits=OTHERS_NODE)
-    (tmp_path / "a.yaml").write_text((tmp_path / "a.yaml").read_text(), encoding="utf-16")
-    with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
-        check(tmp_path)
-
-
-@pytest.mark.parametrize("text", ['{"kind": "a", "KIND": "uid-gpu-0"}', '{"kind": "a", "kind": "uid-gpu-0"}'])
-def test_a_specification_with_a_key_twice_is_refused(tmp_path, text):
-    specify(tmp_path)
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InvalidRequest, match="cannot read"):
         check(tmp_path)
 
 

@@ -218,15 +218,3 @@ async def test_a_preference_is_the_vendors_among_clean_devices(scrub_server, kub
     await kubelet.admit(mine := pod())
     assert kubelet.held(mine) == {next(iter(kubelet.held(mine))): {GPU: ("GPU-0001",)}}
     assert "GetPreferredAllocation" in vendor.left
-
-
-async def test_what_the_vendor_decides_cannot_be_set(plugin, short_tmp):
-    it = await plugin("--vendor-dir", short_tmp / "vendor", "--mig-strategy", "single")
-    assert await it.ended() != 0
-    assert "the vendor's plugin decides them" in it.said
-
-
-async def test_the_kubelets_own_directory_is_refused(plugin, short_tmp):
-    it = await plugin("--vendor-dir", short_tmp)
-    assert await it.ended() != 0
-    assert "it is the kubelet's own directory" in it.said

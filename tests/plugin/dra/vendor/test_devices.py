@@ -13,14 +13,14 @@ from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import app, driver
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
 from plugin.dra.vendor import devices as vendor
-from plugin.kubelet_api import dra_pb2 as wire
-from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
+from plugin.kubelet_api import drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
 from plugin.kubelet_api import pluginregistration_pb2 as registration
 from plugin.registration import sockets
 from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
 from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
+from tests.plugin.dra.live_driver import allocated, prepare, unprepare
 from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
 
 SOON = driver.MARGIN + vendor.VendorDevices.seconds + 0.2  # seconds of a call that has no time to wait
@@ -72,12 +72,8 @@ class Cluster:
 
     def allocate(self, name, *indices, **more):
         """The scheduler gives these devices to a claim, and the vendor's driver hands out the same."""
-        results = [
-            {"driver": VENDOR_DRIVER, "pool": "node-1", "request": "gpus", "device": f"gpu-{index}", **more}
-            for index in indices
-        ]
-        allocation = {"devices": {"results": results}}
-        self.claims[name] = {"metadata": {"uid": name}, "status": {"allocation": allocation}}
+        devices = (f"gpu-{index}" for index in indices)
+        self.claims[name] = allocated(name, *devices, driver=VENDOR_DRIVER, uid=name, **more)
         self.vendor.gives[name] = [self.gpus[index] for index in indices if index < len(self.gpus)]
 
     # -- the kubelet
@@ -105,19 +101,12 @@ class Cluster:
             yield channel
 
     async def prepare(self, name, within=WITHIN):
-        claim = wire.Claim(namespace="default", name=name, uid=name)
         async with self.channel() as channel:
-            stub = dra_pb2_grpc.DRAPluginStub(channel)
-            answer = await stub.NodePrepareResources(wire.NodePrepareResourcesRequest(claims=[claim]), timeout=within)
-        return answer.claims[name]
+            return await prepare(channel, name, within, uid=name)
 
     async def unprepare(self, name, within=WITHIN):
-        claim = wire.Claim(namespace="default", name=name, uid=name)
         async with self.channel() as channel:
-            stub = dra_pb2_grpc.DRAPluginStub(channel)
-            request = wire.NodeUnprepareResourcesRequest(claims=[claim])
-            answer = await stub.NodeUnprepareResources(request, timeout=within)
-        return answer.claims[name].error
+            return await unprepare(channel, name, within, uid=name)
 
     # -- the node
 
