@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_
 
 import click
 
-from autoclave.cli import human
+from autoclave.cli import human, table
 from scrubber.core import views
 
 if TYPE_CHECKING:
@@ -71,6 +71,16 @@ def emit(document: Mapping[str, object], output: str) -> None:
 def emit_line(document: Mapping[str, object]) -> None:
     """Print the document on one line, for JSON Lines."""
     click.echo(json.dumps(document))
+
+
+def show_table(headers: Sequence[str], rows: table.Rows) -> None:
+    """Print a table on stdout: drawn on a terminal, as text elsewhere. Without headers, only its rows."""
+    if not headers and not rows:
+        return
+    if sys.stdout.isatty():
+        importlib.import_module("autoclave.cli.terminal").show(headers, rows)
+    else:
+        click.echo(table.plain(headers, rows))
 
 
 def _yaml(document: Mapping[str, object], stream: TextIO) -> None:

@@ -39,12 +39,22 @@ def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -
 
 def ask_now(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
     """The answer. Unreachable says why the service cannot be reached, as far as this process can find out."""
-    return asyncio.run(_ask(paths.admin_socket(run_dir), question))
+    socket = paths.admin_socket(run_dir)
+
+    async def ask() -> T:
+        async with client.AdminClient(socket) as admin:
+            try:
+                return await question(admin)
+            except Unreachable as error:
+                raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
+
+    return asyncio.run(ask())
 
 
 def _wait_for_service(socket: Path) -> None:
     """Return when a process listens on the socket, or when waiting longer is of no use."""
-    within = _patience()
+    ctx = click.get_current_context(silent=True)  # None for a caller that is no verb: it does not wait
+    within: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
     began, said = time.monotonic(), False
     while isinstance(unix_sockets.connect_error(socket), STARTING):
         waited = time.monotonic() - began
@@ -57,29 +67,14 @@ def _wait_for_service(socket: Path) -> None:
         time.sleep(TRIED_EVERY)
 
 
-def _patience() -> float:
-    """``--service-wait`` of the command line; nothing for a caller that is no verb."""
-    ctx = click.get_current_context(silent=True)
-    wait: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
-    return wait
-
-
-async def _ask(socket: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
-    async with client.AdminClient(socket) as admin:
-        try:
-            return await question(admin)
-        except Unreachable as error:
-            raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
-
-
 def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
     """The answer of the socket for programs that hand out devices. It knows devices by UUID only."""
-    return asyncio.run(_ask_for_devices(paths.scrubber_socket(run_dir), request))
 
+    async def ask() -> T:
+        async with client.ScrubberClient(paths.scrubber_socket(run_dir)) as scrubber:
+            return await request(scrubber)
 
-async def _ask_for_devices(socket: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
-    async with client.ScrubberClient(socket) as scrubber:
-        return await request(scrubber)
+    return asyncio.run(ask())
 
 
 async def find(admin: client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:

@@ -1,18 +1,14 @@
-"""Tables about devices, scrubs and history: their cells, printed for people on a terminal, for grep and awk elsewhere.
+"""Tables about devices, scrubs and history: their cells, and their text for grep and awk.
 
-Elsewhere there are no colours, no lines, and no cut or wrapped cells. Two spaces separate columns, and an empty cell
-is a dash, so that ``awk '{print $3}'`` finds the third column.
+The text has no colours, no lines, and no cut or wrapped cells. Two spaces separate columns, and an empty cell is a
+dash, so that ``awk '{print $3}'`` finds the third column. ``terminal`` draws the same cells for people.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import click
 
 from autoclave.cli import human
 from scrubber.core import views
@@ -31,16 +27,6 @@ class Page:
     urgent: int  # this many rows at the beginning matter most
     below: Callable[[int], Iterable[str]]  # the lines below the table, if only the first N rows are shown
     notes: Sequence[str]
-
-
-def show(headers: Sequence[str], rows: Rows) -> None:
-    """Print a table on stdout. Without headers, only its rows."""
-    if not headers and not rows:
-        return
-    if sys.stdout.isatty():
-        importlib.import_module("autoclave.cli.terminal").show(headers, rows)
-    else:
-        click.echo(plain(headers, rows))
 
 
 def plain(headers: Sequence[str], rows: Rows) -> str:

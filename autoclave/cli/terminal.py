@@ -1,7 +1,7 @@
 """What only a terminal gets: coloured tables, a view that changes in place, and bars.
 
-This module loads rich, which takes as long as everything else that a verb loads. So ``table``, ``status_view`` and
-``job_progress`` load this module by name, and only when they write to a terminal.
+This module loads rich, which takes as long as everything else that a verb loads. So ``document`` and
+the verbs ``status`` and ``scrub`` load this module by name, and only when they write to a terminal.
 """
 
 from __future__ import annotations

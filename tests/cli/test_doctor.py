@@ -217,11 +217,10 @@ def too_long(node):
     node.kubelet_dir.mkdir()
 
 
-def checkpoint_of(text):
-    return lambda node: (node.kubelet_dir / checkpoint.NAME).write_text(text)
+def half_an_entry(node):
+    (node.kubelet_dir / checkpoint.NAME).write_text('{"Data": {"PodDeviceEntries": [{"PodUID": ""}]}}')
 
 
-FORMAT = "it does not have the format of a checkpoint"
 FAULTS = {
     "no kubelet directory": (no_kubelet_dir, "kubelet-dir", "broken", "no such file or directory"),
     "a kubelet that was killed": (lambda it: it.kubelet.close(), "kubelet", "broken", "connection refused"),
@@ -232,11 +231,7 @@ FAULTS = {
     "no checkpoint": (
         lambda it: (it.kubelet_dir / checkpoint.NAME).unlink(), "checkpoint", "warning", "no checkpoint yet",
     ),
-    "an empty checkpoint": (checkpoint_of(""), "checkpoint", "broken", FORMAT),
-    "a checkpoint of nothing": (checkpoint_of("{}"), "checkpoint", "broken", FORMAT),
-    "half an entry": (
-        checkpoint_of('{"Data": {"PodDeviceEntries": [{"PodUID": ""}]}}'), "checkpoint", "broken", FORMAT,
-    ),
+    "half an entry": (half_an_entry, "checkpoint", "broken", "it does not have the format of a checkpoint"),
     "a directory as checkpoint": (directory_as_checkpoint, "checkpoint", "broken", "Is a directory"),
     "two pods on a GPU": (two_pods, "double-allocation", "broken", "gave GPU-1 to several pods at once: pod-1, pod-2"),
     "no directory of the plugin": (no_plugin_dir, "plugin", "broken", "no device plugin serves"),

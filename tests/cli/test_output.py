@@ -159,7 +159,7 @@ def table_of(output, gpus):
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
-@pytest.mark.parametrize("gpus", [1, 8, 56, 112])
+@pytest.mark.parametrize("gpus", [1, 112])
 @pytest.mark.parametrize("output", ["table", "wide", "history"])
 def test_a_table_shows_all_cells_on_any_terminal(monkeypatch, capsys, output, width, gpus):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -36,7 +36,7 @@ def running(*command):
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            if command[0] == sys.executable:
+            if sys.executable in command:
                 process.stdout.readline()
             yield process
         finally:
@@ -108,13 +108,8 @@ def test_the_server_of_a_socket_is_found_with_its_rights(short_tmp, monkeypatch)
 @pytest.mark.skipif(not GIVES_UP, reason="nothing to give up")
 def test_a_dropped_privilege_is_reported_as_missing(short_tmp):
     give_up = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", sys.executable)
-    with subprocess.Popen(
-        [*give_up, "-c", SERVE, str(short_tmp / "a.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with running(*give_up, "-c", SERVE, str(short_tmp / "a.sock")):
         found = process_facts.server(short_tmp / "a.sock", PROC)
-        process.communicate(b"\n")
     assert isinstance(found, Process)
     assert (found.may(Capability.SYS_PTRACE), found.may(Capability.KILL)) == (False, True)
 
@@ -123,11 +118,8 @@ def test_a_dropped_privilege_is_reported_as_missing(short_tmp):
 def test_a_server_in_another_pid_namespace_misses_processes(short_tmp, monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", SERVE, str(short_tmp / "a.sock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with running(*command):
         found = process_facts.server(short_tmp / "a.sock", PROC)
-        process.communicate(b"\n")
     assert isinstance(found, Process)
     assert found.sees_all is False
 
@@ -154,17 +146,19 @@ def test_a_socket_without_a_server_is_a_fault(short_tmp):
 
 
 def test_a_process_without_any_facts_is_a_fault(short_tmp):
+    proc = short_tmp / "proc" / str(os.getpid())
+    (proc / "ns").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(short_tmp / "a.sock"))
         listening.listen()
-        proc = short_tmp / "proc" / str(os.getpid())
-        (proc / "ns").mkdir(parents=True)
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+
+        def found() -> object:
+            return process_facts.server(short_tmp / "a.sock", short_tmp / "proc")
+
+        assert isinstance(found(), CheckFault)
         (proc / "ns/pid").touch()
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+        assert isinstance(found(), CheckFault)
         (proc / "status").write_text("Name:\tx\n")
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
+        assert isinstance(found(), CheckFault)
         (proc / "status").write_text("Name:\tx\nCapEff:\t0000000000000020\n")
-        assert process_facts.server(short_tmp / "a.sock", short_tmp / "proc") == Process(
-            False, 1 << Capability.KILL.value
-        )
+        assert found() == Process(False, 1 << Capability.KILL.value)

@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call, table
+from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings import roster
@@ -136,7 +136,7 @@ def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait
 
 def _print(findings: Sequence[Finding], output: str) -> None:
     if output == "table":
-        table.show(HEADERS, rows(findings))
+        document.show_table(HEADERS, rows(findings))
     else:
         document.emit(report(findings), output)
 

@@ -117,7 +117,7 @@ def left_out(kept: tuple[float, float], since: float, limit: int | None, *, step
 
 def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> None:
     if output == "table":
-        table.show(table.HISTORY, table.history(entries))
+        document.show_table(table.HISTORY, table.history(entries))
     elif output == "jsonl":
         for entry in entries:
             document.emit_line(document.entry(entry))

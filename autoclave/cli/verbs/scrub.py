@@ -192,7 +192,7 @@ def report(results: Results, devices: Devices, output: str) -> int:
     """Print the results and return the exit code."""
     ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
     if output == "table":
-        table.show(table.RESULTS, table.results([it for it, _ in ordered], devices))
+        document.show_table(table.RESULTS, table.results([it for it, _ in ordered], devices))
     else:
         items = (
             {**document.gpu(devices[it.device]), "job": it.job, **document.fields(result)} for it, result in ordered

@@ -151,7 +151,7 @@ def show(status: views.Status, form: Form) -> None:
     if not devices and status.devices:
         human.warn("no GPU matches")
         return
-    table.show(*cells(devices, form))
+    document.show_table(*cells(devices, form))
     if for_people(form.output) and form.headers:
         click.echo(table.summary(devices, len(status.devices)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call
 from policies import load, match, xids
 from policies.model import PolicySet
 from policies.xids import Preset, Treatment, Xids
@@ -66,7 +66,7 @@ def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> Non
     elif output != "text":
         document.emit(document.single("Xid", _fields(code or 0, chosen)), output)
     elif code is None:
-        table.show(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
+        document.show_table(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
     else:
         human.say(*_story(code, chosen))
 
