@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from scrubber.core.model import AilmentKind, State
 from scrubber.observe.observation_cache import OBSERVED_WITHIN, UNOBSERVED
 from scrubber.service.monitor import CONCURRENT
-from tests.service.asking import let_on, scrubs
+from tests.service.asking import healthy, let_on, scrubs
 
 MANY = 3 * CONCURRENT
 
@@ -33,7 +33,7 @@ async def test_a_device_that_leaves_the_inventory_is_quarantined(world):
     world.node.hidden.add(device)
     await asyncio.sleep(3)
     assert device in {advert.uuid for advert in world.life.reporter.adverts().devices}
-    assert not next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
+    assert not healthy(world, device)
     world.node.hidden.clear()
     await world.reach(device, State.CLEAN)
 
@@ -52,11 +52,13 @@ async def test_a_failure_of_every_round_is_logged_once(world):
         world.life.disk.full = True
         world.intrude(world.uuids[0])
         await asyncio.sleep(30)
+    assert "disk is full" in (await world.life.reporter.status([])).service.ledger_fault
     lines = [line for line in logs if line["event"].startswith("cannot write the ledger")]
     assert len(lines) == 1
     assert lines[0]["log_level"] == "error"
     world.life.disk.full = False
     await world.reach(world.uuids[0], State.DIRTY)
+    assert (await world.life.reporter.status([])).service.ledger_fault == ""
 
 
 async def test_a_hanging_device_delays_a_round_by_its_deadline_only(world):

@@ -12,12 +12,8 @@ from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.service.context import MAX_ROUNDS
-from tests.service.asking import rows, scrubs
+from tests.service.asking import advert, rows, scrubs
 from tests.service.node import Kind
-
-
-def advert(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
 
 
 async def test_a_clean_device_is_granted_at_once_in_one_row(world):
