@@ -56,10 +56,10 @@ def in_use(backend: Simulated, uuid: str, pod: str) -> Record:
     return record
 
 
-Parts = tuple[Observer, Listing, Counted]
+Parts = tuple[Observer, Simulated, Counted]
 
 
-def observing(backend: Listing, directory: Path) -> Parts:
+def observing(backend: Simulated, directory: Path) -> Parts:
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0)), backend, processes
 
@@ -127,6 +127,16 @@ class Forgetful(Listing):
 @pytest.fixture
 def forgetful(bank, tmp_path) -> Parts:
     return observing(Forgetful(bank.root), tmp_path)
+
+
+async def test_only_an_open_device_is_searched(bank, tmp_path):
+    observer, backend, processes = observing(Simulated(bank.root), tmp_path)
+    pid = tenants.zombie(bank.root, bank.first)
+    records = [clean(backend, uuid) for uuid in (bank.first, bank.second)]
+    seen = [await observer.quick(record) for record in records]
+    assert [[holder.pid for holder in facts.holders or ()] for facts in seen] == [[pid], []]
+    assert processes.walks == 1
+    assert (await observer.quick_all(records)).keys() == {bank.second}
 
 
 async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):
