@@ -12,7 +12,6 @@ from pathlib import Path
 from demo.standins.do_nothing_driver import DoNothingDriver
 from demo.standins.do_nothing_plugin import until_sigterm
 from plugin.cluster.apiserver import ApiServer
-from plugin.cluster.credentials import File
 from plugin.dra import claims
 from plugin.kubelet_api import dra_pb2 as pb
 
@@ -40,7 +39,7 @@ class Reading(DoNothingDriver):
 
 async def serve(socket: Path, kubeconfig: Path, name: str) -> None:
     """Serve until SIGTERM."""
-    driver = await Reading(name, socket, ApiServer(File(kubeconfig), "node", 5.0)).serve()
+    driver = await Reading(name, socket, ApiServer(kubeconfig, "node", 5.0)).serve()
     await until_sigterm()
     await driver.stop()
 

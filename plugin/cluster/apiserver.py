@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -25,7 +26,7 @@ from lightkube.resources import core_v1
 from lightkube.types import PatchType
 
 from plugin.cluster import api_objects
-from plugin.cluster.credentials import Credentials, File, InCluster, Unusable
+from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, PendingEvent
 from plugin.cluster.retry_loop import Failure, FailureKind
 
@@ -55,13 +56,13 @@ class ClusterNode:
 class ApiServer:
     """The API server, for one node. Every call but ``slices`` ends within a bound, with an answer or a Failure."""
 
-    def __init__(self, credentials: Credentials, node: str, within: float) -> None:
-        """Send nothing yet. ``within``: the time limit of a call, in seconds."""
+    def __init__(self, credentials: Path, node: str, within: float) -> None:
+        """Send nothing yet. ``credentials``: as ``find`` returns them; ``within``: the limit of a call, in seconds."""
         try:
+            in_cluster = credentials.is_dir()
+            chosen = KubeConfig.from_service_account(credentials) if in_cluster else KubeConfig.from_file(credentials)
             # Claims are plain objects, which have no types.
-            self._client: Any = AsyncClient(
-                _config(credentials), namespace=api_objects.NAMESPACE, timeout=httpx2.Timeout(within)
-            )
+            self._client: Any = AsyncClient(chosen, namespace=api_objects.NAMESPACE, timeout=httpx2.Timeout(within))
         except Exception as error:  # the library fails in many ways on a broken file
             raise Unusable(f"cannot use the credentials: {_one_line(error)}") from error
         self._node = node
@@ -160,14 +161,6 @@ class ApiServer:
 
     def _call(self, verb: str, what: str, stale: Collection[int] = _STALE) -> AbstractAsyncContextManager[None]:
         return call(verb, what, self._within, stale)
-
-
-def _config(credentials: Credentials) -> KubeConfig:
-    match credentials:
-        case InCluster(directory):
-            return KubeConfig.from_service_account(directory)
-        case File(path):
-            return KubeConfig.from_file(path)
 
 
 @asynccontextmanager

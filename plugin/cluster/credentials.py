@@ -27,23 +27,6 @@ class Reports(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class InCluster:
-    """The service account of the plugin's pod."""
-
-    directory: Path
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A kubeconfig file."""
-
-    path: Path
-
-
-Credentials = InCluster | File
-
-
-@dataclass(frozen=True, slots=True)
 class ReportChoice:
     """The options of the reports."""
 
@@ -53,13 +36,16 @@ class ReportChoice:
     service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
 
 
-def find(choice: ReportChoice, environment: Mapping[str, str]) -> Credentials | None:
-    """The credentials to use. KUBECONFIG counts only with reports ``on``: a user's shell may name another cluster."""
+def find(choice: ReportChoice, environment: Mapping[str, str]) -> Path | None:
+    """The credentials to use: the directory of the pod's service account, or a kubeconfig file.
+
+    KUBECONFIG counts only with reports ``on``: a user's shell may name another cluster.
+    """
     service = all(environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     if service and _may_exist(choice.service_account / "token"):
-        return InCluster(choice.service_account)
+        return choice.service_account
     named = environment.get("KUBECONFIG", "")
-    return File(Path(named)) if named and choice.reports is Reports.ON else None
+    return Path(named) if named and choice.reports is Reports.ON else None
 
 
 def _may_exist(token: Path) -> bool:

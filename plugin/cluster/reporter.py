@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugin.cluster import api_objects, credentials, node_report
@@ -231,7 +232,7 @@ def _steady() -> float:
     return asyncio.get_running_loop().time()
 
 
-def connect(found: credentials.Credentials, node: str, within: float) -> ApiServer:
+def connect(found: Path, node: str, within: float) -> ApiServer:
     """A client that has sent nothing yet, or Unusable. ``within``: the time limit of a call, in seconds.
 
     The client library is imported here: it is optional, and a plugin without reports stays small without it.

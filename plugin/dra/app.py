@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from plugin import stopping
-from plugin.cluster.credentials import Credentials, Unusable
+from plugin.cluster.credentials import Unusable
 from plugin.cluster.reporter import connect
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
@@ -47,7 +48,7 @@ def run(chosen: DraConfig) -> int:
     return stopping.run(partial(_work, chosen, credentials))
 
 
-async def _work(chosen: DraConfig, credentials: Credentials, in_flight: InFlight) -> None:
+async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> None:
     node = chosen.cluster.node
     try:
         server = connect(credentials, node, CALL_WITHIN)

@@ -9,7 +9,7 @@ from pathlib import Path
 from plugin import config as plugin_config
 from plugin import response
 from plugin.cluster import credentials
-from plugin.cluster.credentials import Credentials, ReportChoice
+from plugin.cluster.credentials import ReportChoice
 from scrubber.ground import paths
 from scrubber.ground.errors import FatalError
 
@@ -61,7 +61,7 @@ class DraConfig:
         return f"-{self.instance}" if self.instance else ""
 
 
-def check(config: DraConfig) -> Credentials:
+def check(config: DraConfig) -> Path:
     """The credentials for the API server; a FatalError for options that cannot work."""
     if not credentials.is_subdomain(config.driver, LONGEST_DRIVER):
         raise FatalError(

@@ -10,7 +10,6 @@ from demo.standins.do_nothing_driver import NIC, POOL, device_slice
 from demo.standins.http_api import Request, ServerAway, status
 from demo.standins.pods import Pod
 from plugin.cluster import apiserver
-from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Failure, FailureKind
 from tests.patience import WITHIN
 
@@ -28,7 +27,7 @@ async def server(directory):
 
 @pytest.fixture
 async def client(server):
-    client = apiserver.ApiServer(File(server.kubeconfig), POOL, WITHIN)
+    client = apiserver.ApiServer(server.kubeconfig, POOL, WITHIN)
     yield client
     await client.close()
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from plugin.cluster import apiserver
-from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import Pace
 from plugin.listing import Listing
@@ -31,7 +30,7 @@ def reporting(api, followed):
 
     @asynccontextmanager
     async def reporting(*, taint=False, pace=QUICK, within=5.0) -> AsyncIterator[Listing]:
-        server = apiserver.ApiServer(File(api.kubeconfig), NODE, within)
+        server = apiserver.ApiServer(api.kubeconfig, NODE, within)
         async with followed() as listing:
             task = asyncio.create_task(ClusterReporter(server, NODE, taint=taint, pace=pace).run(listing))
             try:

@@ -5,7 +5,6 @@ import pytest
 from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
 from plugin.cluster import api_objects, apiserver, credentials, node_report
-from plugin.cluster.credentials import File
 from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import FailureKind
@@ -25,7 +24,7 @@ def test_an_event_without_a_node_uid_uses_the_node_name():
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
 async def test_the_name_of_an_event_is_valid(api, node):
-    reporter = ClusterReporter(apiserver.ApiServer(File(api.kubeconfig), node, 5.0), node, taint=False, pace=QUICK)
+    reporter = ClusterReporter(apiserver.ApiServer(api.kubeconfig, node, 5.0), node, taint=False, pace=QUICK)
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
     assert letter is not None

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from plugin.cluster import credentials
-from plugin.cluster.credentials import File, InCluster, ReportChoice, Reports
+from plugin.cluster.credentials import ReportChoice, Reports
 
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
@@ -22,21 +23,22 @@ def asked(tmp_path):
 @pytest.mark.parametrize(
     ("reports", "environment", "token", "found"),
     [
-        (Reports.AUTO, SERVICE, True, InCluster),
-        (Reports.AUTO, SERVICE | NAMED, True, InCluster),
+        (Reports.AUTO, SERVICE, True, "account"),
+        (Reports.AUTO, SERVICE | NAMED, True, "account"),
         (Reports.AUTO, SERVICE, False, None),
         (Reports.AUTO, NAMED, True, None),  # somebody's shell
         (Reports.AUTO, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True, None),
-        (Reports.ON, SERVICE | NAMED, True, InCluster),
-        (Reports.ON, SERVICE | NAMED, False, File),
-        (Reports.ON, NAMED, True, File),
+        (Reports.ON, SERVICE | NAMED, True, "account"),
+        (Reports.ON, SERVICE | NAMED, False, "file"),
+        (Reports.ON, NAMED, True, "file"),
         (Reports.ON, {}, True, None),
     ],
 )
 def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, environment, token, found):
     if not token:
         (asked.service_account / "token").unlink()
-    assert type(credentials.find(replace(asked, reports=reports), environment)) is (found or type(None))
+    wanted = {"account": asked.service_account, "file": Path(NAMED["KUBECONFIG"]), None: None}[found]
+    assert credentials.find(replace(asked, reports=reports), environment) == wanted
 
 
 @pytest.mark.parametrize(

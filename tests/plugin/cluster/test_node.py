@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from plugin.cluster import api_objects, apiserver
-from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from tests.plugin.cluster.api_server import NODE, on, status
 from tests.plugin.cluster.conftest import QUICK
@@ -23,7 +22,7 @@ def clock():
 @pytest.fixture
 async def reporter(api, clock):
     """One that looks and writes when it is told to."""
-    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
+    server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
     yield ClusterReporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
     await server.close()
 

@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from demo.standins.http_api import Fault
 from plugin.cluster import apiserver
-from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.listing import Listing
 from tests.patience import WITHIN
@@ -58,7 +57,7 @@ class HangingServer(apiserver.ApiServer):
 async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypatch):
     """Where these took all of it, there is none."""
     monkeypatch.setattr(apiserver, "ApiServer", HangingServer)
-    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 3600)
+    server = apiserver.ApiServer(api.kubeconfig, NODE, 3600)
     task = asyncio.create_task(
         ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(
             cast(Listing, Source(IDLE))

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from plugin.cluster.credentials import InCluster, ReportChoice
+from plugin.cluster.credentials import ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
 from plugin.registration.sockets import FileWatch
@@ -31,7 +31,7 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
     chosen.service_socket.parent.mkdir()
     calls, watch = Asked(), FileWatch(short_tmp)
     watching = asyncio.create_task(watch.run())
-    program = asyncio.create_task(app._work(chosen, InCluster(short_tmp), calls))
+    program = asyncio.create_task(app._work(chosen, short_tmp, calls))
     async with asyncio.timeout(WITHIN):
         await watch.until(chosen.registry_socket.exists)
     for task in (program, watching):

@@ -10,7 +10,6 @@ from demo.standins.api_server import CLAIMS
 from demo.standins.http_api import Answer, on, silence, status
 from plugin.cluster import api_objects
 from plugin.cluster.apiserver import ApiServer
-from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
@@ -60,7 +59,7 @@ async def prepared(writer, server, name, receipt="r-1"):
 def writing(api):
     @asynccontextmanager
     async def writing() -> AsyncIterator[tuple[ClaimStatusWriter, ApiServer]]:
-        server = ApiServer(File(api.kubeconfig), NODE, 0.2)
+        server = ApiServer(api.kubeconfig, NODE, 0.2)
         writer = ClaimStatusWriter(server, DRIVER, QUICK)
         task = asyncio.create_task(writer.run())
         yield writer, server

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from demo.standins.api_server import ApiServer, watch_error
 from demo.standins.http_api import Answer, Request, on, status
 from plugin.cluster import apiserver
-from plugin.cluster.credentials import File
 from plugin.cluster.retry_loop import Failure, FailureKind, Pace
 from plugin.dra import publisher
 from plugin.dra.metrics import DraCounters
@@ -52,7 +51,7 @@ def publishing(api, followed, monkeypatch):
 
     @asynccontextmanager
     async def publishing(pace: Pace = QUICK) -> AsyncIterator[Listing]:
-        server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
+        server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
         async with followed() as listing:
             its = SlicePublisher(server, listing, DRIVER, NODE, DraCounters(CollectorRegistry()), pace)
             task = asyncio.create_task(its.run())
@@ -152,7 +151,7 @@ async def test_a_claim_is_read_from_the_api_server(api):
     claim = {"kind": "ResourceClaim", "metadata": {"name": "a", "namespace": "x", "uid": "1"}, "new": "field"}
     path = "/apis/resource.k8s.io/v1/namespaces/x/resourceclaims/a"
     api.fault = lambda request: Answer(200, claim) if request.path == path else None
-    server = apiserver.ApiServer(File(api.kubeconfig), NODE, 5.0)
+    server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
     found = await server.claim("x", "a")
     assert (found["metadata"]["uid"], found["new"]) == ("1", "field")
     with pytest.raises(Failure) as failed:

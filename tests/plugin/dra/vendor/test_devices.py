@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from plugin.cluster.credentials import InCluster, ReportChoice
+from plugin.cluster.credentials import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import app, driver
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
@@ -116,7 +116,7 @@ class Cluster:
         return [device.state for device in devices]
 
     def start_gate(self, instance=""):
-        work = app._work(replace(self.chosen, instance=instance), InCluster(self.folder), InFlight())
+        work = app._work(replace(self.chosen, instance=instance), self.folder, InFlight())
         self.programs.append(asyncio.create_task(work))
 
     async def stop_gates(self):
