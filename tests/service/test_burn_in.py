@@ -122,3 +122,9 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
     resets = [it.result for it in rows(world, ev.StepFinished, device) if it.result.step is Step.RESET]
     begun_resets = [it for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET]
     assert (len(resets), {it.outcome for it in resets}) == (len(begun_resets), {Outcome.PASSED})
+
+
+async def test_an_unclearable_device_gets_no_burn_in(world, monkeypatch):
+    monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
+    await asyncio.sleep(2 * 3600)
+    assert burn_ins(world) == []
