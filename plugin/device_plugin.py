@@ -68,7 +68,7 @@ class Handout(Protocol):
 
 
 class OwnHandout:
-    """Devices of this plugin's own: by the answer that the operator chose, after the gate."""
+    """Hands out the plugin's own devices after the gate, in the form that the operator chose."""
 
     def __init__(self, style: response.Style) -> None:
         self._style = style

@@ -109,7 +109,7 @@ class Listing:
         return bool(self._streams_of(resource))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until this holds, which a change of the lists can make true."""
+        """Wait until the condition is true. Each change of the lists is a reason to check it."""
         await self._changed.until(holds)
 
     async def until_differs(self, before: Shown | None) -> None:

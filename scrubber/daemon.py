@@ -199,9 +199,9 @@ async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> 
 
 
 async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Reload the policy after each change, never twice at the same time: the older text could win.
+    """Reload the policy after each change. Two reloads never run at the same time, because the older text could win.
 
-    A result is logged once: an editor changes a file several times when it saves.
+    The same result is logged once, because an editor changes a file several times when it saves.
     """
     while True:
         await changed.wait()
@@ -218,7 +218,7 @@ async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) ->
 
 
 def _tell_systemd(*lines: str) -> None:
-    """Tell systemd these lines, where it started the service. What it does not take changes nothing for the GPUs."""
+    """Tell systemd these lines, where it started the service. If it takes none, the GPUs are not affected."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

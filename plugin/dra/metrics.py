@@ -49,7 +49,7 @@ class DraCounters(RegistrationCounters):
 
     @contextmanager
     def waits(self, call: Call) -> Iterator[None]:
-        """A claim waits for an answer within the context."""
+        """One more claim waits for an answer while this context is open."""
         self.waiting[call] += 1
         try:
             yield

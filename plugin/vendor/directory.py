@@ -91,7 +91,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         return resource in self._plugins and self._plugins[resource].options.pre_start_required
 
     async def end_proofs(self, scrubber: client.ScrubberClient) -> None:
-        """End the proof of each device that a vendor calls unhealthy, until cancelled: its state is not known here.
+        """Until cancelled, end the proof of each device that a vendor calls unhealthy: its state is unknown here.
 
         The device is taken and given back, so that it is scrubbed before it goes out again. A device in use needs
         nothing: it is scrubbed at the end of its use.

@@ -178,7 +178,7 @@ def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | 
 def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> answers.ReleaseAnswer:
     """May this device be taken back? The caller's word that the last tenant has ended is not enough.
 
-    Record the release, or refuse it. Proceed where the device is not granted.
+    The answer: record the release, refuse it, or proceed where the device is not granted.
 
     ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
     the ledger, has no grant: no other owner is known, and the observation decides alone.

@@ -26,7 +26,7 @@ def new_errors(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
 
 
 def diagnose(vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Ailment | None:
-    """The worst new ailment of a device, or None, also if it was not asked."""
+    """The worst new ailment of a device. None if there is none, or if the device was not asked."""
     return worst(_found(vitals, baseline, policy)) if vitals is not None else None
 
 

@@ -5,8 +5,8 @@ Rule 2: memory that did not hold what was written, or a unit that computed wrong
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
 Rule 4: a step that passed must say how much memory or how many units it covered.
-Rule 5: the patterns must be those that the policy orders, and the self-test must test what was proven. If the worker
-did less, nothing is proven. That is a fault of the service, not of the device, so the device stays dirty.
+Rule 5: the patterns must be those that the policy orders, and the self-test must cover all that the policy orders. If
+the worker did less, nothing is proven. That is a fault of the service, not of the device, so the device stays dirty.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Answers ``autoclave-gate``: may the container runtime create this container with this device?
 
-One line comes, then the runtime's state of the container, and one line goes. Each line has the version of the protocol
-first. A question that cannot be read is answered with no. While the service stops, it gives no answer, and the program
-asks the next service.
+The program sends one line, and then the runtime's state of the container. The server answers with one line. Each line
+begins with the version of the protocol. A question that cannot be read is answered with no. While the service stops, it
+gives no answer, and the program asks the next service.
 
-The pod is named by annotations that the runtime sets itself. A pod can set none of them: where it could add those of
-another runtime, there are two names, and the answer is no.
+The pod is named by annotations that the runtime sets itself. A pod cannot change them. If a pod adds the annotations of
+another runtime, the container has two names, and the answer is no.
 """
 
 from __future__ import annotations

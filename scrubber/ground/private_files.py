@@ -81,9 +81,11 @@ def try_lock(path: Path) -> int | None:
     lock = opened(path, os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(lock)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return lock
 
 

@@ -36,6 +36,30 @@ class DeviceLocks:
             yield
 
 
+class Queue:
+    """Who waits, in the order of arrival. A device can wait twice: with its job and with its pending restore."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, Callable[[], None]]] = []
+
+    def place(self, device: str) -> int | None:
+        """The place of the device, from 1. None if it does not wait."""
+        return next((place for place, (name, _) in enumerate(self._waiting, 1) if name == device), None)
+
+    @contextmanager
+    def joined(self, device: str, moved: Callable[[], None]) -> Iterator[None]:
+        """Keep the device in the queue during the block. ``moved`` is called when its place changes."""
+        entry = (device, moved)
+        self._waiting.append(entry)
+        moved()
+        try:
+            yield
+        finally:
+            self._waiting.remove(entry)
+            for _, behind in self._waiting:
+                behind()
+
+
 class Slots:
     """The slots of one service. A job takes one before it uses what jobs share."""
 
@@ -45,18 +69,17 @@ class Slots:
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
-        # The devices whose jobs wait, in the order of their arrival; called when their places change.
-        self._for_worker: dict[str, Callable[[], None]] = {}
-        self._for_driver: dict[str, Callable[[], None]] = {}
+        self._for_worker = Queue()
+        self._for_driver = Queue()
 
     def waits(self, device: str) -> bool:
         """Whether the device's job is still queued: no worker has the device open yet."""
-        return device in self._for_worker
+        return self._for_worker.place(device) is not None
 
     def place(self, device: str) -> int | None:
         """The place of the device's job in its queue, from 1. None if the job does not wait."""
-        queues = (list(self._for_worker), list(self._for_driver))
-        return next((queue.index(device) + 1 for queue in queues if device in queue), None)
+        place = self._for_worker.place(device)
+        return self._for_driver.place(device) if place is None else place
 
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job, moved: Callable[[], None]) -> AsyncIterator[None]:
@@ -68,7 +91,7 @@ class Slots:
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
-            with _queued(self._for_worker, device, moved):
+            with self._for_worker.joined(device, moved):
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
@@ -104,20 +127,7 @@ class Slots:
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
         """Wait for the turn, then for the driver: the tool of a cancelled reset may still use it."""
         async with AsyncExitStack() as stack:
-            with _queued(self._for_driver, device, lambda: None):
+            with self._for_driver.joined(device, lambda: None):
                 await stack.enter_async_context(turn)
                 await self.driver_release.reacquired()
             yield
-
-
-@contextmanager
-def _queued(queue: dict[str, Callable[[], None]], device: str, moved: Callable[[], None]) -> Iterator[None]:
-    """Keep the device in the queue during the block. ``moved`` is called when its place changes."""
-    queue[device] = moved
-    moved()
-    try:
-        yield
-    finally:
-        del queue[device]
-        for behind in queue.values():
-            behind()

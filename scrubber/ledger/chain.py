@@ -44,7 +44,7 @@ class ChainRow(NamedTuple):
 
     @property
     def head(self) -> store.Head:
-        """Its number and hash."""
+        """The number and hash of this row."""
         return store.Head(self.seq, self.hash)
 
 

@@ -1,7 +1,7 @@
 """Convert events to stored text and back. The kinds below are a stored format: a class may be renamed, a kind never.
 
-Raise ``database.VERSION`` with each new kind and each new field (which needs a default): an older program must refuse
-the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`` fails when the format changes.
+Increase ``database.VERSION`` with each new kind and each new field (which needs a default): an older program must
+refuse the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`` fails when the format changes.
 """
 
 from __future__ import annotations

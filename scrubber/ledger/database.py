@@ -1,6 +1,6 @@
 """The SQLite file: its schema, its rows, and its errors as messages that say what to do.
 
-A schema newer than this program is refused. Raise ``VERSION`` when the schema or the stored events change after a
+A schema newer than this program is refused. Increase ``VERSION`` when the schema or the stored events change after a
 release: it makes an older program refuse the file. The first such change also needs code that brings a file of the
 version before to the new one. It may not change a column that the chain covers: every hash would break.
 """
@@ -119,7 +119,7 @@ def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _foreign(connection: sqlite3.Connection) -> str | None:
-    """A table, index, view or trigger that this program does not create so, or creates; None if there is none.
+    """A table, index, view or trigger that differs from what this program creates, or is missing; None if all agree.
 
     A trigger could change or drop rows as they are written.
     """

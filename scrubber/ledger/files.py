@@ -29,7 +29,7 @@ class Places:
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 
     def demand(self, kept: Callable[[Path], None]) -> None:
-        """Check each file, for SQLite follows links and opens every kind of file. ``kept`` raises ForeignFileError."""
+        """Check each file: SQLite follows links and opens any kind of file. ``kept`` raises ForeignFileError."""
         for path in (self.database, self.wal, self.shm, self.head, self.run_head):
             if path is not None:
                 kept(path)
@@ -66,8 +66,9 @@ class Lock:
 class HeadFiles:
     """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
 
-    A second file of this kind is in the run directory. A copy of the state directory that is put back has another head
-    than that file, or the file is missing: then no proof in the ledger counts (``may_be_old``).
+    A second file of this kind is in the run directory. If an older copy of the state directory was put
+    back, its head differs from that file. Then no proof in the ledger counts (``may_be_old``). The same if that file
+    is missing.
 
     The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
     content survives a crash of the service. After a power loss a file may be behind the ledger, which is no error: the

@@ -169,8 +169,8 @@ class SqliteStore:
     def _acknowledge(self, head: store.Head, *, vouch: bool) -> None:
         """Store the head. ``vouch``: also in the run directory.
 
-        A ledger that may be old comes there with its next row only. The first row says which proofs do not count any
-        more: if the service ends before, the next start asks again.
+        The head of a ledger that may be old is not stored there before its next row. That row says which proofs do not
+        count any more. If the service ends before that row, the next start decides again.
         """
         self._headfiles.write(head, vouch=vouch)
         self.head, self._loaded = head, True

@@ -70,9 +70,9 @@ class ServiceContext:
         return replace(facts, domain_resetting=True)
 
     async def complete(self, record: Record, facts: Facts) -> Facts:
-        """What was seen of a device, with what a decision needs beside it.
+        """What was seen of a device, and what a decision needs beside it.
 
-        Whether a reset of a sibling is under way. Where a decision about the owner needs them: the pods in the
+        That is whether a reset of a sibling is under way and, for some decisions about the owner, the pods in the
         kubelet's checkpoint.
         """
         facts, owner = self.with_domain(record, facts), record.owner

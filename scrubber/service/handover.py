@@ -76,7 +76,7 @@ class Handover:
         self, devices: Sequence[str], op: str, within: float | None, *, announced: bool, exclusive: bool, owner: str
     ) -> dict[str, GrantedDevice]:
         context = self._context
-        op = op or context.token(4)
+        op = context.operation(op)  # here, so that a request to a service that stops withholds no device
         budgets = [context.policy(device).budgets for device in devices]
         deadline = _deadline((it.allocate for it in budgets), within)
         owner_deadline = _deadline((it.owner_wait for it in budgets), within)
@@ -302,8 +302,8 @@ class Handover:
     async def _admit(self, replies: Mapping[str, answers.StartAnswer], pod: str, name: str, op: str) -> None:
         """Record all starts in one transaction, before any container can start.
 
-        ``name``: how the container runtime calls the container, once it asks. Until then the start is remembered; after
-        a restart of the service none is known.
+        ``name``: the container's name, which the container runtime gives when it asks the create gate. Until then the
+        start is remembered. After a restart of the service no start is remembered.
         """
         ledger = self._context.ledger
         starts = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
@@ -421,7 +421,7 @@ def _deadline(budgets: Iterable[float], within: float | None) -> float:
 
 @contextlib.asynccontextmanager
 async def _in_time(deadline: float) -> AsyncIterator[None]:
-    """NotReady when the block is not done a moment after the deadline, or after its begin if that is later."""
+    """NotReady if the block still runs a moment after the deadline. A block that begins later has that moment, too."""
     try:
         async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time()) + OVERRUN):
             yield
@@ -430,7 +430,7 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
 
 
 def _granted(record: Record, answer: answers.AcquireAnswer) -> GrantedDevice:
-    """The grant of a device, with what its receipt proves. No grant: its start waits until the device is ready."""
+    """The grant of a device, and what its receipt proves. Without a grant, the container waits until it is ready."""
     device, grant, receipt = record.device.uuid, record.grant, record.receipt
     if grant is None or isinstance(answer, answers.Defer):
         return GrantedDevice(device, "", "")

@@ -40,7 +40,7 @@ class StatusReporter:
         """``fixed``: the facts about the service that do not change while it runs.
 
         ``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
-        ``elsewhere``: programs that would be bystanders in other places, and the uptime when each last had a device.
+        ``elsewhere``: programs that a policy would have to name as bystanders, and when each last had a device open.
         ``gate`` returns the CDI name of a device's create gate.
         """
         self._context = context

@@ -171,7 +171,7 @@ class Upkeep:
         return since
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
-        """The facts, with whether the device is withheld, and its successor."""
+        """The facts, and what other devices add: whether the device is withheld, and which device took its place."""
         context = self._context
         successor, withheld = presence.successor(record, context.ledger.records.values()), context.is_withheld(record)
         if not (withheld or successor):

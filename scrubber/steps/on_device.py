@@ -35,7 +35,7 @@ def clear(order: Order, context: StepContext) -> Report:
 
 
 def verify(_order: Order, context: StepContext) -> Report:
-    """Read all of the memory, with the allocations and the kernel of the clear before.
+    """Read all of the memory, with the allocations and the CUDA kernel that ``clear`` used.
 
     Passes when bytes were read and all of them were zero.
     """

@@ -31,7 +31,7 @@ async def released(house, uuid):
     await asyncio.to_thread(tenants.release, house.config.simulation, uuid)
 
 
-async def test_clean_devices_are_granted_each_on_its_receipt(house):
+async def test_each_clean_device_is_granted_with_its_own_receipt(house):
     async with house.scrubber() as service:
         grants = await service.acquire(list(reversed(house.uuids)))
     records = [house.built.ledger.records[uuid] for uuid in house.uuids]

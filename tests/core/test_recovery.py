@@ -82,7 +82,7 @@ def test_probation_waits_until_the_ailment_is_no_longer_reported(kind, vitals):
     [(AilmentKind.HEAT, AilmentKind.PCIE, ScrubPath.FAST), (AilmentKind.LINKS, AilmentKind.LINKS, ScrubPath.RESET)],
     ids=["an unrelated sign", "links that are down"],
 )
-def test_these_signs_do_not_delay_a_probation(kind, sign, path):
+def test_signs_that_do_not_matter_delay_no_probation(kind, sign, path):
     assert tend(out(kind), Vitals(signs=(Sign(sign, "so"),))) == StartProbation(path)
 
 
@@ -261,7 +261,7 @@ FLAPS = rows(
 
 
 @pytest.mark.parametrize(("record", "kind", "flaps"), FLAPS)
-def test_a_device_that_returned_often_flaps_unless_excused(record, kind, flaps):
+def test_a_device_that_returns_too_often_counts_as_flapping(record, kind, flaps):
     often = replace(record, returns=(lives.NOW.wall,) * 5)
     assert entered(often, Ailment(kind, "x")).ailment.kind is (AilmentKind.FLAPPING if flaps else kind)
 

@@ -39,7 +39,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
 MOVES = {(state, kind, to) for kind, row in LAW.items() for state, to in row.items() if to is not state}
 
 
-def test_the_table_is_the_law_of_each_event():
+def test_the_table_allows_exactly_the_legal_moves():
     assert set(TABLE) == set(State)
     assert set(LAW) == EVENTS - {ev.Discovered}
     assert {kind: {state: row[kind] for state, row in TABLE.items() if kind in row} for kind in LAW} == LAW

@@ -98,7 +98,7 @@ NOT_THE_PLAN = lives.rows(
 
 
 @pytest.mark.parametrize("job", NOT_THE_PLAN)
-def test_other_results_than_the_plan_prove_nothing(job):
+def test_results_that_differ_from_the_plan_prove_nothing(job):
     assert isinstance(judge(job), Failed)
 
 

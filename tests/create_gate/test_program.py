@@ -99,7 +99,7 @@ def test_a_runtime_that_sends_nothing_creates_no_container(program, tmp_path):
         assert process.wait(WITHIN) == 1  # its input stays open
 
 
-def test_a_state_that_is_too_long_creates_no_container(ask):
+def test_a_runtimes_state_that_is_too_long_is_refused(ask):
     done = ask(b" " * (1 << 20))
     assert (done.returncode, done.stderr) == (1, b"autoclave: the container is not created: its state is too long\n")
 

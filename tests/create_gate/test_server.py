@@ -70,7 +70,7 @@ DOCUMENTS = st.recursive(st.none() | st.text() | st.just(7), lambda it: st.lists
 
 
 @given(st.binary(max_size=80) | DOCUMENTS.map(lambda it: json.dumps(it).encode()))
-def test_any_state_has_names_or_is_refused(text):
+def test_any_state_of_the_runtime_gives_names_or_is_refused(text):
     try:
         found = server.names(text)
     except InvalidRequest:

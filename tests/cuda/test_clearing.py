@@ -152,7 +152,7 @@ def test_a_driver_failure_is_not_the_end_of_memory(gpu):
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("pages", [3, 7])
-def test_only_a_refusal_of_the_smallest_block_ends_the_memory(pages, monkeypatch):
+def test_allocation_ends_when_the_smallest_block_is_refused(pages, monkeypatch):
     card = HostCard(HostGpu(np.zeros(pages * PAGE, np.uint8)))
     refused: list[int] = []
     allocate = card.allocate

@@ -108,7 +108,7 @@ def test_check_counts_every_byte_of_memory_that_holds_something_else(gpu, patter
 
 
 @given(pattern=patterns(plain_kinds), vectors=sizes, shape=shapes, descending=st.booleans(), places=changes)
-def test_invert_reports_flips_and_leaves_the_complement(gpu, pattern, vectors, shape, descending, places):
+def test_invert_counts_flipped_bits_and_writes_the_complement(gpu, pattern, vectors, shape, descending, places):
     whole, memory = guarded(vectors)
     memory[:] = flipped(model(pattern, vectors), places)
     expected = differences(pattern, memory)

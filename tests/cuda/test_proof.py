@@ -105,7 +105,7 @@ def test_memory_compared_twice_or_partly_is_no_answer(real, kind, fault):
 @pytest.mark.parametrize(
     ("part", "why"), [("kernel", "0 of the .* bytes from .* on were compared"), ("copy", "contradicts itself")]
 )
-def test_a_kernel_or_copy_that_never_ran_is_no_answer(real, monkeypatch, kind, part, why):
+def test_a_gpu_program_that_never_ran_gives_no_result(real, monkeypatch, kind, part, why):
     held = memory.take(real.card)
     if part == "kernel":
         monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)

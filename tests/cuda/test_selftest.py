@@ -148,7 +148,7 @@ def test_tests_without_time_are_reported_as_skipped(monkeypatch, a_pass):
     assert bench.time <= 30.0 + a_pass
 
 
-def test_multiprocessors_that_deviate_or_were_missed_show(bench):
+def test_the_result_names_deviating_multiprocessors_and_counts_reached_ones(bench):
     bench.gpu.faults.deviating, bench.gpu.faults.unreached = always(2), always(1)
     tested = bench.test()
     assert (tested.deviating, tested.units) == ((2,), bench.gpu.units - 1)

@@ -129,7 +129,7 @@ def open_objects(schema, place=""):
             yield from open_objects(inner, f"{place}.{name}")
 
 
-def test_the_schema_takes_no_other_key_anywhere_but_in_volumes():
+def test_the_schema_refuses_unknown_keys_except_in_volumes():
     sides = SCHEMA["properties"]["scrubber"], SCHEMA["properties"]["plugin"]
     assert len(list(open_objects(SCHEMA))) == len(sides)
     assert [list(open_objects(side)) for side in sides] == [[".properties.extraVolumes.items"]] * len(sides)

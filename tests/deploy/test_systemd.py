@@ -50,7 +50,7 @@ def test_the_directories_of_the_unit_are_private():
     assert (unit["RuntimeDirectoryMode"], unit["StateDirectoryMode"], unit["UMask"]) == ("0700", "0700", "0077")
 
 
-def test_only_wrong_settings_are_not_tried_again():
+def test_systemd_restarts_after_all_failures_but_wrong_settings():
     """A driver may be loaded later: that exit code is another one (tests/cli/test_live.py)."""
     assert (read()["Restart"], read()["RestartPreventExitStatus"]) == ("on-failure", str(WRONG_USAGE))
 

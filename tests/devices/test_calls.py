@@ -39,7 +39,7 @@ async def test_after_an_error_the_same_call_can_be_repeated() -> None:
     assert await caller.ask("a", lambda: 42, LONG) == 42
 
 
-async def test_a_stuck_key_is_refused_until_its_call_returns(gate: threading.Event) -> None:
+async def test_no_second_call_begins_before_a_stuck_one_returns(gate: threading.Event) -> None:
     caller, called = Caller(), threading.Event()
     with pytest.raises(UnresponsiveError, match="did not answer"):
         await caller.ask("a", gate.wait, SOON)

@@ -119,7 +119,7 @@ def second(subject: Subject) -> str:
     return subject.backend.inventory()[1].uuid
 
 
-def test_devices_are_listed_alike_healthy_free_and_apart(subject: Subject) -> None:
+def test_a_fresh_backend_lists_healthy_unused_and_separate_devices(subject: Subject) -> None:
     backend, infos = subject.backend, subject.backend.inventory()
     uuids, handling = [info.uuid for info in infos], DeviceHandling()
     assert ([info.index for info in infos], backend.inventory()) == ([*range(len(infos))], infos)
@@ -134,7 +134,7 @@ def test_devices_are_listed_alike_healthy_free_and_apart(subject: Subject) -> No
     assert len({name for names in files for name in names}) == sum(map(len, files))
 
 
-def test_a_lost_device_is_named_and_never_unused(subject: Subject) -> None:
+def test_a_lost_device_stays_listed_and_never_counts_as_free(subject: Subject) -> None:
     backend, names, readings = subject.backend, subject.backend.inventory(), dict(subject.backend.readings())
     subject.lose(names[0].uuid)
     assert backend.inventory() == names
@@ -156,7 +156,7 @@ def test_a_lost_device_is_named_and_never_unused(subject: Subject) -> None:
         ("sign", Vitals(signs=(Sign(AilmentKind.SRAM, ""),))),
     ],
 )
-def test_a_fault_is_of_its_device_for_service_and_worker(subject: Subject, name: str, sick: Vitals) -> None:
+def test_service_and_worker_see_a_fault_on_one_device_only(subject: Subject, name: str, sick: Vitals) -> None:
     one, other, backend = first(subject), second(subject), subject.backend
     getattr(subject, name)(one)
     node = DeviceNode(lambda: (), lambda _name: False)

@@ -158,7 +158,7 @@ async def test_the_last_observation_before_use_searches_processes(bank, forgetfu
     assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
 
 
-async def test_an_awaited_holder_is_searched_again_for_a_request(bank, forgetful):
+async def test_a_request_searches_again_for_an_awaited_holder(bank, forgetful):
     """A former holder may live on for days."""
     observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)

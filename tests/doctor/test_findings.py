@@ -414,11 +414,11 @@ def test_cupy_must_work_with_the_driver_in_use(answers, driver, cupy, words, rem
     assert ("installed for /opt/python, which runs this check" in found.text) is not answers
 
 
-def test_unknown_driver_options_are_each_broken():
+def test_each_unknown_driver_option_is_a_broken_finding():
     assert [it.level for it in finding_of(stands(options={}), "scrub-on-free")] == [BROKEN] * 3
 
 
-def test_an_unreadable_specification_hides_no_missing_one():
+def test_an_unreadable_specification_does_not_hide_a_missing_one():
     found = finding_of(plugin_with_cdi(spec(fault=DENIED), **BLIND), "cdi")
     assert [(it.level, "exists" in it.text) for it in found] == [(WARNING, False), (BROKEN, True)]
 

@@ -266,7 +266,7 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     ],
     ids=["an older copy put back", "the database lost", "the head lost", "the head damaged"],
 )
-def test_a_file_that_does_not_fit_is_noticed(open_ledger, draft, path, change, why):
+def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path, change, why):
     fill(open_ledger, draft, 5)
     old = path.read_bytes()
     fill(open_ledger, draft, 5)

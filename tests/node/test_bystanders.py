@@ -99,7 +99,7 @@ def test_an_impostor_is_no_bystander(node: Node, change: Callable[[Node], object
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_a_bystander_is_that_process_on_the_host(node: Node, other: dict[str, Any]) -> None:
+def test_another_process_on_the_host_is_no_bystander(node: Node, other: dict[str, Any]) -> None:
     assert not node.knows(holder=replace(node.holder, **other))
 
 

@@ -98,7 +98,7 @@ def test_groups_below_a_container_belong_to_it(outer, text: str) -> None:
     assert place(f"0::{group}/{text}") == name
 
 
-def test_groups_name_processes_and_living_owners(node_proc: NodeProc) -> None:
+def test_control_groups_show_the_owner_of_each_living_process(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
     node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n", state="Z")
     node_proc.add(8, f"0::/docker/{H}\n", state="D")
@@ -114,7 +114,7 @@ def test_a_newline_in_a_group_name_adds_no_group(node_proc: NodeProc) -> None:
     assert Containers(node_proc.path).of(7) == OUTSIDE
 
 
-def test_cgroup_v1_tells_an_ending_process_by_its_threads(node_proc: NodeProc) -> None:
+def test_threads_show_the_container_of_an_ending_process_cgroup_v1(node_proc: NodeProc) -> None:
     """The kernel shows an ending process at the root, where no process may be ended."""
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
     observer = Containers(node_proc.path)

@@ -32,7 +32,7 @@ def reader(kmsg) -> Iterator[KernelLog]:
     made.close()
 
 
-def test_records_are_read_once_when_they_are_complete(kmsg, reader):
+def test_each_complete_record_is_read_one_time(kmsg, reader):
     kmsg.say("first", at=1.5)
     kmsg.write(b"3,7,42,-,caller=T12;text; more\n SUBSYSTEM=pci\n 3,8,43,-;no\n3,9,44,c;he")
     assert [*reader.messages()] == [(1_500_000, "first"), (42, "text; more")]

@@ -69,7 +69,7 @@ def test_only_a_directory_names_a_pod_and_only_once(logs, tmp_path):
     ],
     ids=["a checkpoint", "half a checkpoint", "no checkpoint"],
 )
-def test_a_look_has_names_and_what_the_checkpoint_says(logs, tmp_path, text, entries):
+def test_pods_have_names_and_the_owners_in_the_checkpoint(logs, tmp_path, text, entries):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
         (tmp_path / checkpoint.NAME).write_text(text)

@@ -233,7 +233,7 @@ def test_a_device_node_is_identified_by_its_number(tmp_path: Path, launch, code:
     [("/dev/full", [7]), ("file", []), (None, None)],
     ids=["the device", "a file of that name", "it cannot be looked behind"],
 )
-def test_a_mapping_counts_by_what_is_behind_its_name(node_proc: NodeProc, tmp_path: Path, link, found) -> None:
+def test_a_mapping_in_memory_counts_by_its_file(node_proc: NodeProc, tmp_path: Path, link, found) -> None:
     directory = node_proc.add(7, "0::/\n")
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
@@ -282,7 +282,7 @@ def test_a_reused_pid_is_read_again(node_proc: NodeProc, file: Path) -> None:
     assert asked == [7]
 
 
-def test_bystanders_are_left_out_and_the_kernel_asked_again(file: Path, launch) -> None:
+def test_bystanders_are_left_out_and_the_kernel_is_asked_again(file: Path, launch) -> None:
     """A hidden holder that got the pid of the bystander would pass for it."""
     process, bystander, asked = launch(OPEN, file), launch(OPEN, file), list[Beside]()
 

@@ -358,7 +358,7 @@ def test_text_of_a_file_is_printed_on_one_line(text):
     assert quote(text).isprintable()
 
 
-def test_a_rule_may_complete_a_mapping_of_the_defaults():
+def test_a_rule_may_add_keys_to_a_default_mapping():
     rule = "- name: r\n  match: {}\n  policy: {settings: {application_clocks: {memory: 1}}}\n"
     (fault,) = faults(f"name: x\ndefaults: {{settings: {{application_clocks: {{graphics: 1}}}}}}\nrules:\n{rule}")
     assert re.fullmatch(r"p\.yaml:2:.*the key memory.*", fault)

@@ -78,7 +78,7 @@ def test_an_application_error_is_counted_under_every_preset():
 
 
 @pytest.mark.parametrize("unknown", Treatment)
-def test_a_code_without_a_known_action_follows_the_field_unknown(unknown):
+def test_the_policys_word_unknown_decides_for_codes_without_action(unknown):
     for preset in Preset:
         assert {xids.treatment(Xids(preset=preset, unknown=unknown), code) for code in (173, 10**9)} == {unknown}
     nothing_asked = [code for code, row in ROWS.items() if row.action is Action.NONE]

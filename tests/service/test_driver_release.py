@@ -137,6 +137,23 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     )
 
 
+async def test_a_device_can_wait_twice_for_the_driver(world, monkeypatch):
+    """Its job and its pending restore, while another device is reset."""
+    monkeypatch.setattr(Node, "one_driver", True)
+    slots, device = world.life.jobs.slots, world.uuids[0]
+
+    async def wait_for_the_driver() -> None:
+        async with slots.at_driver(device, Step.SETTINGS):
+            pass
+
+    async with slots.driver.exclusive():
+        both = [asyncio.create_task(wait_for_the_driver()) for _ in range(2)]
+        await asyncio.sleep(1)
+        assert slots.place(device) == 1
+    await asyncio.gather(*both)
+    assert slots.place(device) is None
+
+
 async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
     monkeypatch.setattr(Node, "one_driver", True)

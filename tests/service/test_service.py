@@ -123,6 +123,9 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
     with pytest.raises(NotReady) as refused:
         await world.handover.acquire([world.uuids[0]], announced=False)
     assert refused.value.reason is Reason.SHUTTING_DOWN
+    with pytest.raises(NotReady):
+        await world.handover.acquire([world.uuids[0]], announced=True)
+    assert advert(world, world.uuids[0]).healthy  # the list stays, so that a pod can wait for the next service
     world.intrude(world.uuids[0])
     await world.upkeep.reconcile(world.uuids[0])
     assert len(world.truth.entries) == before

@@ -118,7 +118,7 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
     ],
     ids=["started before the tenancy", "started after the tenancy", "no tenancy", "leftovers may not be ended"],
 )
-def test_a_process_that_may_not_be_ended_is_waited_for(floor: Floor, change) -> None:
+def test_a_process_that_must_not_be_ended_is_waited_for(floor: Floor, change) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     report = floor.run(replace(LEFTOVERS, patience=0.1, **change))
     assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())

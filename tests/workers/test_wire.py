@@ -42,5 +42,5 @@ def test_a_message_is_one_line_and_is_read_back(message) -> None:
 
 
 @pytest.mark.parametrize("request_", [StepRequest(Step.CLEAR, ORDER), StepRequest(Step.EVICT, Order()), Prepare()])
-def test_a_request_is_decoded_as_what_it_is(request_) -> None:
+def test_a_request_to_a_worker_survives_encoding(request_) -> None:
     assert wire.request(strict_json.encode(request_)) == request_

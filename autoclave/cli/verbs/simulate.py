@@ -158,7 +158,7 @@ def remap(target: DrillTarget, failed: bool) -> str:
 
 
 def _fault(name: str, about: str, act: Callable[[Path, str], None], said: str) -> None:
-    """A drill without flags that lasts until it is healed."""
+    """A drill that takes no flags and lasts until it is healed."""
 
     def run(target: DrillTarget) -> str:
         act(target.root, target.uuid)

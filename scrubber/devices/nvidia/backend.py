@@ -66,7 +66,7 @@ class Nvidia:
         """None if there are GPUs to serve; otherwise one sentence that says why not.
 
         The library stays open: without persistence mode, setting up its GPUs takes seconds for each, and a service
-        should pay that once. It need not wait for that.
+        should do that once. The probe does not wait until the GPUs are set up.
         """
         try:
             host.driver()

@@ -82,7 +82,7 @@ def any_held(folder: Path) -> bool:
 
 
 def wait(folder: Path, within: float) -> bool:
-    """Wait until no reset is under way: a tool needs the driver unused. False after the time limit, or if unknown."""
+    """Wait until no reset is under way, because its tool needs an unused driver. False if that takes too long."""
     until = time.monotonic() + within
     try:
         while any_held(folder):

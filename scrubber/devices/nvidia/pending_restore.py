@@ -114,7 +114,7 @@ def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
 
 
 def apply_all(session: Session, notes: PendingRestoreFiles) -> None:
-    """Apply the stored restores, except for slices that overlap slices that exist now, and remove them.
+    """Apply the stored restores, and delete their files. A slice that overlaps an existing slice is not made again.
 
     The caller holds the locks that keep others from creating slices.
     """

@@ -10,7 +10,7 @@ this process is killed before that, the next worker of the GPU restores them (``
 all the time, and for as long as the tool runs (``locks``).
 
 If the service kills the worker that started the tool, the tool runs on, because a reset cannot be cancelled. The tool
-may not always have the device open: the lock that it inherits keeps other workers away.
+does not always have the device open, so the lock that it inherits keeps other workers away.
 """
 
 from __future__ import annotations

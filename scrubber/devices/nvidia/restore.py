@@ -52,7 +52,7 @@ def forbids_cuda(session: Session, uuid: str) -> bool:
 
 
 def allow_cuda(session: Session, uuid: str, policy: PolicySettings) -> tuple[str, ...]:
-    """Change a prohibited compute mode to default, and return the change. DeviceError if it does not take.
+    """Change a prohibited compute mode to default, and return the change. DeviceError if the mode stays.
 
     ``Restorer`` runs after the steps on memory, and sets the mode that the policy names.
     """
@@ -97,7 +97,7 @@ class Restorer:
     def restore(self) -> Findings:
         """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
 
-        DeviceError if a setting does not take; NotNowError if only rights are missing, which is no fault of the device.
+        DeviceError if a setting stays; NotNowError if only rights are missing, which is no fault of the device.
         """
         changes: list[str] = []
         unsupported: list[str] = []
@@ -120,7 +120,7 @@ class Restorer:
         return Findings(drift=tuple(changes), unsupported=tuple(unsupported))
 
     def shared(self) -> tuple[str, ...]:
-        """The drift of a GPU of which this worker scrubs a slice: reported and left, as other slices may be in use.
+        """Report the drift of a slice's GPU. Other slices of it may be in use, so nothing is restored.
 
         DeviceError if only a reset can restore a setting.
         """
@@ -139,7 +139,7 @@ class Restorer:
         )
 
     def write(self, knob: Knob, value: Any) -> None:  # noqa: ANN401 - a knob's
-        """Set a value, and read it again. DeviceError if it did not take."""
+        """Set a value, and read it again. DeviceError if the old value stays."""
         knob.write(self._session, self._device, value)
         after = self._read(knob)
         if after != value:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref, c_uint
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -54,7 +55,7 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
 
     A slice that cannot be read ends the listing with an error: it may share the memory of any other slice.
     """
-    found = [(_place(nvml, handle, number), handle) for number, handle in _numbered(nvml, gpu)]
+    found = [(_place(nvml, handle, number), handle) for number, handle in _numbered(nvml, gpu, nvml.ask)]
     slices_of_instance = Counter(place.gpu_instance for place, _ in found)
     for place, handle in found:
         if slices_of_instance[place.gpu_instance] == 1:
@@ -77,11 +78,14 @@ def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Pla
     )
 
 
-def _numbered(nvml: Session, gpu: Handle) -> Iterator[tuple[int, Handle]]:
-    """The handles of the slices of a GPU, none if it cannot have any; their numbers have gaps."""
+def _numbered(nvml: Session, gpu: Handle, ask: Callable[..., Any]) -> Iterator[tuple[int, Handle]]:
+    """The handles of a GPU's slices, if it can have slices. The numbers of the slices can have gaps.
+
+    ``ask`` decides whether a refusal of NVML to name a slice is an error, or means that the GPU has none.
+    """
     for number in range(nvml.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:
-            found = nvml.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+            found = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
         except (NotFoundError, ArgumentError):
             continue
         if found is None:  # the GPU has no slices
@@ -165,7 +169,7 @@ def layout(session: Session, gpu: str) -> Layout:
     """The layout now, without GPU instances that have no part, because they are no device."""
     device = session.handle(gpu)
     found: dict[int, list[Handle]] = {}
-    for _, slice_ in _numbered(session, device):
+    for _, slice_ in _numbered(session, device, session.ask_optional):
         found.setdefault(session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_), []).append(slice_)
     return tuple(_instance(session, device, number, parts) for number, parts in sorted(found.items()))
 

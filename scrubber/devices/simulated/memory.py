@@ -1,7 +1,8 @@
 """Read, write and compare the memory of a simulated GPU in complete chunks, at memcpy speed.
 
-A pattern returns the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, rotated by another amount
-in each chunk of 64 GiB. So data of an older clear, of another chunk or of another address does not match.
+A pattern returns the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, rotated by a different
+amount in each of the chunks of 64 GiB. So data of an older clear, of another chunk or of another address does not
+match.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ HISTORIES: dict[str, tuple[list[Usage], bool | None, int]] = {
 
 
 @pytest.mark.parametrize(("history", "in_use", "leaked"), HISTORIES.values(), ids=HISTORIES)
-def test_memory_above_the_least_ever_used_is_held_or_leaked(history, in_use, leaked) -> None:
+def test_memory_above_the_lowest_use_seen_is_held_or_leaked(history, in_use, leaked) -> None:
     baselines = Baselines()
     least = [baselines.learn("gpu", "driver", usage) for usage in history]
     assert (holders.in_use(history[-1], least[-1]), holders.leaked(history[-1], least[-1])) == (in_use, leaked)

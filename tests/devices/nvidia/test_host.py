@@ -29,7 +29,7 @@ def test_the_version_of_either_kernel_module_is_read(host: Host, line: str, vers
     assert host.driver_version() == version
 
 
-def test_only_a_reloaded_driver_has_another_name(host: Host) -> None:
+def test_only_a_reload_changes_the_instance_of_the_driver(host: Host) -> None:
     before = host.driver()
     (host.sys_module / "refcnt").write_text("7\n")
     host.sys_module.chmod(0o700)  # another time of change, as when the kernel makes the inode anew

@@ -61,7 +61,7 @@ def test_nvml_opens_at_the_first_call_and_stays_open(rig) -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_each_nvml_error_has_its_kind_and_one_is_none(rig, code: int) -> None:
+def test_each_nvml_error_has_its_kind(rig, code: int) -> None:
     rig.gpu(0).fail("nvmlDeviceGetName", code)
     kind = KINDS.get(code, DeviceError)
     with rig.library.session() as nvml:

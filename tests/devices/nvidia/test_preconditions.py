@@ -56,7 +56,7 @@ def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int
     reset.reset(target(rig, daemon_runs=lambda name: name == "nv-fabricmanager"))
 
 
-def test_ampere_with_unknown_switches_or_manager_is_not_reset(rig, gpu) -> None:
+def test_ampere_with_unknown_switches_or_fabric_manager_is_not_reset(rig, gpu) -> None:
     gpu.set(architecture=AMPERE)
     assert "it is unknown whether NVSwitches connect it" in refused(rig, root=rig.host.root / "elsewhere")
     switches(rig)

@@ -207,7 +207,7 @@ def test_missing_rights_are_no_fault_of_the_device(rig, gpu) -> None:
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks"])
-def test_clocks_that_cannot_be_unlocked_are_an_error_if_supported(rig, gpu, call: str) -> None:
+def test_a_failure_to_unlock_supported_clocks_is_an_error(rig, gpu, call: str) -> None:
     rig.gpu(0).fail(call, UNTOLD)
     assert gpu.restore_settings().drift == ()
     rig.gpu(0).fail(call, UNKNOWN)

@@ -243,9 +243,9 @@ class NvmlEvents:
         self._logged_notes: frozenset[str] = frozenset()
 
     def next(self) -> tuple[GpuError | None, ...]:
-        """Wait briefly for an event; empty without one. DeviceError if NVML cannot report events.
+        """Wait briefly for an event. The result is empty if none came. DeviceError if NVML cannot report events.
 
-        None is an event that is no XID: the caller reads the vitals.
+        A None in it stands for an event that is not an XID: the caller reads the vitals.
         """
         with self._library.session() as nvml:
             try:

@@ -1,7 +1,8 @@
 """Health as the driver reports it now.
 
-A value that the device or driver does not support counts as healthy. Those are few, read with ``ask_optional`` or
-``field``. Any other missing answer is an error, never health. Signs that must last are judged in ``watch``.
+A value that the device or driver does not support counts as healthy. Only the values that are read with
+``ask_optional`` or ``field`` may be missing. Any other missing answer is an error, never health. Signs that must last
+are judged in ``watch``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _CLOCK_FAULTS = {
 
 
 def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple[Vitals, Usage | None]:
-    """Health of a GPU or a slice, still without leaked memory, and the usage of which the caller computes that.
+    """The health of a GPU or a slice, and its memory usage, from which the caller computes leaked memory.
 
     ``signs`` reads the signs of the whole GPU, in addition to a reboot that the driver asks for.
     A GPU that is now sliced is reported as lost and relaid: it cannot be offered as a whole any more.

@@ -7,8 +7,8 @@ The formats, as the open driver prints them (``kernel_rc.c``, and ``SXID`` of it
     NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
     nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error
 
-A user chooses the name of a process, which follows the code. So only the beginning of a message decides what it is, and
-only the end says which action XID 154 asks for.
+The name of the process follows the number of the XID, and a user can choose that name. So only the beginning of a
+message decides what it is, and only the end says which action XID 154 asks for.
 
 NVML reports the XIDs as well. The kernel log is the better source: it has events from before the start of the service,
 and gives the same answer after a restart. NVML reports the same events a moment earlier or later. So an event from NVML
@@ -69,7 +69,7 @@ class SwitchError:
 
 
 def read(text: str) -> GpuError | SwitchError | None:
-    """The error in a kernel message; None if the message is no error of the driver, or one of a switch that goes on."""
+    """The error in a kernel message; None if it is no error of the driver, or an error that a switch survives."""
     if "Xid" not in text:
         return None
     if found := _XID.fullmatch(text):

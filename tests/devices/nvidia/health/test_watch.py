@@ -182,7 +182,7 @@ def test_an_unreadable_file_of_best_values_is_replaced(rig, text: str) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_best_values_that_cannot_be_stored_are_remembered(rig) -> None:
+def test_best_values_that_cannot_be_written_stay_in_memory(rig) -> None:
     (rig.settings.parent).mkdir(parents=True, exist_ok=True)
     (rig.settings.parent / "seen").write_text("no folder")
     reader = SignReader(rig)

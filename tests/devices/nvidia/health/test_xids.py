@@ -145,7 +145,7 @@ def test_an_event_that_only_nvml_reports_counts_after_a_moment():
     assert log.of(HERE) == (Xid(3_000_000, 79, 3.0), Xid(4_000_000, 48, 4.0))
 
 
-def test_the_same_code_is_one_event_for_a_while_only():
+def test_a_code_repeated_within_a_moment_is_one_event():
     log = XidLog()
     tell(log, LOST, 5.0)
     log.settle(5.5)
