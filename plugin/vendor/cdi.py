@@ -70,10 +70,13 @@ def foreign(edits: object, taken: Collection[AdvertisedDevice], known: Collectio
 
 
 def _folded(value: object) -> object:
-    """The same with all keys in lower case."""
+    """The same with all keys in lower case. ValueError if two keys of one mapping differ in their case only."""
     match value:
         case Mapping():
-            return {str(key).lower(): _folded(each) for key, each in value.items()}
+            folded = {str(key).lower(): _folded(each) for key, each in value.items()}
+            if len(folded) < len(value):  # a runtime merges them
+                raise ValueError("a key twice")
+            return folded
         case list() | tuple():
             return [_folded(each) for each in value]
         case _:

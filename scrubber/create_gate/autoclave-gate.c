@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION "1"
+#define VERSION "2"
 #define MOST_STATE (1 << 20)
 #define MOST_ANSWER 2048
 #define MOST_NAME 253 /* characters; the longest name in Kubernetes */

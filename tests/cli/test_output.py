@@ -362,6 +362,12 @@ async def test_a_device_without_a_result_is_not_clean(capsys):
     assert "GPU 1 is not clean: the service sent no result" in shown.err
 
 
+def test_a_device_that_appeared_meanwhile_counts_for_the_exit_code(capsys):
+    results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
+    assert scrub.report(results, {CLEAN.device: CLEAN}, "table") == 1
+    assert f"GPU {SICK.device} is not clean" in capsys.readouterr().err
+
+
 def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
     assert scrub.report(results, BOTH, "table") == 1

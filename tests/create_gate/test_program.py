@@ -10,7 +10,7 @@ from tests.patience import WITHIN
 
 STATE = b'{"id":"c1"}'  # the program understands nothing of it
 UNKNOWN = "the container is not created: the scrub service gave no answer that this program knows"
-QUESTION = b"1 create 60 GPU-1 %d\n" % len(STATE) + STATE
+QUESTION = b"2 create 60 GPU-1 %d\n" % len(STATE) + STATE
 
 
 @pytest.fixture
@@ -52,21 +52,21 @@ def answering(service, *answers):
 @pytest.mark.parametrize("size", [0, 11, (1 << 20) - 1], ids=["nothing", "a little", "all that fits"])
 def test_the_service_gets_the_whole_state(service, ask, size):
     given = b"x" * size
-    questions = answering(service, b"1 yes\n")
+    questions = answering(service, b"2 yes\n")
     assert ask(given).returncode == 0
-    assert questions == [b"1 create 60 GPU-1 %d\n" % size + given]
+    assert questions == [b"2 create 60 GPU-1 %d\n" % size + given]
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (b"1 no it is quarantined\n", "it is quarantined"),
-        (b"1 no a\x1b[31mb\n", "a?[31mb"),
-        (b"1 no \n", UNKNOWN),
-        (b"2 yes\n", UNKNOWN),
-        (b"1 yes indeed\n", UNKNOWN),
-        (b"1 yes\n1 yes\n", UNKNOWN),
-        (b"1 yes\0\n", UNKNOWN),
+        (b"2 no it is quarantined\n", "it is quarantined"),
+        (b"2 no a\x1b[31mb\n", "a?[31mb"),
+        (b"2 no \n", UNKNOWN),
+        (b"1 yes\n", UNKNOWN),
+        (b"2 yes indeed\n", UNKNOWN),
+        (b"2 yes\n2 yes\n", UNKNOWN),
+        (b"2 yes\0\n", UNKNOWN),
     ],
 )
 def test_no_other_answer_lets_a_container_be_created(service, ask, answer, sentence):
@@ -77,7 +77,7 @@ def test_no_other_answer_lets_a_container_be_created(service, ask, answer, sente
 
 
 def test_the_next_service_is_asked_if_one_ends(service, ask):
-    questions = answering(service, b"", b"1 ye", b"1 yes\n")
+    questions = answering(service, b"", b"2 ye", b"2 yes\n")
     assert ask(STATE).returncode == 0
     assert questions == [QUESTION] * 3
 

@@ -94,15 +94,15 @@ NO_QUESTION = "the container is not created: the question of the create gate can
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        pytest.param(b"1 create 60 GPU-1 %d\n" % len(LONG) + LONG, "container main of pod team/train-0 is not created: "
+        pytest.param(b"2 create 60 GPU-1 %d\n" % len(LONG) + LONG, "container main of pod team/train-0 is not created: "
                      "cannot find device GPU-1: no device has this name", id="a long state"),
-        (b"1 create 60 GPU-1 2\n{}", f"the container is not created: {NAMELESS}"),
-        (b"2 create 60 GPU-1 2\n{}", NO_QUESTION),
-        (b"1 release 60 GPU-1 2\n{}", NO_QUESTION),
-        (b"1 create 60 GPU-1\n", NO_QUESTION),
-        (b"1 create 60 GPU-1 2 c2\n{}", NO_QUESTION),
-        (b"1 create 60 GPU-1 9999999\n{}", NO_QUESTION),
-        (b"1 create 60 \xff 2\n{}", NO_QUESTION),
+        (b"2 create 60 GPU-1 2\n{}", f"the container is not created: {NAMELESS}"),
+        (b"1 create 60 GPU-1 2\n{}", NO_QUESTION),
+        (b"2 release 60 GPU-1 2\n{}", NO_QUESTION),
+        (b"2 create 60 GPU-1\n", NO_QUESTION),
+        (b"2 create 60 GPU-1 2 c2\n{}", NO_QUESTION),
+        (b"2 create 60 GPU-1 9999999\n{}", NO_QUESTION),
+        (b"2 create 60 \xff 2\n{}", NO_QUESTION),
         (b"\n", NO_QUESTION),
         (b"x" * 10_000, "the question of the create gate cannot be read"),
     ],
@@ -115,4 +115,4 @@ def test_a_wrong_question_is_answered_with_no(gate, question, answer):
         said = b""
         while more := asking.recv(1000):
             said += more
-        assert said == f"1 no {answer}\n".encode()
+        assert said == f"2 no {answer}\n".encode()

@@ -147,12 +147,16 @@ def report(findings: Sequence[Finding]) -> dict[str, object]:
         {
             "name": it.name,
             "level": it.level.value,
-            "text": human.printable(it.text),
-            "remedy": human.printable(it.remedy),
+            "text": _printable(it.text),
+            "remedy": _printable(it.remedy),
         }
         for it in findings
     ]
     return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(human.printable, text.split("\n")))
 
 
 def rows(findings: Sequence[Finding]) -> list[list[str]]:

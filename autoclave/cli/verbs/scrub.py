@@ -198,10 +198,11 @@ def report(results: Results, devices: Devices, output: str) -> int:
             {**document.gpu(devices[it.device]), "job": it.job, **document.fields(result)} for it, result in ordered
         )
         document.emit(document.listing("ScrubResult", items), output)
-    for it, result in ordered:
+    for uuid, it in results.items():  # also of a device that the service found after it was asked for all
+        result = it.result or MISSING
         if _code(result) != DONE:
-            human.warn(f"GPU {_refusal(result, devices[it.device].name)}")
-    return worst(_code(result) for _, result in ordered)
+            human.warn(f"GPU {_refusal(result, devices[uuid].name if uuid in devices else uuid)}")
+    return worst(_code(it.result or MISSING) for it in results.values())
 
 
 def _code(result: views.ScrubResult) -> int:

@@ -128,6 +128,14 @@ def test_a_device_that_a_runtime_reads_otherwise_written_counts(tmp_path, file, 
         check(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["a.json", "a.yaml"])
+def test_keys_that_differ_in_their_case_only_are_refused(tmp_path, file):
+    """A container runtime may merge both."""
+    specify(tmp_path, file, ContainerEdits=OTHERS_NODE, containerEdits=edits())
+    with pytest.raises(InvalidRequest, match="cannot read the CDI specification"):
+        check(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["", "devices: [", "uid-gpu-0", "{kind: [uid-gpu-0]}", "[uid-gpu-0, {]"])
 def test_a_specification_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "claim.yaml").write_text(text)
