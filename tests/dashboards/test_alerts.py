@@ -20,7 +20,7 @@ HEADINGS = [
     "How you know it is over",
 ]
 HOME = runbooks.URL
-WOKEN = {"critical": "a person, now", "warning": "a ticket"}
+SEVERITIES = {"critical", "warning"}
 VARIABLES = {  # of each page
     page["uid"]: {variable["name"] for variable in page["templating"]["list"]}
     for page in (json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json"))
@@ -52,7 +52,7 @@ def test_an_alert_has_severity_wait_and_links(alert):
     assert set(alert) - {"keep_firing_for"} == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Autoclave[A-Z]\w+", alert["alert"])
     assert alert["labels"].keys() == {"severity"}
-    assert alert["labels"]["severity"] in WOKEN
+    assert alert["labels"]["severity"] in SEVERITIES
     assert notes.keys() == {"summary", "description", "kubectl", "runbook_url", "dashboard_url"}
     assert notes["runbook_url"] == f"{HOME}/{alert['alert']}.md"
     uid, _, asked = notes["dashboard_url"].removeprefix("/d/").partition("?")
@@ -192,18 +192,11 @@ def rows(path):
     ]
 
 
-def test_the_index_lists_each_page_with_severity_and_summary():
-    said = runbooks.summaries()
-    assert rows(RUNBOOKS / "README.md") == [
-        [f"[{rule['alert']}]({rule['alert']}.md)", rule["labels"]["severity"], said[rule["alert"]]] for rule in ALERTS
-    ]
-
-
 def test_the_table_of_thresholds_lists_each_alert():
     table = rows(ROOT / "docs" / "alerts.md")
-    assert [row[:4] for row in table] == [
-        [f"[{rule['alert']}](runbooks/{rule['alert']}.md)", severity, WOKEN[severity], rule["for"]]
+    assert [row[:3] for row in table] == [
+        [f"[{rule['alert']}](runbooks/{rule['alert']}.md)", severity, rule["for"]]
         for rule in ALERTS
         for severity in [rule["labels"]["severity"]]
     ]
-    assert [row for row in table if len(row) != 6 or not all(row)] == []
+    assert [row for row in table if len(row) != 5 or not all(row)] == []
