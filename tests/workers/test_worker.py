@@ -22,7 +22,7 @@ from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker
 from tests.patience import WITHIN
-from tests.workers.zygotes import LAST, MakeNursery, children, exists, links, on_first, stalled_clear
+from tests.workers.zygotes import LAST, MakeNursery, children, exists, on_first, stalled_clear
 
 LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -274,20 +274,6 @@ async def test_a_cancelled_wait_for_the_end_kills_the_worker(spawn: Spawn) -> No
     with pytest.raises(asyncio.CancelledError):
         await farewell
     assert not exists(worker.pid)
-
-
-async def test_ctrl_c_does_not_reach_the_child(spawn: Spawn) -> None:
-    worker = await spawn()
-    await do(worker, Step.HEALTH)
-    assert os.getsid(worker.pid) == worker.pid
-    os.kill(worker.pid, signal.SIGINT)
-    assert (await do(worker, Step.HEALTH)).outcome is Outcome.PASSED
-
-
-async def test_a_worker_has_nothing_but_pipes_open_after_a_step(spawn: Spawn) -> None:
-    worker = await spawn()
-    await do(worker, Step.HEALTH)
-    assert [file for file in links(worker.pid) if not file.startswith("pipe:")] == []
 
 
 @pytest.mark.parametrize("program", ["__main__", "zygote"])

@@ -92,18 +92,6 @@ def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     assert backend.reach(uuid, DeviceHandling(slices="recreate")) == backend.files(uuid)
 
 
-def test_old_switches_make_all_gpus_one_reset_domain(rig) -> None:
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
-    [uuid] = rig.cut(1, Slice())
-    rig.gpu(7).set(lost=True)
-    backend = rig.backend()
-    backend.inventory()
-    everybody = tuple(sorted(str(rig.root.node(gpu)) for gpu in rig.machine.gpus))
-    assert len(everybody) == 8
-    assert backend.reach(rig.gpu(0).uuid, HANDLING) == backend.reach(uuid, HANDLING) == everybody
-
-
 def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     for gpu in rig.machine.gpus:
         gpu.set({"architecture": pynvml.NVML_DEVICE_ARCH_TURING} | {f"nvlink.{link}": None for link in range(18)})

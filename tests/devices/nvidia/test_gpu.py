@@ -79,14 +79,6 @@ def test_without_a_full_observation_no_reset_runs(rig) -> None:
     assert by_tool(rig) == []
 
 
-@pytest.mark.usefixtures("root", "gpu")
-def test_a_reset_is_safe_to_run_twice(rig) -> None:
-    one = touch(rig, 0)
-    assert one.reset() == "by nvidia-smi"
-    one.reset()
-    assert len(by_tool(rig)) == 2
-
-
 @pytest.mark.usefixtures("gpu")
 def test_only_root_resets_a_gpu(rig, monkeypatch) -> None:
     monkeypatch.setattr(preconditions, "is_root", lambda: False)
@@ -130,17 +122,6 @@ def test_a_reset_does_not_apply_pending_settings_of_a_tenant(rig, gpu, baseline)
     one.reset()
     assert (gpu["ecc.current"], gpu["mig_mode.current"]) == ("1", "0")
     assert one.restore_settings().drift == ()
-
-
-@pytest.mark.usefixtures("root")
-def test_disabled_ecc_passes_again_after_the_reset_it_needs(rig, gpu, baseline) -> None:
-    gpu.set({"ecc.pending": 0, "ecc.current": 0})
-    one = touch(rig, 0, baseline=baseline)
-    with pytest.raises(DeviceError, match="ecc is off in force"):
-        one.restore_settings()
-    one.reset()
-    assert one.restore_settings().drift == ()
-    assert gpu["ecc.current"] == "1"
 
 
 @pytest.mark.usefixtures("root")
@@ -199,13 +180,6 @@ def test_the_driver_is_closed_between_any_two_steps(rig, gpu, baseline) -> None:
 
 
 # --- slices ---
-
-
-@pytest.mark.usefixtures("root")
-def test_resetting_a_slice_resets_its_gpu_and_recreates_all_slices(rig, cut) -> None:
-    slice_of(rig, cut[0]).reset()
-    assert by_tool(rig) == [f"--gpu-reset -i {rig.gpu(0).uuid}"]
-    assert there(rig) == set(cut)
 
 
 @pytest.mark.usefixtures("root")

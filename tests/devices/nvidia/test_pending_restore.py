@@ -108,13 +108,6 @@ def test_a_new_layout_of_an_operator_is_not_overwritten(rig, deed: str) -> None:
     assert rig.gpu(0)["gi.1.profile"] == "2"  # of the three: one had no place left, and one began where another is
 
 
-@pytest.mark.usefixtures("cut_off")
-def test_a_layout_that_leaves_no_room_ends_the_debt(rig) -> None:
-    new = rig.cut(0, Slice("7g.141gb"))
-    whole(rig).restore_settings()
-    assert (there(rig), files(rig)) == (set(new), [])
-
-
 def test_a_restore_is_pending_while_one_of_two_slices_lacks() -> None:
     first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
     other = slices.Part("MIG-3", 2, 0, 2)
@@ -320,16 +313,6 @@ def test_a_stored_restore_is_synced_to_disk(tmp_path, monkeypatch) -> None:
     kept.write(kept.file(), pending())
     assert synced[0].name.startswith(f".{kept.file().name}.")
     assert synced[1:] == [tmp_path]
-
-
-def test_a_failed_write_leaves_no_file_behind(tmp_path, monkeypatch) -> None:
-    def refuse(_file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", refuse)
-    with pytest.raises(DeviceError, match="cannot store"):
-        PendingRestoreFiles(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", pending())
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

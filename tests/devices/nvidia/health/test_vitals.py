@@ -118,14 +118,6 @@ def test_an_ailment_of_a_gpu_is_its_slices_too(rig, state, expected: Vitals) -> 
     assert [backend.vitals(uuid) for uuid in uuids] == [expected, expected]
 
 
-def test_a_removed_slice_is_lost_and_its_neighbour_is_not(rig) -> None:
-    backend = rig.backend()
-    first, second = rig.cut(0, Slice(), Slice())
-    rig.cut(0, Slice())
-    assert backend.vitals(first) == Vitals()
-    assert backend.vitals(second) == Vitals(lost=True)
-
-
 def test_a_whole_gpu_is_lost_while_it_is_sliced(rig) -> None:
     backend = rig.backend()
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
