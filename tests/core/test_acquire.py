@@ -62,11 +62,7 @@ UNSEEN_A = replace(lives.IN_USE, owner=Owner(A, NOW, seen=False))
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 TESTED_AGAIN = live(AFTER_REBOOT, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
-TEST_ENDED = live(TESTED_AGAIN, ev.ScrubInterrupted("job-1", "a request"))
 TEST_FAILED = live(TESTED_AGAIN, ev.ScrubFailed("job-1", "a process is on it"))
-RESET_AGAIN = live(TESTED_AGAIN, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
-
-
 SHORT = replace(facts(None), shortage="the node has too many files open")
 NO_FILES = "cannot {} GPU-1: the node has too many files open"
 

@@ -199,7 +199,6 @@ EARLIER = live(lives.IN_USE, ev.Released("its pod is gone"), ev.ScrubStarted(liv
 CLEAN_AGAIN = live(EARLIER, lives.passed(EARLIER))
 GRANTED_AGAIN = live(CLEAN_AGAIN, ev.Granted(lives.grant(CLEAN_AGAIN)))
 AT_START = live(CLEAN_AGAIN, ev.Granted(replace(lives.grant(CLEAN_AGAIN), at_start=True)))
-OWNED_AGAIN = live(GRANTED_AGAIN, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
 NO_OWNER = "cannot start on GPU-1: the kubelet's checkpoint "
 OLD = Refuse(
     Reason.OWNER_UNKNOWN, NO_OWNER + "is older than its grant, so its owner is not known; the kubelet tries again"
@@ -226,14 +225,6 @@ def test_a_checkpoint_older_than_the_grant_names_no_owner(record, after, jump, w
         assert isinstance(answer, Admit)
     else:
         assert answer == wanted
-
-
-def test_times_of_another_boot_are_not_compared():
-    old = names(1, lives.NOW.wall - 99)
-    rebooted = replace(HERE, incarnation=lives.REBOOTED)
-    assert start.decide(lives.GRANTED, rebooted, CACHED, A, later(1), old) == RecordFirst(
-        ev.Distrusted("the node was rebooted", lives.REBOOTED)
-    )
 
 
 LAST = rows(
@@ -274,7 +265,6 @@ def test_the_starting_pod(owners, wanted):
 
 JOB_OF_A_CLAIM = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="claim 7")))
 NOT_ITS_OWN = Refuse(Reason.OTHER_OWNER, "cannot start on GPU-1: the claim of the container does not have it")
-ALLOWS_SICK = ENFORCE.model_copy(update={"restart_on_sick": OnSick.ALLOW})
 SICK_CLAIM = live(JOB_OF_A_CLAIM, ev.AilmentFound(lives.LOST))
 IN_CLAIM = rows(
     ("its own device", JOB_OF_A_CLAIM, facts(), ENFORCE, Proceed()),

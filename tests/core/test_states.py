@@ -261,11 +261,6 @@ def test_a_running_probation_keeps_the_quarantine_and_is_counted():
     assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, replace(lives.quarantine(), probes=1))
 
 
-def test_receipts_form_a_chain():
-    first, second = lives.proof(lives.CLEAN), lives.proof(live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)))
-    assert (first.previous, second.previous) == (None, first.digest)
-
-
 def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
     flapped = replace(lives.PROBED, returns=(1.0, 2.0))
     assert live(flapped, lives.passed(flapped)).returns == (1.0, 2.0, NOW.wall)

@@ -26,7 +26,7 @@ from scrubber.core.model import (
     Vitals,
 )
 from tests.core import lives
-from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, facts, later, live, noted, rows
+from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, facts, later, live, rows
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
 GIVE_UP = ENFORCE.evict.give_up
@@ -145,15 +145,6 @@ HELD = rows(
 @pytest.mark.parametrize(("record", "seen", "answer"), HELD)
 def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer):
     assert upkeep.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
-
-
-def test_a_device_with_a_hung_process_is_quarantined_after_release():
-    gone = upkeep.tend(SICK_BEFORE, facts(alive=False), ENFORCE, later(1e4), 0.0)
-    assert gone == RecordFirst(ev.Released("its owner is gone"))
-    left = noted(SICK_BEFORE, gone)
-    out = noted(left, upkeep.tend(left, facts(), ENFORCE, later(1e4), 0.0))
-    assert out.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
-    assert upkeep.tend(out, facts(), ENFORCE, later(1e5), 0.0) == StartProbation(ScrubPath.FAST)
 
 
 def test_a_return_after_a_stuck_process_is_no_flapping():

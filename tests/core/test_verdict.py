@@ -289,11 +289,6 @@ def test_what_follows_a_failure(ailment, blame, path, escalate, quarantined, giv
     assert found is then
 
 
-def test_a_failure_without_an_ailment_counts_as_scrub_failed():
-    failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
-    assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Ailment(AilmentKind.SCRUB_FAILED, "so it was"))
-
-
 # -- the receipt
 
 ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
@@ -327,11 +322,6 @@ def test_a_receipt_says_what_was_measured():
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
         units_reached=132, shared_unreached_bytes=99, tests=("address", "arithmetic"), unsupported=("a lock",),
     )  # fmt: skip
-
-
-def test_a_fast_receipt_has_units_and_no_tests():
-    said = receipt_of(finished())
-    assert (said.units, said.units_reached, said.tests) == (132, 132, ())
 
 
 def test_a_receipt_has_the_measurements_of_earlier_paths():
