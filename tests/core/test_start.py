@@ -43,7 +43,7 @@ START = rows(
      facts((OF_A,), since=AWAY), ENFORCE, ADMIT),
     ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("the same, once that is written down", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
+    ("a container beside another pod's", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
     ("a restart while nothing of the pod runs: it is about to come", lives.IN_USE, facts(alive=False), ENFORCE, ADMIT),
     ("the same, nobody can say what runs", lives.IN_USE, facts(), ENFORCE, ADMIT),
     ("a restart in a pod that is there", lives.IN_USE, seen_starting_pod(), ENFORCE, Proceed()),

@@ -262,8 +262,7 @@ def test_a_slice_with_shared_memory_is_not_recreated(rig, cut) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_the_backends_address_opens_the_device(rig, cut) -> None:
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     handling = DeviceHandling("recreate", {"power_limit": 500})
     for uuid in (cut[0], rig.gpu(1).uuid):
         said = strict_json.decode(WorkerTarget, backend.address(uuid, handling).place)

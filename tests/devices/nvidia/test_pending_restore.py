@@ -119,8 +119,7 @@ def test_a_restore_is_pending_while_one_of_two_slices_lacks() -> None:
 
 def test_a_restore_does_not_count_as_a_reset(rig, cut_off, monkeypatch) -> None:
     """Else scrubs of other slices would fail: they could not prove that those have no holder."""
-    backend, seen = rig.backend(), []
-    backend.inventory()
+    backend, seen = rig.seen(), []
     finish = pending_restore.apply_all
 
     def looked_at(*about: Any) -> None:  # noqa: ANN401 - whatever it is, it is passed on
@@ -197,12 +196,17 @@ def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypat
 # --- one slice ---
 
 
-@pytest.mark.parametrize("where", ["_found", "_created", "_create_parts"])
-def test_an_interrupted_recreation_of_a_slice_is_finished(rig, cut, monkeypatch, where: str) -> None:
+def killed_while_recreating(rig, uuid: str, monkeypatch, where: str = "_create_parts") -> None:
+    """The worker was killed in this function."""
     with monkeypatch.context() as patch:
         patch.setattr(slices, where, die)
         with pytest.raises(Killed):
-            slice_of(rig, cut[0], slices="recreate").reset()
+            slice_of(rig, uuid, slices="recreate").reset()
+
+
+@pytest.mark.parametrize("where", ["_found", "_created", "_create_parts"])
+def test_an_interrupted_recreation_of_a_slice_is_finished(rig, cut, monkeypatch, where: str) -> None:
+    killed_while_recreating(rig, cut[0], monkeypatch, where)
     assert there(rig) == set(cut[1:])
     assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
     slice_of(rig, cut[0], slices="recreate").reset()
@@ -211,19 +215,13 @@ def test_an_interrupted_recreation_of_a_slice_is_finished(rig, cut, monkeypatch,
 
 def test_a_slice_without_its_compute_instance_is_restored(rig, cut, monkeypatch) -> None:
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", 19)
-    with monkeypatch.context() as patch:
-        patch.setattr(slices, "_create_parts", die)
-        with pytest.raises(Killed):
-            slice_of(rig, cut[0], slices="recreate").reset()
+    killed_while_recreating(rig, cut[0], monkeypatch)
     slice_of(rig, cut[0]).restore_settings()
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
 def test_a_neighbour_restores_a_slice_unless_one_is_at_work(rig, cut, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(slices, "_create_parts", die)
-        with pytest.raises(Killed):
-            slice_of(rig, cut[0], slices="recreate").reset()
+    killed_while_recreating(rig, cut[0], monkeypatch)
     lock = bench.lock(rig)
     with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as a worker that recreates a slice
         slice_of(rig, cut[1]).restore_settings()
@@ -275,12 +273,8 @@ def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> N
 
 
 def test_one_missing_slice_is_a_pending_restore(rig, cut, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(slices, "_create_parts", die)
-        with pytest.raises(Killed):
-            slice_of(rig, cut[0], slices="recreate").reset()
-    backend = rig.backend()
-    backend.inventory()
+    killed_while_recreating(rig, cut[0], monkeypatch)
+    backend = rig.seen()
     restore_all(rig, backend)
     assert (there(rig), files(rig)) == (set(cut), [])
 
@@ -332,10 +326,3 @@ def test_a_changed_restore_file_is_reported_and_not_deleted(tmp_path, change: di
     with pytest.raises(DeviceError, match=r"cannot read the pending restore in .*GPU-1.resetting.json"):
         kept.read()
     assert kept.file().read_text() == spoilt
-
-
-def test_a_restore_file_that_stays_is_an_error(tmp_path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DeviceError, match="cannot remove a completed pending restore"):
-        PendingRestoreFiles(tmp_path, "GPU-1").drop([tmp_path / "folder"])
-    PendingRestoreFiles(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])

@@ -143,8 +143,7 @@ def test_a_worker_learns_which_links_were_up_since_boot(rig) -> None:
     uuid = rig.gpu(0).uuid
 
     def links_up() -> list[int]:
-        backend = rig.backend()
-        backend.inventory()
+        backend = rig.seen()
         backend.vitals(uuid)
         links: list[int] = json.loads(backend.address(uuid, DeviceHandling()).place)["links"]
         return links
