@@ -21,8 +21,7 @@ from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker
-from tests.patience import WITHIN
-from tests.workers.zygotes import LAST, MakeNursery, children, exists, on_first, stalled_clear
+from tests.workers.zygotes import LAST, MakeNursery, exists, on_first, stalled_clear
 
 LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -236,25 +235,6 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
     with pytest.raises(ZeroDivisionError):
         await worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, fail)
     assert not exists(worker.pid)
-
-
-@pytest.mark.parametrize("warm", [True, False])
-async def test_a_cancelled_spawn_leaves_no_process(bank, make: MakeNursery, warm: bool) -> None:  # noqa: FBT001 -- a parameter
-    for slots in range(12):
-        nursery = make()
-        if warm:
-            await (await nursery.start_worker(on_first(bank))).kill()
-        spawning = asyncio.create_task(nursery.start_worker(on_first(bank)))
-        for _ in range(slots):
-            await asyncio.sleep(0.0002 if slots > 6 else 0)
-        spawning.cancel()
-        [outcome] = await asyncio.gather(spawning, return_exceptions=True)
-        if isinstance(outcome, Worker):
-            await outcome.kill()
-        async with asyncio.timeout(WITHIN):
-            while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel sends no event
-                await asyncio.sleep(0.001)
-        await nursery.close()
 
 
 async def test_a_worker_that_does_not_exit_is_killed(spawn: Spawn, monkeypatch) -> None:

@@ -309,14 +309,7 @@ def test_a_stored_restore_is_synced_to_disk(tmp_path, monkeypatch) -> None:
     assert synced[1:] == [tmp_path]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"more": 1},
-        {"layout": [{"profile": 9}]},
-        None,
-    ],
-)
+@pytest.mark.parametrize("change", [{"more": 1}, {"layout": [{"profile": 9}]}, None])
 def test_a_changed_restore_file_is_reported_and_not_deleted(tmp_path, change: dict[str, object] | None) -> None:
     kept = PendingRestoreFiles(tmp_path, "GPU-1")
     kept.write(kept.file(), pending())
