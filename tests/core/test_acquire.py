@@ -261,15 +261,13 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
 
 
 RECEIPT = lives.proof(lives.CLEAN)
-GAP, UNRECORDED = facts(since=NOW.uptime + 0.001), replace(facts(), used_at=NOW.uptime + 0.001)
+UNRECORDED = replace(facts(), used_at=NOW.uptime + 0.001)
 VALID = rows(
     ("at its greatest age", RECEIPT, facts(), ENFORCE, later(DAY), True),
     ("too old", RECEIPT, facts(), ENFORCE, later(DAY + 0.001), False),
     ("S17 the wall clock has jumped", RECEIPT, facts(), ENFORCE, replace(later(1), wall=NOW.wall + 10 * DAY), True),
     ("a receipt without patterns", replace(RECEIPT, patterns=()), facts(), ENFORCE, NOW, False),
     ("a receipt with other patterns", replace(RECEIPT, patterns=("zero",)), facts(), ENFORCE, NOW, False),
-    ("a gap in the observations", RECEIPT, GAP, ENFORCE, later(1), False),
-    ("a gap that the policy accepts", RECEIPT, GAP, SURVIVES, later(1), True),
     ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
     ("the same, under a policy that accepts gaps", RECEIPT, UNRECORDED, SURVIVES, later(1), False),
 )
@@ -308,7 +306,6 @@ RELEASE = rows(
     ("W17 a caller who is not the owner: a container is on it", lives.IN_USE, facts((OF_A,), alive=False), TAKE_BACK),
     ("W13 nobody can say whether the owner lives", lives.IN_USE, facts(),
      Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
-    ("what is not handed out cannot be given back, and that is no fault", lives.CLEAN, facts((OF_A,)), Proceed()),
 )  # fmt: skip
 
 

@@ -46,7 +46,6 @@ PARENTS = rows(
     ("it is cut into others", LOST, RELAID, RELAID),
     ("it is whole again", LOST, Vitals(), RELAID),
     ("it does not answer", LOST, Vitals(unresponsive=True), LOST),
-    ("it said nothing itself", LOST, Vitals(partial=True), LOST),
     ("it wants a reset, so that it may say anything", LOST, Vitals(reset_required=True), LOST),
     ("nobody knows it", LOST, None, LOST),
 )

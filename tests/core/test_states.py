@@ -146,8 +146,6 @@ CHANGES = [
      ev.GrantedUnproven(lives.grant(lives.DIRTY), "x"), {"grant": lives.grant(lives.DIRTY), "handouts": 1}),
     ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"), {"grant": None}),
     ("a user ends the proof", lives.GRANTED, ev.PutInUse(SEEN), {"owner": SEEN, "receipt": None}),
-    ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.PutInUse(SEEN),
-     {"owner": SEEN, "tenancy_began": later(3).uptime}),
     ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.IN_USE,
      ev.Released("gone"),
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "handouts": 0, "last_owner": lives.A}),

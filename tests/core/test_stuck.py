@@ -133,11 +133,9 @@ HELD = rows(
     ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
     ("... and given it to another", lives.IN_USE, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
     ("not for long enough", lives.IN_USE, hung(HANGS, withheld=True, seconds=GIVE_UP - 0.01), Blocked(REPORTED)),
-    ("just now", lives.IN_USE, replace(hung(HANGS, withheld=True), hung_since=None), Blocked(REPORTED)),
     ("it is its pod's still", lives.IN_USE, hung(HANGS, given=["pod-a"]), Proceed()),
     ("nobody can say whose it is", lives.IN_USE, hung(HANGS), Proceed()),
     ("one of them does not hang", lives.IN_USE, hung(HANGS, replace(OF_A, pid=9), withheld=True), Proceed()),
-    ("it does not hang any more", lives.IN_USE, hung(OF_A, withheld=True), Proceed()),
     ("that is on record", SICK_BEFORE, hung(HANGS, withheld=True), Proceed()),
 )  # fmt: skip
 

@@ -43,7 +43,6 @@ TEND = rows(
     ("R11 the same, on a grant", lives.USED_BY_B, off(A, B), ITS_OWN),
     ("R11 who has it is on it as well", lives.USED_BY_B, facts((OF_A, OF_B), alive=True, assigned_pods=[A]),
      RecordFirst(ev.PutInUse(Owner(A, LATE, seen=True, crowded=True)))),
-    ("it is on it", lives.USED_BY_B, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
     ("W3 the checkpoint cannot be read, or there is none", lives.USED_BY_B, facts(alive=True), Proceed()),
     ("W16 nobody can look", lives.USED_BY_B, facts(None, alive=True, assigned_pods=[]), Proceed()),
     ("its pod is gone, and nobody has it", lives.USED_BY_B, facts(alive=False, assigned_pods=[]), LET_GO),
@@ -67,7 +66,6 @@ def test_upkeep_chooses_the_action_for_each_state(record: Record, seen: Facts, a
 IN_USE = rows(
     ("R11 it has left; a kubelet was restarted since", lives.USED_BY_B, off(A, epoch="epoch-2"), Reason.IN_USE),
     ("it has left; nothing was proven when it was granted", lives.VISITED_UNPROVEN, off(A), Reason.IN_USE),
-    ("it is on it", lives.USED_BY_B, facts((OF_B,), alive=True, assigned_pods=[]), Reason.IN_USE),
     ("W3 nobody can say who has it", lives.USED_BY_B, facts(alive=True), Reason.IN_USE),
     ("nobody can say whether it lives", lives.FOUND_IN_USE, facts(assigned_pods=[]), Reason.NOT_PROVEN_FREE),
     ("W16 nobody can look", lives.USED_BY_B, facts(None, alive=True, assigned_pods=[]), Reason.NOT_PROVEN_FREE),

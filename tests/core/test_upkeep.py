@@ -100,8 +100,6 @@ TEND = rows(
     # unknown
     ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), ENDS_ALL,
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
-    ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
-     RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("a device that was proven is tested after a reboot", AFTER_REBOOT, facts(incarnation=lives.REBOOTED), ENFORCE,
@@ -138,9 +136,6 @@ TEND = rows(
      RecordFirst(ev.Released("it became sick before a container started on it"))),
     ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.AilmentFound(LOST)), facts(), ENFORCE,
      Proceed()),
-    ("a sick device after a reboot is taken out",
-     lives.live(lives.SICK_IN_USE, ev.Distrusted("x", lives.REBOOTED)), facts(incarnation=lives.REBOOTED), ENFORCE,
-     quarantined(LOST)),
     # scrubbing and quarantine
     ("a job judges for itself", lives.SCRUBBING, facts(vitals=XID_79), ENFORCE, Proceed()),
     ("probation waits for its time", lives.QUARANTINED, facts(), ENFORCE, Proceed()),
@@ -280,7 +275,6 @@ WAITS = later(ownership.STARTS_WITHIN + 1)
 TAKEN = RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
 ASSIGNED = rows(
     ("the checkpoint names nobody", UNSEEN, facts(alive=False, assigned_pods=()), WAITS, TAKEN),
-    ("the checkpoint names another pod", UNSEEN, facts(alive=False, assigned_pods=("pod-b",)), WAITS, TAKEN),
     ("the checkpoint still names the owner", UNSEEN, facts(alive=False, assigned_pods=(A,)), WAITS, Proceed()),
     ("the checkpoint cannot be read", UNSEEN, facts(alive=False), WAITS, Proceed()),
     ("the owner may still start", UNSEEN, facts(alive=False, assigned_pods=()), AT, Proceed()),
