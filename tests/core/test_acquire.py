@@ -62,11 +62,7 @@ UNSEEN_A = replace(lives.IN_USE, owner=Owner(A, NOW, seen=False))
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 TESTED_AGAIN = live(AFTER_REBOOT, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
-TEST_ENDED = live(TESTED_AGAIN, ev.ScrubInterrupted("job-1", "a request"))
 TEST_FAILED = live(TESTED_AGAIN, ev.ScrubFailed("job-1", "a process is on it"))
-RESET_AGAIN = live(TESTED_AGAIN, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
-
-
 SHORT = replace(facts(None), shortage="the node has too many files open")
 NO_FILES = "cannot {} GPU-1: the node has too many files open"
 
@@ -102,7 +98,6 @@ DEFER = rows(
     ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
     ("one that is being scrubbed", lives.SCRUBBING, facts(), Defer()),
     ("one that is still in use", lives.IN_USE, facts((OF_A,), alive=True), Defer()),
-    ("one that nobody can look at", lives.CLEAN, facts(None), Defer()),
     ("a quarantined one is refused", lives.QUARANTINED, facts(),
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
     ("a sick one is refused", lives.SICK_DIRTY, facts(), SICK),
@@ -124,7 +119,6 @@ def test_gate_create_defers_only_announced_and_gated_requests(record, seen, answ
 
 
 ACQUIRE = rows(
-    ("a clean device that nobody uses is handed out", lives.CLEAN, facts(), ENFORCE, HandOut()),
     ("W16 no sight of processes: a clean device is not handed out", lives.CLEAN, facts(None), ENFORCE, NOT_PROVEN),
     ("S10 a clean device that is used without a grant is soiled", lives.CLEAN, facts((OF_B,)), ENFORCE,
      RecordFirst(ev.Soiled("it was used without a grant", (OF_B,)))),
@@ -133,8 +127,6 @@ ACQUIRE = rows(
     ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),
     ("S6 a proof of another boot is distrusted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
-    ("a proof under another driver instance is distrusted", lives.CLEAN, facts(incarnation=lives.RELOADED), ENFORCE,
-     RecordFirst(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
     ("an init and an app container share a grant in one admission", lives.GRANTED, facts(), ENFORCE, HandOut()),
     ("S7 a grant of another kubelet life counts as dirty", lives.GRANTED, facts(epoch="epoch-2"), ENFORCE, GONE),
     ("S4 a grant whose start is not announced is never shared", lives.UNANNOUNCED, facts(), ENFORCE, GONE),
@@ -144,8 +136,6 @@ ACQUIRE = rows(
      facts(vitals=Vitals(leaked_bytes=7)), ENFORCE, GONE),
     ("a grant that a container already uses is that container's, on record", lives.GRANTED, facts((OF_A,)), ENFORCE,
      RecordFirst(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
-    ("a grant that a stray process uses is soiled, on record", lives.GRANTED, facts((LEFTOVER,)), ENFORCE,
-     RecordFirst(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
     ("W16 no sight of processes: a grant is not shared", lives.GRANTED, facts(None), ENFORCE, NOT_PROVEN),
     ("W1 double allocation: a live owner is refused", lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, IN_USE),
     ("W2 force delete: a live owner without a process is refused", lives.IN_USE, facts(alive=True), ENFORCE, IN_USE),
@@ -164,16 +154,11 @@ ACQUIRE = rows(
     ("one that must stay is enough", lives.DIRTY, facts((LEFTOVER, FOREIGN)), ENFORCE, IN_USE),
     ("W9 a container of somebody else is never cleared away", lives.DIRTY, facts((OF_B,)), lives.ENDS_ALL, IN_USE),
     ("W16 no sight of processes: a dirty device is not scrubbed", lives.DIRTY, facts(None), ENFORCE, NOT_PROVEN),
-    ("the slow path between tenants where policy says so", lives.DIRTY, facts(), STRICT, SLOW),
     ("a device of which nothing is known takes the slow path", lives.UNKNOWN, facts(), ENFORCE, SLOW),
-    ("a first look is fast where policy says so", lives.UNKNOWN, facts(), BRISK, FAST),
     ("a slow path that was cut off is not followed by a fast one", UNKNOWN_AFTER_SLOW, facts(), ENFORCE, SLOW),
     ("W14 lost ledger: a device in use is not scrubbed", lives.UNKNOWN, facts((OF_A,)), lives.ENDS_ALL, IN_USE),
     ("a device that is being scrubbed is joined", lives.SCRUBBING, facts(), ENFORCE, Join()),
-    ("a quarantined device is refused", lives.QUARANTINED, facts(), ENFORCE,
-     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
     ("a grant on a device that fell sick is not shared", lives.SICK_GRANTED, facts(), ENFORCE, SICK),
-    ("a released device that is sick is refused", lives.SICK_DIRTY, facts(), ENFORCE, SICK),
     ("a clean device that does not answer is refused", lives.CLEAN, facts(vitals=Vitals(unresponsive=True)), ENFORCE,
      SICK),
     ("a refused request records that the owner was seen", UNSEEN_A, facts((OF_A,), alive=True), ENFORCE,
@@ -185,11 +170,6 @@ OBSERVED = rows(
      HandOut("cannot hand out GPU-1: it is still in use")),
     ("a dirty device is handed out unscrubbed", lives.DIRTY, facts(),
      HandOut("not scrubbed: mode enforce needs the fast path (acquire)")),
-    ("a clean device is handed out unproven when its proof is old", lives.CLEAN, facts(since=AWAY),
-     HandOut("not scrubbed: mode enforce needs the fast path (proof-expired)")),
-    ("a sick device is handed out", lives.SICK_DIRTY, facts(), HandOut("cannot hand out GPU-1: it is unhealthy")),
-    ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
-     RecordFirst(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("a sick device whose sibling is being reset goes to nobody", lives.SICK_DIRTY,
      replace(facts(), domain_resetting=True), Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")),
     ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
@@ -208,11 +188,9 @@ FIRST_LOOKS = rows(
     ("a device that was never proven is tested first", lives.FIRST_LOOK, ENFORCE, Join()),
     ("after a reboot no request waits for a test to begin", AFTER_REBOOT, ENFORCE, FAST),
     ("nor for one to end", TESTED_AGAIN, ENFORCE, CancelJob()),
-    ("after which the path between two tenants is enough", TEST_ENDED, ENFORCE, FAST),
     ("a first look without a test is joined",
      live(AFTER_REBOOT, ev.ScrubStarted(lives.job(trigger=Trigger.FIRST_LOOK))), ENFORCE, Join()),
     ("a test that follows every tenant does not give way", TESTED_AGAIN, STRICT, Join()),
-    ("nor does a reset", RESET_AGAIN, ENFORCE, Join()),
     ("nor does a job on a quarantined device", live(lives.QUARANTINED, ev.ProbationStarted(
      lives.job(ScrubPath.SLOW, Trigger.BURN_IN), "ann")), ENFORCE, Join()),
     ("a test that failed is repeated", TEST_FAILED, ENFORCE, SLOW),
@@ -283,18 +261,13 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
 
 
 RECEIPT = lives.proof(lives.CLEAN)
-GAP, UNRECORDED = facts(since=NOW.uptime + 0.001), replace(facts(), used_at=NOW.uptime + 0.001)
+UNRECORDED = replace(facts(), used_at=NOW.uptime + 0.001)
 VALID = rows(
-    ("a new proof", RECEIPT, facts(), ENFORCE, NOW, True),
     ("at its greatest age", RECEIPT, facts(), ENFORCE, later(DAY), True),
     ("too old", RECEIPT, facts(), ENFORCE, later(DAY + 0.001), False),
     ("S17 the wall clock has jumped", RECEIPT, facts(), ENFORCE, replace(later(1), wall=NOW.wall + 10 * DAY), True),
-    ("no receipt", None, facts(), ENFORCE, NOW, False),
     ("a receipt without patterns", replace(RECEIPT, patterns=()), facts(), ENFORCE, NOW, False),
     ("a receipt with other patterns", replace(RECEIPT, patterns=("zero",)), facts(), ENFORCE, NOW, False),
-    ("the service has observed since then", RECEIPT, facts(since=NOW.uptime), ENFORCE, later(1), True),
-    ("a gap in the observations", RECEIPT, GAP, ENFORCE, later(1), False),
-    ("a gap that the policy accepts", RECEIPT, GAP, SURVIVES, later(1), True),
     ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
     ("the same, under a policy that accepts gaps", RECEIPT, UNRECORDED, SURVIVES, later(1), False),
 )
@@ -331,12 +304,8 @@ RELEASE = rows(
     ("orphans are no users", lives.IN_USE, facts((LEFTOVER,), alive=False), GIVEN_BACK),
     ("W5 the caller's word is not enough: the owner lives", lives.IN_USE, facts(alive=True), TAKE_BACK),
     ("W17 a caller who is not the owner: a container is on it", lives.IN_USE, facts((OF_A,), alive=False), TAKE_BACK),
-    ("nobody can say", lives.IN_USE, facts(None),
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
     ("W13 nobody can say whether the owner lives", lives.IN_USE, facts(),
      Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
-    ("what is not handed out cannot be given back, and that is no fault", lives.CLEAN, facts((OF_A,)), Proceed()),
-    ("given back twice", lives.DIRTY, facts(None), Proceed()),
 )  # fmt: skip
 
 
@@ -352,12 +321,10 @@ NOT_THEIRS = Refuse(
 OWNED = rows(
     ("its owner", OF_4711, "4711", RecordFirst(ev.Released("it was given back by 4711"))),
     ("another owner", OF_4711, "4712", NOT_THEIRS),
-    ("the beginning of its owner", OF_4711, "471", NOT_THEIRS),
     ("any owner", OF_4711, "", GIVEN_BACK),
     ("a GPU that was granted without an owner, such as to a pod", lives.GRANTED, "4711", NOT_THEIRS),
     ("a GPU that was found in use: no grant is known", replace(lives.GRANTED, grant=None), "4711",
      RecordFirst(ev.Released("it was given back by 4711"))),
-    ("a GPU that was given back before", lives.DIRTY, "4711", Proceed()),
 )  # fmt: skip
 
 
@@ -377,7 +344,6 @@ FENCE = rows(
     ("nobody is on it", SCRUBBING, Step.CLEAR, facts(), None, None),
     ("W11 the job lost its device", live(SCRUBBING, ev.ScrubFailed("job-1", "x"), ev.ScrubStarted(lives.job(name="2"))),
      Step.CLEAR, facts(), SERVICE, NOT_ITS_OWN),
-    ("no job runs", lives.CLEAN, Step.CLEAR, facts(), SERVICE, NOT_ITS_OWN),
     ("the driver was reloaded under it", SCRUBBING, Step.CLEAR, facts(incarnation=lives.RELOADED), SERVICE,
      "restarted during the job"),
     ("W16 no sight of processes", SCRUBBING, Step.EVICT, facts(None), TENANT, "cannot be proven"),
@@ -387,8 +353,6 @@ FENCE = rows(
     ("W21 a container appeared before the clear", SCRUBBING, Step.CLEAR, facts((OF_A,)), TENANT, "live container"),
     ("an orphan appeared before the clear", SCRUBBING, Step.CLEAR, facts((LEFTOVER,)), TENANT,
      'used by "orphan" (pid 43, no container)'),
-    ("an orphan appeared before the last look", SCRUBBING, Step.HEALTH, facts((LEFTOVER, FOREIGN)), TENANT,
-     '"nv-hostengine" (pid 44, no container)'),
     ("W8 a neighbour is in use", SCRUBBING, Step.RESET, facts(siblings=True), TENANT, "reset domain"),
     ("W8 nobody can say whether a neighbour is in use", SCRUBBING, Step.RESET, facts(siblings=None), TENANT,
      "reset domain"),

@@ -36,7 +36,6 @@ SPARE = rows(
     ("who is not clean is nobody's spare", [named("GPU-2"), named("GPU-3", lives.DIRTY)], 1),
     ("nor is who can do something else", [named("GPU-2"), named("GPU-3", resource="a/slice")], 1),
     ("another one is tested", [named("GPU-2"), named("GPU-3", TESTED)], -1),
-    ("another one is scrubbed after a tenant", [named("GPU-2"), named("GPU-3", AFTER_A_TENANT)], 1),
 )
 
 

@@ -90,11 +90,6 @@ CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 WAITED = rows(
     ("just released", lives.DIRTY, True),
     ("on its fast path", lives.SCRUBBING, True),
-    ("on its slow path", lives.FIRST_LOOK, True),
-    ("soiled", lives.SOILED, False),
-    ("its scrub failed", lives.SET_BACK, False),
-    ("unknown", lives.UNKNOWN, False),
-    ("quarantined", lives.QUARANTINED, False),
 )
 
 

@@ -23,8 +23,6 @@ NEEDS_CHECKPOINT = rows(
     ("the same, without a holder", Owner(A, NOW, seen=True), (), False),
     ("the same, and its process hangs", Owner(A, NOW, seen=True), (HANGS,), True),
     ("one of two processes hangs", Owner(A, NOW, seen=True), (HANGS, OF_A), False),
-    ("admitted and never seen", Owner(A, NOW), (), True),
-    ("unannounced", Owner(A, NOW, seen=True, unannounced=True), (OF_A,), True),
 )
 
 
@@ -48,52 +46,27 @@ def test_pods_on_a_device_kept_until_release_are_expected():
 AWAITED, PRESENT = Owner(A, NOW), Owner(A, NOW, seen=True)
 USED_BY_HOST, UNANNOUNCED = Owner(None, NOW, unannounced=True), Owner(A, NOW, seen=True, unannounced=True)
 MOVES = rows(
-    ("a process without a container is found", None, USED_BY_HOST, True),
-    ("a pod without an admitted start is found", None, UNANNOUNCED, True),
-    ("a pod is found on a device that is kept until its release", None, PRESENT, True),
     ("a start is admitted", None, AWAITED, True),
     ("the first owner is crowded", None, replace(PRESENT, crowded=True), False),
     ("the unannounced owner is crowded", None, replace(UNANNOUNCED, crowded=True), False),
     ("the process is in a container after all", USED_BY_HOST, UNANNOUNCED, True),
-    ("the process is in a container that is expected", USED_BY_HOST, PRESENT, True),
-    ("a start is admitted beside a process without a container", USED_BY_HOST, AWAITED, True),
-    ("a process without a container is found again", USED_BY_HOST, replace(USED_BY_HOST, since=later(1)), False),
     ("the owner runs", AWAITED, PRESENT, True),
     ("the owner runs, and is crowded", AWAITED, replace(PRESENT, crowded=True), False),
     ("the owner runs, since another time", AWAITED, replace(PRESENT, since=later(1)), False),
     ("the owner is forgotten for a process", PRESENT, USED_BY_HOST, False),
-    ("the awaited owner is forgotten for a process", AWAITED, USED_BY_HOST, False),
-    ("the unannounced pod is forgotten for a process", UNANNOUNCED, USED_BY_HOST, False),
     ("it was not seen after all", PRESENT, AWAITED, True),  # admitted again, in the same moment
-    ("it is admitted again", PRESENT, replace(AWAITED, since=later(1)), True),
     ("it is admitted again, at an earlier time", PRESENT, replace(AWAITED, since=later(-1)), False),
-    ("it is admitted again, and counts as seen", PRESENT, replace(PRESENT, since=later(1)), False),
-    ("it is crowded", PRESENT, replace(PRESENT, crowded=True), True),
     ("an awaited owner is crowded", AWAITED, replace(AWAITED, crowded=True), True),
     ("an unannounced pod is crowded", UNANNOUNCED, replace(UNANNOUNCED, crowded=True), True),
-    ("a process without a container is crowded", USED_BY_HOST, replace(USED_BY_HOST, crowded=True), False),
     ("it is crowded, and forgotten", PRESENT, replace(AWAITED, crowded=True), False),
     ("it is no longer crowded", replace(PRESENT, crowded=True), PRESENT, False),
-    ("it is no longer crowded once admitted", replace(PRESENT, crowded=True), replace(AWAITED, since=later(1)), False),
-    ("a crowded owner is admitted again", replace(PRESENT, crowded=True),
-     replace(AWAITED, crowded=True, since=later(1)), True),
-    ("an owner becomes unannounced", PRESENT, UNANNOUNCED, False),
-    ("an awaited owner becomes unannounced", AWAITED, UNANNOUNCED, False),
     ("an unannounced pod is confirmed", UNANNOUNCED, PRESENT, True),
     ("an unannounced pod is confirmed, since another time", UNANNOUNCED, replace(PRESENT, since=later(1)), False),
-    ("an unannounced pod is admitted", UNANNOUNCED, replace(AWAITED, since=later(1)), True),
     ("the checkpoint names another holder", UNANNOUNCED, Owner(B, later(1), seen=True, crowded=True), True),
     ("another unannounced pod takes its place", UNANNOUNCED, replace(UNANNOUNCED, container=B), False),
-    ("an unannounced pod takes the place of an owner", PRESENT, replace(UNANNOUNCED, container=B), False),
-    ("another pod is admitted under policy observe", PRESENT, Owner(B, later(1)), True),
-    ("another pod that runs is admitted under policy observe", PRESENT, Owner(B, later(1), seen=True), True),
     ("its container is created", PRESENT, replace(PRESENT, name="team/a/main"), True),
     ("an awaited container is created", AWAITED, replace(AWAITED, name="team/a/main"), True),
-    ("its next container is created", replace(PRESENT, name="team/a/init"), replace(PRESENT, name="team/a/main"), True),
     ("its name is forgotten", replace(PRESENT, name="team/a/main"), PRESENT, False),
-    ("a container is created, and seen", AWAITED, replace(PRESENT, name="team/a/main"), False),
-    ("a container of an unannounced pod is created", UNANNOUNCED, replace(UNANNOUNCED, name="team/a/main"), False),
-    ("another pod is admitted, and created", PRESENT, Owner(B, later(1), name="team/b/main"), False),
     ("another pod is confirmed in the place of an owner", PRESENT, Owner(B, later(1), seen=True, crowded=True), False),
 )  # fmt: skip
 
@@ -148,11 +121,9 @@ def test_a_late_sighting_is_recorded_where_it_is_new(before, sighting):
 LATE = rows(
     ("it fits", AWAITED, PRESENT, PRESENT),
     ("it is recorded already", PRESENT, UNANNOUNCED, None),
-    ("a process without a container", PRESENT, USED_BY_HOST, None),
     ("another pod", PRESENT, replace(UNANNOUNCED, container=B), replace(PRESENT, crowded=True)),
     ("crowded, and the owner has ended", None, replace(PRESENT, crowded=True), PRESENT),
     ("crowded, and the owner is not known", USED_BY_HOST, replace(PRESENT, crowded=True), PRESENT),
-    ("a process without a container, again", USED_BY_HOST, replace(USED_BY_HOST, since=later(1)), None),
 )
 
 

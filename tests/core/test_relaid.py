@@ -45,13 +45,9 @@ def gone(record=lives.CLEAN, at=LATE):
 PARENTS = rows(
     ("it is cut into others", LOST, RELAID, RELAID),
     ("it is whole again", LOST, Vitals(), RELAID),
-    ("it is whole and has errors", LOST, Vitals(ecc_uncorrectable=3), RELAID),
-    ("it is lost as well", LOST, LOST, LOST),
     ("it does not answer", LOST, Vitals(unresponsive=True), LOST),
-    ("it said nothing itself", LOST, Vitals(partial=True), LOST),
     ("it wants a reset, so that it may say anything", LOST, Vitals(reset_required=True), LOST),
     ("nobody knows it", LOST, None, LOST),
-    ("the slice is there", Vitals(), RELAID, Vitals()),
 )
 
 
@@ -109,7 +105,6 @@ def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():
 
 RETURNS = rows(
     ("as policy has it", ENFORCE, ScrubPath.SLOW),
-    ("fast where that is enough", BRISK, ScrubPath.FAST),
     ("never less than at a first look", lives.STRICT, ScrubPath.SLOW),
 )
 

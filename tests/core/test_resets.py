@@ -7,7 +7,7 @@ from policies.hardware import Reset, WhenReset
 from policies.model import Policy
 from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Blame, ScrubPath, State, Step, Trigger
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -34,12 +34,6 @@ def found_on(record, kind):
     return live(record, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
 
 
-@pytest.mark.parametrize("record", [lives.UNKNOWN, lives.DIRTY, lives.SOILED])
-def test_by_default_a_device_without_a_fault_is_not_reset(record):
-    assert not resets(record)
-    assert scrubbed(record, proof.next_path(record, ENFORCE)).state is State.CLEAN
-
-
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in PLAIN])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.SCRUBBING])
 def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
@@ -51,26 +45,11 @@ def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
     assert scrubbed(out, ScrubPath.RESET).due_path is None
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-def test_an_ailment_without_doubt_asks_for_no_reset(kind):
-    assert not resets(found_on(lives.CLEAN, kind))
-
-
 def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
     """Found in use, then put away by a person: the reason of the quarantine no longer names the fault."""
     sick = live(lives.SICK_IN_USE, ev.AilmentFound(Ailment(AilmentKind.OPERATOR, "suspect", sticky=True)))
     out = live(sick, ev.Released("its pod is gone"), ev.Quarantined(lives.quarantine(lives.PULLED, None)))
     assert resets(out)
-
-
-@pytest.mark.parametrize("path", [ScrubPath.FAST, ScrubPath.SLOW])
-def test_after_a_failed_path_a_reset_is_needed(path):
-    failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "7 bytes are in use, but no visible process holds them")
-    then = verdict.consequence(failure, path, escalate=True, quarantined=False, given_up=False)
-    assert then == verdict.Consequence.ESCALATE
-    failed = live(lives.DIRTY, ev.ScrubStarted(lives.job(path)), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
-    for refused in (ev.ScrubFailed("job-1", "a bystander has it open"), ev.ScrubInterrupted("job-1", "stopped")):
-        assert resets(live(failed, refused))
 
 
 def test_a_reboot_replaces_the_reset_but_a_new_driver_cannot():
@@ -88,11 +67,6 @@ def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
         if isinstance(event, ev.ScrubPassed) and before.due_path is ScrubPath.RESET:
             assert after.receipt is not None
             assert Step.RESET in [step for step, _ in after.receipt.steps]
-
-
-def test_a_path_that_does_more_is_more_thorough():
-    fast, slow, reset = (set(verdict.PLANS[path]) for path in ScrubPath)
-    assert fast < slow < reset
 
 
 NO_RESETS = Policy(reset=Reset(when=WhenReset.NEVER))

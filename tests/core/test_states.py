@@ -137,10 +137,6 @@ CHANGES = [
      {"grant": lives.grant(lives.CLEAN), "tenancy_began": AT.uptime, "handouts": 1}),
     ("a grant by a start is no handout of Allocate", lives.CLEAN, ev.Granted(AT_START),
      {"grant": AT_START, "tenancy_began": AT.uptime}),
-    ("nor is one that announces no start", lives.CLEAN, ev.Granted(lives.grant(lives.CLEAN, announced=False)),
-     {"grant": lives.grant(lives.CLEAN, announced=False), "tenancy_began": AT.uptime}),
-    ("one that came to nothing began no tenancy", lives.GRANTED, ev.Granted(lives.grant(lives.GRANTED, epoch="2")),
-     {"grant": lives.grant(lives.GRANTED, epoch="2"), "tenancy_began": AT.uptime, "handouts": 2}),
     ("an unproven grant ends the proof", lives.CLEAN, ev.GrantedUnproven(lives.grant(lives.CLEAN, proven=False), "x"),
      {"grant": lives.grant(lives.CLEAN, proven=False), "tenancy_began": AT.uptime, "receipt": None, "handouts": 1}),
     ("an unproven grant on a used device forgets the owner and keeps its leftovers in view", lives.IN_USE,
@@ -150,8 +146,6 @@ CHANGES = [
      ev.GrantedUnproven(lives.grant(lives.DIRTY), "x"), {"grant": lives.grant(lives.DIRTY), "handouts": 1}),
     ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"), {"grant": None}),
     ("a user ends the proof", lives.GRANTED, ev.PutInUse(SEEN), {"owner": SEEN, "receipt": None}),
-    ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.PutInUse(SEEN),
-     {"owner": SEEN, "tenancy_began": later(3).uptime}),
     ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.IN_USE,
      ev.Released("gone"),
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "handouts": 0, "last_owner": lives.A}),
@@ -159,8 +153,6 @@ CHANGES = [
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
     ("the end of a visit is the end of nobody's tenancy", lives.USED_BY_B, ev.Released("gone"),
      {"grant": None, "owner": None}),
-    ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
-    ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
      {"job": lives.job(name="job-2"), "receipt": None, "due_path": ScrubPath.FAST}),
     ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST),
@@ -191,24 +183,16 @@ CHANGES = [
      {"ailment": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),
     ("a quarantine ends the job", lives.SCRUBBING, ev.Quarantined(lives.quarantine()),
      {"job": None, "quarantine": lives.quarantine(), "due_path": ScrubPath.RESET}),
-    ("a quarantine ends the proof", lives.CLEAN, ev.Quarantined(lives.quarantine()),
-     {"receipt": None, "quarantine": lives.quarantine(), "due_path": ScrubPath.RESET}),
     ("distrust ends everything but the quarantine", lives.IN_USE, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None, "handouts": 0}),
     ("distrust keeps the handouts that no tenant has used", lives.GRANTED, ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "grant": None, "receipt": None, "tenancy_began": None}),
-    ("distrust ends who was left", lives.DIRTY, ev.Distrusted("x", lives.RELOADED),
-     {"incarnation": lives.RELOADED, "tenancy_began": None, "tenancy_ended": None}),
-    ("distrust ends a proof", lives.CLEAN, ev.Distrusted("x", lives.RELOADED),
-     {"incarnation": lives.RELOADED, "receipt": None}),
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
      ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60),
       "due_path": ScrubPath.SLOW}),
-    ("a reload of the driver is no reset", lives.QUARANTINED, ev.Distrusted("x", lives.RELOADED),
-     {"incarnation": lives.RELOADED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
     ("a reboot counts as the reset that was due", replace(lives.DIRTY, due_path=ScrubPath.RESET),
      ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "due_path": ScrubPath.SLOW}),
@@ -273,11 +257,6 @@ def test_the_newest_ten_returns_are_kept():
 
 def test_a_running_probation_keeps_the_quarantine_and_is_counted():
     assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, replace(lives.quarantine(), probes=1))
-
-
-def test_receipts_form_a_chain():
-    first, second = lives.proof(lives.CLEAN), lives.proof(live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)))
-    assert (first.previous, second.previous) == (None, first.digest)
 
 
 def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():

@@ -176,32 +176,22 @@ def test_memory_used_by_no_visible_process_fails_the_job():
 
 KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)
 DIAGNOSES = [
-    ("well", Vitals(), None),
     ("lost", Vitals(lost=True), AilmentKind.LOST),
-    ("unresponsive, with a new fatal xid", Vitals(unresponsive=True, xids=(Xid(6, 79),)), AilmentKind.XID),
     ("a new fatal xid", Vitals(xids=(Xid(6, 79),)), AilmentKind.XID),
-    ("an old fatal xid", Vitals(xids=(Xid(5, 79),)), None),
-    ("a new harmless xid", Vitals(xids=(Xid(6, 13),)), None),
     ("a new xid that nobody knows", Vitals(xids=(Xid(6, 999),)), AilmentKind.XID),
     ("an announced recovery", Vitals(xids=(Xid(6, 154, action="reset_gpu"),)), AilmentKind.XID),
     ("a recovery that is over", Vitals(xids=(Xid(6, 154, action="none"),)), None),
     ("one remap too many", Vitals(xids=tuple(Xid(it, 63, at=9.0 * it) for it in range(2, 7))), AilmentKind.XID),
-    ("remaps that are known", Vitals(xids=tuple(Xid(number, 63) for number in range(1, 6))), None),
-    ("an old fatal xid before a new harmless one", Vitals(xids=(Xid(5, 79), Xid(6, 13))), None),
     ("an event log that has forgotten the newest", Vitals(xids=(Xid(1, 79),)), None),
     ("a new memory error", Vitals(ecc_uncorrectable=3), AilmentKind.ECC),
     ("an old memory error", Vitals(ecc_uncorrectable=2), None),
     ("a counter that was begun anew", Vitals(ecc_uncorrectable=1), AilmentKind.ECC),
-    ("a counter that was begun anew at none", Vitals(ecc_uncorrectable=0), None),
     ("a failed remap", Vitals(remap_failed=True), AilmentKind.REMAP_FAILED),
-    ("a driver that does not answer", Vitals(unresponsive=True, why="it hangs"), AilmentKind.UNRESPONSIVE),
-    ("a driver that asks for a reset", Vitals(reset_required=True), AilmentKind.RESET_REQUIRED),
     ("a pending remap", Vitals(remap_pending=True), AilmentKind.REMAP_PENDING),
     ("the worst first: lost", Vitals(lost=True, unresponsive=True, remap_failed=True), AilmentKind.LOST),
     ("the worst first: remap", Vitals(remap_failed=True, ecc_uncorrectable=3, remap_pending=True),
      AilmentKind.REMAP_FAILED),
     ("the worst first: memory", Vitals(ecc_uncorrectable=3, xids=(Xid(6, 79),)), AilmentKind.ECC),
-    ("the worst first: xid", Vitals(xids=(Xid(6, 79),), remap_pending=True), AilmentKind.XID),
 ]  # fmt: skip
 
 
@@ -297,11 +287,6 @@ def test_what_follows_a_failure(ailment, blame, path, escalate, quarantined, giv
     assert found is then
 
 
-def test_a_failure_without_an_ailment_counts_as_scrub_failed():
-    failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
-    assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Ailment(AilmentKind.SCRUB_FAILED, "so it was"))
-
-
 # -- the receipt
 
 ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
@@ -335,11 +320,6 @@ def test_a_receipt_says_what_was_measured():
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
         units_reached=132, shared_unreached_bytes=99, tests=("address", "arithmetic"), unsupported=("a lock",),
     )  # fmt: skip
-
-
-def test_a_fast_receipt_has_units_and_no_tests():
-    said = receipt_of(finished())
-    assert (said.units, said.units_reached, said.tests) == (132, 132, ())
 
 
 def test_a_receipt_has_the_measurements_of_earlier_paths():

@@ -91,11 +91,6 @@ def test_a_device_shows_the_names_of_its_pods(record, held, names, pod):
     assert device_status.may_have_pod(record) or not pod
 
 
-def test_only_granted_or_used_devices_may_have_a_pod():
-    records = (lives.GRANTED, lives.IN_USE, lives.USED_BY_HOST, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
-    assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
-
-
 def test_a_job_shows_its_step_and_place_in_the_queue():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     about = ("job-1", "fast", "release")

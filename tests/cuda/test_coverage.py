@@ -42,10 +42,6 @@ def test_only_context_and_driver_tables_are_ours():
     assert causes[-1] == Uncovered("the driver's own bookkeeping for the memory that the scrub took", 2**20)
 
 
-def test_the_drivers_share_never_exceeds_the_memory_in_use():
-    assert uncovered(account(before=2**20), COVERED, idle=2**26)[0].bytes == 2**20
-
-
 @given(st.integers(0, 2**24), st.integers(0, 2**26), st.integers(-(2**20), 2**28), st.integers(-SLACK, SLACK))
 def test_uncovered_memory_is_reported_exactly_once(before, idle, context, books):
     shown = uncovered(account(before, context, COVERED + books), COVERED, idle)

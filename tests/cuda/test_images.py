@@ -197,15 +197,10 @@ def test_without_a_compiler_the_message_says_how_to_install(tmp_path):
 @pytest.mark.parametrize(
     ("capability", "name"),
     [
-        ((7, 5), "scrub.sm_75.cubin"),
         ((8, 7), "scrub.sm_86.cubin"),
-        ((8, 9), "scrub.sm_89.cubin"),
         ((9, 0), "scrub.sm_90.cubin"),
         ((10, 1), "scrub.sm_100.cubin"),
-        ((10, 3), "scrub.sm_103.cubin"),
         ((11, 0), "scrub.ptx"),
-        ((12, 1), "scrub.sm_120.cubin"),
-        ((75, 0), "scrub.ptx"),
     ],
 )
 def test_a_device_gets_its_nearest_older_code(capability, name):

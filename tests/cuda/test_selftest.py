@@ -82,12 +82,7 @@ def held(pattern: Pattern) -> list[tuple[Sweep, Pattern]]:
 def turned(byte: int) -> list[tuple[Sweep, Pattern]]:
     """Upwards, then downwards back."""
     there, back = repeated(byte), repeated(byte ^ 0xFF)
-    return [
-        (Sweep.WRITE, there),
-        (Sweep.INVERT, there),
-        (Sweep.INVERT_DOWN, back),
-        (Sweep.CHECK, there),
-    ]
+    return [(Sweep.WRITE, there), (Sweep.INVERT, there), (Sweep.INVERT_DOWN, back), (Sweep.CHECK, there)]
 
 
 def test_the_memory_tests_match_the_manual(bench):

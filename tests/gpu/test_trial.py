@@ -136,7 +136,6 @@ def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_pa
     assert len(found["variants"]["kernels, 8 accesses in flight: write keyed"]) == 5
     assert not any(memory.read_bytes()[2 * PAGE :])  # beside the context, and where results are told
     what_is_measured_is_what_is_there(found)
-    no_change_and_no_name(stage, tmp_path)
 
 
 def test_the_chip_is_read_before_it_is_overwritten(small, monkeypatch) -> None:
@@ -175,13 +174,6 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
         assert chip[f"{what}: heard by another process, after the planter's end"] == [0]
         assert chip[f"{what}: heard by the planter, after the scratch"] == [0]
     assert len(found["passes"]["write keyed, by the device"]) == 2
-
-
-def no_change_and_no_name(stage, output: Path) -> None:
-    assert [call for _, call, _ in stage.machine.calls() if CHANGES.search(call)] == []
-    text = (output / f"{NAME}.jsonl").read_text() + (output / f"{NAME}.md").read_text()
-    assert not re.search(r"GPU-5e7f[0-9a-f-]", text)
-    assert "165202200" not in text
 
 
 def test_a_failed_part_does_not_stop_the_others(stage, small, tmp_path) -> None:

@@ -46,13 +46,6 @@ def test_a_new_ledger_is_private(open_ledger, draft, path):
     assert {it.stat().st_mode & 0o777 for it in path.parent.iterdir()} == {0o600}
 
 
-def test_a_sound_ledger_opens_as_it_is(open_ledger, draft):
-    fill(open_ledger, draft)
-    ledger, aside = open_ledger()
-    assert aside is None
-    assert [it.seq for it in ledger.load().entries] == list(range(2, 42))
-
-
 def test_files_of_an_interrupted_start_do_not_matter(open_ledger, path):
     path.parent.mkdir()
     for name in ("ledger.sqlite.new", "ledger.sqlite.new-wal", "ledger.sqlite.new-shm", "ledger.lock"):

@@ -181,12 +181,6 @@ def test_without_a_key_no_step_touches_the_device(bank, step: Step) -> None:
         roster.perform(step, Order(), bench(bank.gpu(bank.first)))
 
 
-def test_a_self_test_finds_a_unit_that_computes_wrongly(bank) -> None:
-    drills.bad_compute(bank.root, bank.first, unit=5)
-    report = perform(Step.SELFTEST, bank)
-    assert (report.outcome, report.findings.deviating, report.findings.mismatch) == (Outcome.FAILED, (5,), None)
-
-
 def test_a_refused_reset_fails_with_the_words_of_the_driver(bank) -> None:
     drills.break_reset(bank.root, bank.first, Resetting.REFUSED)
     assert perform(Step.RESET, bank) == Report(Outcome.FAILED, "cannot reset: the device is in use by another client")

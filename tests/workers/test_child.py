@@ -21,7 +21,6 @@ from tests.workers.zygotes import (
     MakeNursery,
     children,
     ending,
-    exists,
     on_first,
     stalled_clear,
     zygote_of,
@@ -47,13 +46,6 @@ async def test_the_traceback_of_a_child_arrives(make: MakeNursery) -> None:
     child = await make("1 / 0").spawn()
     await ending(child)
     assert child.complaint == "ZeroDivisionError: division by zero"
-
-
-async def test_a_child_is_killed_at_once(make: MakeNursery) -> None:
-    child = await make(ASLEEP).spawn()
-    child.kill()
-    assert await ending(child) == Ending(-9, orphaned=False)
-    assert not exists(child.pid)
 
 
 async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNursery, monkeypatch) -> None:

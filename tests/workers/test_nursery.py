@@ -34,7 +34,6 @@ from tests.workers.zygotes import (
     gone_within,
     left,
     on_first,
-    open_files,
     stalled_clear,
     zygote_of,
 )
@@ -207,18 +206,6 @@ async def test_fifty_at_once_get_a_child_each(make: MakeNursery) -> None:
     for child in born:
         child.hang_up()
     assert {await ending(child) for child in born} == {Ending(0, orphaned=False)}
-
-
-async def test_a_hundred_children_leave_no_file_or_process(make: MakeNursery) -> None:
-    nursery = make("pass")
-    zygote = await zygote_of(nursery)
-    ours, its = opened(), open_files(zygote)
-    for _ in range(100):
-        assert await ending(await nursery.spawn()) == Ending(0, orphaned=False)
-    await asyncio.sleep(0)  # the loop closes pipes one turn after their end
-    assert left(ours) == set()
-    assert open_files(zygote) == its == ["0", "1", "2"]
-    assert children(zygote) == []
 
 
 async def test_a_worker_descends_from_the_service(make: MakeNursery) -> None:

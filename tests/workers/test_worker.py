@@ -21,8 +21,7 @@ from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker
-from tests.patience import WITHIN
-from tests.workers.zygotes import LAST, MakeNursery, children, exists, links, on_first, stalled_clear
+from tests.workers.zygotes import LAST, MakeNursery, exists, on_first, stalled_clear
 
 LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -238,25 +237,6 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
     assert not exists(worker.pid)
 
 
-@pytest.mark.parametrize("warm", [True, False])
-async def test_a_cancelled_spawn_leaves_no_process(bank, make: MakeNursery, warm: bool) -> None:  # noqa: FBT001 -- a parameter
-    for slots in range(12):
-        nursery = make()
-        if warm:
-            await (await nursery.start_worker(on_first(bank))).kill()
-        spawning = asyncio.create_task(nursery.start_worker(on_first(bank)))
-        for _ in range(slots):
-            await asyncio.sleep(0.0002 if slots > 6 else 0)
-        spawning.cancel()
-        [outcome] = await asyncio.gather(spawning, return_exceptions=True)
-        if isinstance(outcome, Worker):
-            await outcome.kill()
-        async with asyncio.timeout(WITHIN):
-            while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel sends no event
-                await asyncio.sleep(0.001)
-        await nursery.close()
-
-
 async def test_a_worker_that_does_not_exit_is_killed(spawn: Spawn, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.2)
     worker = await spawn("time.sleep(60)")
@@ -274,20 +254,6 @@ async def test_a_cancelled_wait_for_the_end_kills_the_worker(spawn: Spawn) -> No
     with pytest.raises(asyncio.CancelledError):
         await farewell
     assert not exists(worker.pid)
-
-
-async def test_ctrl_c_does_not_reach_the_child(spawn: Spawn) -> None:
-    worker = await spawn()
-    await do(worker, Step.HEALTH)
-    assert os.getsid(worker.pid) == worker.pid
-    os.kill(worker.pid, signal.SIGINT)
-    assert (await do(worker, Step.HEALTH)).outcome is Outcome.PASSED
-
-
-async def test_a_worker_has_nothing_but_pipes_open_after_a_step(spawn: Spawn) -> None:
-    worker = await spawn()
-    await do(worker, Step.HEALTH)
-    assert [file for file in links(worker.pid) if not file.startswith("pipe:")] == []
 
 
 @pytest.mark.parametrize("program", ["__main__", "zygote"])

@@ -213,12 +213,6 @@ async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery,
     assert seen.read_text() == f"{zygote} 1 /proc\n"
 
 
-async def test_children_find_cupy_loaded(make: MakeNursery, cupy) -> None:
-    cupy()
-    child = await make("print(sys.modules['cupy'].__version__, flush=True)", warm_cuda=True).spawn()
-    assert await child.receive() == b"98.7\n"
-
-
 async def test_cupy_is_not_loaded_without_a_request(make: MakeNursery, cupy) -> None:
     seen = cupy()
     await zygote_of(make())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,17 @@ class Rig:
     def backend(self, **more) -> Nvidia:
         """A new backend, which has read nothing yet."""
         return Nvidia(self.host, Pods(self.host.proc), self.settings, self.library, **more)
+
+    def seen(self) -> Nvidia:
+        """A new backend that has read the inventory."""
+        backend = self.backend()
+        backend.inventory()
+        return backend
+
+    def set_all(self, changes: Mapping[str, object] | None = None, /, **more: object) -> None:
+        """Change the state of every GPU."""
+        for gpu in self.machine.gpus:
+            gpu.set(changes, **more)
 
     @property
     def settings(self) -> Path:

@@ -108,10 +108,3 @@ def test_slices_recreated_with_other_ids_are_an_error(rig) -> None:
     rig.machine.set({"smi.then.mig_salt": "other"})
     with pytest.raises(DeviceError, match=r"cannot reset: its slices did not come back: .* lay the slices of GPU-"):
         reset.reset(target(rig))
-
-
-@pytest.mark.usefixtures("cut")
-def test_slices_that_cannot_be_made_are_an_error(rig) -> None:
-    rig.gpu(0).fail("nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-    with pytest.raises(DeviceError, match="cannot reset: its slices did not come back: nvmlDeviceCreateGpuInstance"):
-        reset.reset(target(rig))

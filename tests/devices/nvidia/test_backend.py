@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from scrubber.cuda import warmth
-from scrubber.devices.base import Backend, DeviceHandling
+from scrubber.devices.base import DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.settings import PolicySettings
@@ -18,11 +18,6 @@ from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
 HANDLING = DeviceHandling("wait", {"compute_mode": "default"})
-
-
-def test_the_backend_fits_the_port(rig) -> None:
-    port: Backend = rig.backend()
-    assert port.name == "nvidia"
 
 
 @pytest.mark.parametrize(
@@ -49,8 +44,7 @@ def test_without_cupy_no_gpu_is_scrubbed(rig, monkeypatch) -> None:
 
 
 def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
-    backend, gpu = rig.backend(), rig.gpu(2)
-    backend.inventory()
+    backend, gpu = rig.seen(), rig.gpu(2)
     backend.has_holders(gpu.uuid)
     address = backend.address(gpu.uuid, HANDLING)
     assert address.backend == "nvidia"
@@ -92,24 +86,11 @@ def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     assert backend.reach(uuid, DeviceHandling(slices="recreate")) == backend.files(uuid)
 
 
-def test_old_switches_make_all_gpus_one_reset_domain(rig) -> None:
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
-    [uuid] = rig.cut(1, Slice())
-    rig.gpu(7).set(lost=True)
-    backend = rig.backend()
-    backend.inventory()
-    everybody = tuple(sorted(str(rig.root.node(gpu)) for gpu in rig.machine.gpus))
-    assert len(everybody) == 8
-    assert backend.reach(rig.gpu(0).uuid, HANDLING) == backend.reach(uuid, HANDLING) == everybody
-
-
 def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     for gpu in rig.machine.gpus:
         gpu.set({"architecture": pynvml.NVML_DEVICE_ARCH_TURING} | {f"nvlink.{link}": None for link in range(18)})
     rig.gpu(0).set({"nvlink.0": f"1 0 2 {rig.gpu(5)['pci']}", "nvlink.1": f"1 0 2 {rig.gpu(6)['pci']}"})
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     nodes = [str(rig.root.node(gpu)) for gpu in rig.machine.gpus]
     first, fifth, sixth = (rig.gpu(number).uuid for number in (0, 5, 6))
     assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}

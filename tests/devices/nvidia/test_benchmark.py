@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from benchmarks import nvml as benchmark
-from benchmarks.nvml_questions import NotARead, questions, reads_only
+from benchmarks.nvml_questions import questions
 from tests.fakes.nvml.machine import Slice
 
 ROOT = Path(__file__).parents[3]
@@ -99,12 +99,3 @@ def test_without_a_gpu_the_benchmark_writes_no_file(rig, tmp_path, capsys, witho
     assert said.out == ""
     assert re.fullmatch(rf"cannot measure: .*{why}; run this where an NVIDIA GPU and its driver are\n", said.err)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_call_that_changes_something_does_not_reach_the_library(rig) -> None:
-    with rig.library.session() as nvml:
-        gpu = nvml.handle(rig.gpu(0).uuid)
-        with reads_only(), pytest.raises(NotARead, match="nvmlDeviceSetPersistenceMode"):
-            nvml.ask(pynvml.nvmlDeviceSetPersistenceMode, gpu, 0)
-    assert rig.gpu(0)["persistence_mode"] == "1"
-    assert "nvmlDeviceSetPersistenceMode" not in [call for _, call, _ in rig.machine.calls()]

@@ -94,18 +94,6 @@ def test_a_slice_may_reject_the_list_of_mps_processes(rig) -> None:
             question(slice_)
 
 
-def test_a_named_holder_counts_although_another_list_is_unknown(rig) -> None:
-    rig.gpu(0).set({"processes.mps": None})
-    rig.gpu(0).run(Process(4711))
-    assert rig.backend().has_holders(rig.gpu(0).uuid) is True
-
-
-@pytest.mark.parametrize("kind", CALLS)
-def test_a_leak_is_reported_although_a_list_is_unknown(rig, kind: str) -> None:
-    rig.gpu(0).set({f"processes.{kind}": None, "memory.used": 300 * MIB})
-    assert rig.backend().vitals(rig.gpu(0).uuid).leaked_bytes == 300 * MIB - IDLE_AT_MOST
-
-
 def test_empty_lists_in_another_process_namespace_prove_nothing(rig) -> None:
     namespace(rig.host, "pid:[4026532911]")
     assert rig.backend().has_holders(rig.gpu(0).uuid) is None

@@ -12,6 +12,7 @@ from scrubber.devices.nvidia import nvlinks
 from tests.fakes.nvml.machine import Slice
 from tests.fakes.nvml.presets import MIB
 
+NO_LINKS = {f"nvlink.{link}": None for link in range(18)}
 STATIC = {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetNvLinkState"}
 
 
@@ -182,8 +183,7 @@ def test_a_gpu_off_the_bus_stays_listed_until_it_returns(rig) -> None:
 
 
 def test_nvml_is_reopened_for_a_missing_gpu_now_and_then(rig) -> None:
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     rig.gpu(3).set(absent=True)
     for _ in range(5):
         backend.inventory()
@@ -214,8 +214,7 @@ def test_an_unloaded_driver_is_an_error_not_lost_gpus(rig) -> None:
 
 
 def test_files_of_another_life_of_the_driver_are_not_trusted(rig) -> None:
-    backend, uuid = rig.backend(), rig.gpu(0).uuid
-    backend.inventory()
+    backend, uuid = rig.seen(), rig.gpu(0).uuid
     rig.reload_driver()
     with pytest.raises(DeviceError, match="loaded again"):
         backend.files(uuid)
@@ -233,8 +232,7 @@ def test_a_gpu_is_identified_once(rig) -> None:
 
 
 def test_a_gpu_is_identified_again_after_reset_or_driver_change(rig) -> None:
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     rig.gpu(0).set({"memory.total": 100 * MIB, "minor": 9})
     backend.release_driver()
     backend.reacquire_driver()
@@ -258,28 +256,24 @@ def test_links_that_come_up_later_are_seen(rig, monkeypatch) -> None:
 
 def test_switched_ampere_gpus_and_slices_are_one_reset_domain(rig, monkeypatch) -> None:
     monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
+    rig.set_all(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
     backend = rig.backend()
     assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
-    for gpu in rig.machine.gpus:
-        gpu.set({f"nvlink.{link}": None for link in range(18)})
+    rig.set_all(NO_LINKS)
     [uuid] = rig.cut(1, Slice())
     assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
     assert uuid in named(backend)
 
 
 def test_an_unknown_architecture_counts_as_the_oldest(rig) -> None:
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=None)
+    rig.set_all(architecture=None)
     assert {info.reset_domain for info in rig.backend().inventory()} == {rig.gpu(0).uuid}
 
 
 @pytest.mark.parametrize("architecture", [pynvml.NVML_DEVICE_ARCH_TURING, pynvml.NVML_DEVICE_ARCH_HOPPER])
 def test_a_lost_gpu_leaves_the_islands_of_the_others(rig, monkeypatch, architecture: int) -> None:
     monkeypatch.setattr(nvlinks, "LINKS_HOLD", 0.0)
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=architecture)
+    rig.set_all(architecture=architecture)
     backend = rig.backend()
     before = backend.inventory()
     rig.gpu(0).set(lost=True)
@@ -296,11 +290,9 @@ def test_a_sliced_gpu_is_on_no_island(rig) -> None:
 
 
 def test_another_life_of_the_driver_knows_no_old_neighbours(rig) -> None:
-    for gpu in rig.machine.gpus:
-        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
+    rig.set_all(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
     backend = rig.backend()
     assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
-    for gpu in rig.machine.gpus:
-        gpu.set({f"nvlink.{link}": None for link in range(18)})
+    rig.set_all(NO_LINKS)
     rig.reload_driver()
     assert all(info.reset_domain == info.uuid for info in backend.inventory())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from scrubber.devices.base import DeviceError, DeviceHandling, NotNowError
+from scrubber.devices.base import DeviceHandling, NotNowError
 from scrubber.devices.nvidia import locks, nvlinks
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
@@ -78,8 +78,7 @@ def test_a_reset_takes_its_lock_before_it_touches_the_gpu(rig) -> None:
 @pytest.mark.usefixtures("root")
 def test_gpus_reset_together_share_a_lock(rig) -> None:
     cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     place = json.loads(backend.address(cut[0], DeviceHandling()).place)
     assert (place["locks"], place["resets"]) == ([rig.gpu(0).uuid], str(rig.settings.parent / "resets"))
     assert not backend.in_reset(cut[1])
@@ -106,8 +105,7 @@ def test_linked_gpus_share_a_reset_with_an_unseen_gpu(rig) -> None:
     place = json.loads(before.address(names[0], DeviceHandling()).place)
     assert place["locks"] == names
     rig.gpu(0).set(absent=True)
-    after = rig.backend()
-    after.inventory()
+    after = rig.seen()
     assert not after.in_reset(names[1])
     with locks.claimed(*(locks.file_of(Path(place["resets"]), name) for name in place["locks"])):
         assert [after.in_reset(uuid) for uuid in (*names, rig.gpu(2).uuid)] == [True, True, False]
@@ -119,8 +117,7 @@ def test_a_gpu_seen_later_joins_its_reset_domain(rig) -> None:
     rig.gpu(1).set({"nvlink.1": f"1 0 4 {rig.gpu(2)['pci']}"})
     rig.gpu(2).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
     rig.gpu(0).set(absent=True)
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     alone = json.loads(backend.address(names[2], DeviceHandling()).place)["locks"]
     rig.gpu(0).set(absent=False)
     with locks.claimed(*(locks.file_of(rig.settings.parent / "resets", name) for name in alone)):
@@ -137,8 +134,7 @@ def test_a_gpu_seen_later_joins_its_reset_domain(rig) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_any_reset_may_concern_a_slice_never_seen(rig) -> None:
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     assert not backend.in_reset("MIG-unknown")
     with locks.claimed(bench.lock(rig, 3)):
         assert backend.in_reset("MIG-unknown")
@@ -203,22 +199,3 @@ def test_an_observation_does_not_hold_the_reset_lock(tmp_path) -> None:
     with locks.claimed(lock):
         assert locks.held(lock)
     assert not locks.held(lock)
-
-
-def test_an_unreadable_lock_is_an_error(tmp_path, monkeypatch) -> None:
-    assert not locks.held(tmp_path / "none")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(DeviceError, match="cannot tell whether it is being reset"):
-        locks.held(tmp_path / "loop")
-    with pytest.raises(DeviceError, match="cannot lock"), locks.claimed(tmp_path / "loop"):
-        pass
-    (tmp_path / "file").touch()
-    with pytest.raises(DeviceError, match="cannot lock"), locks.claimed(tmp_path / "file/lock"):
-        pass
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(DeviceError, match=r"cannot lock .*: No locks available"):
-        locks.held(tmp_path / "file")
-
-
-def refuse(_file: int, _how: int) -> None:
-    raise OSError(37, "No locks available")

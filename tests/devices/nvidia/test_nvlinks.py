@@ -50,15 +50,6 @@ def test_islands_are_named_after_their_first_member() -> None:
     assert nvlinks.islands(gpus) == {"b": "b", "c": "b"}
 
 
-def test_switched_gpus_form_one_island_without_unlinked_gpus() -> None:
-    gpus = {"a": ("1", SWITCHED), "b": ("2", ALONE), "c": ("3", SWITCHED)}
-    assert nvlinks.islands(gpus) == {"a": "a", "c": "a"}
-
-
-def test_a_link_to_another_kind_of_device_makes_no_island() -> None:
-    assert nvlinks.islands({"a": ("1", Links(frozenset({"9"})))}) == {}
-
-
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.sets(st.integers(0, 7)))
 def test_linked_gpus_form_one_island_in_any_order(pairs, switched) -> None:
     def islands_of(pairs: list[tuple[int, int]]) -> dict[str, str]:

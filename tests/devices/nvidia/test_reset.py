@@ -156,11 +156,7 @@ def fault(status: int, said: str) -> tuple[type[DeviceError] | None, str]:
             f"{GPU} was successfully reset.",
             (DeviceError, f"it ended with status 255: {GPU} was successfully reset."),
         ),
-        (
-            255,
-            f"{GPU} could not be reset.",
-            (DeviceError, f"it ended with status 255: {GPU} could not be reset."),
-        ),
+        (255, f"{GPU} could not be reset.", (DeviceError, f"it ended with status 255: {GPU} could not be reset.")),
         (15, "lost", (DeviceError, "it ended with status 15 (a device that has fallen off the bus): lost")),
         (-9, "", (DeviceError, "it ended with status -9: it said nothing")),
         (1, "a\tb\x1b[2Jc\n\n d", (DeviceError, "it ended with status 1: a b [2Jc d")),

@@ -42,27 +42,10 @@ MACHINE_TEXT(nvmlSystemGetNVMLVersion, "nvml_version")
 MACHINE_NUMBER(nvmlSystemGetCudaDriverVersion, "cuda_version")
 MACHINE_NUMBER(nvmlSystemGetCudaDriverVersion_v2, "cuda_version")
 
+/* The texts that pynvml does not have itself. */
 API const char *nvmlErrorString(int code)
 {
-    static const struct { int code; const char *text; } texts[] = {
-        {OK, "no error"},
-        {UNINITIALIZED, "library not initialised"},
-        {INVALID_ARGUMENT, "invalid argument"},
-        {NOT_SUPPORTED, "not supported"},
-        {NO_PERMISSION, "no permission"},
-        {NOT_FOUND, "not found"},
-        {INSUFFICIENT_SIZE, "buffer too small"},
-        {DRIVER_NOT_LOADED, "driver not loaded"},
-        {TIMED_OUT, "timeout"},
-        {GPU_IS_LOST, "GPU is lost"},
-        {RESET_REQUIRED, "GPU requires reset"},
-        {IN_USE, "in use by another client"},
-        {VERSION_MISMATCH, "argument version mismatch"},
-    };
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (texts[i].code == code)
-            return texts[i].text;
-    return "another error";
+    return code == IN_USE ? "in use by another client" : "another error";
 }
 
 /* --- finding a device -------------------------------------------------------------------------------------------- */
@@ -326,26 +309,10 @@ API int nvmlDeviceGetSramEccErrorStatus(const Handle *device, SramStatus *out)
 
 /* --- field values ------------------------------------------------------------------------------------------------ */
 
-/* Fields that another call tells as well have one truth. */
-static const struct { u32 id; const char *key; } twins[] = {
-    {1, "ecc.current"},        {2, "ecc.pending"},         {3, "ecc.total.0.0"},   {4, "ecc.total.1.0"},
-    {5, "ecc.total.0.1"},      {6, "ecc.total.1.1"},       {31, "retired.pending"}, {94, "pcie.replays"},
-    {142, "remap.corrected"},  {143, "remap.uncorrected"}, {144, "remap.pending"}, {145, "remap.failure"},
-};
-
-static const char *field(const At *at, u32 id, u32 scope)
-{
-    const char *value = scope ? told(at, "field.%u.%u", id, scope) : told(at, "field.%u", id);
-    for (size_t i = 0; !value && !scope && i < sizeof twins / sizeof *twins; i++)
-        if (twins[i].id == id)
-            value = told(at, "%s", twins[i].key);
-    return value;
-}
-
 static void answer(const At *at, FieldValue *field_value)
 {
     const char *fault = told(at, "field_fail.%u", field_value->id);
-    const char *value = field(at, field_value->id, field_value->scope);
+    const char *value = told(at, "field.%u", field_value->id);
     field_value->timestamp = (long long)time(NULL) * 1000000;
     field_value->latency = 0;
     field_value->code = fault ? (u32)atoi(fault) : value ? OK : NOT_SUPPORTED;

@@ -67,15 +67,6 @@ def test_the_alarm_is_set_after_the_old_kernel_log(rig, kmsg):
     backend.close()
 
 
-def test_an_event_of_both_sources_counts_once(rig, kmsg, listen):
-    backend = listen()
-    rig.gpu(2).event(XID, 79)
-    kmsg.xid(rig.gpu(2).pci, 79)
-    rig.gpu(1).event(XID, 48)  # told after the other: when it is known, so is everything before it
-    await_code(backend, rig.gpu(1).uuid, 48)
-    assert codes(backend, rig.gpu(2).uuid) == [79]
-
-
 def test_a_slice_has_its_own_errors_and_its_gpus(rig, kmsg, listen):
     one, other = rig.cut(0, Slice("3g.71gb"), Slice("1g.18gb"))
     backend = listen(whole=lambda code: code == 95)
@@ -391,13 +382,6 @@ def test_a_gpu_that_refuses_events_is_retried_alone(rig, listen, monkeypatch):
     assert rings(backend)
     assert codes(backend, rig.gpu(1).uuid) == [79]
     assert sorted(Counter(asked(rig, "nvmlDeviceRegisterEvents")).values())[:-1] == [1] * (len(rig.machine.gpus) - 2)
-
-
-def test_a_gpu_that_refuses_events_is_asked_only_once(rig, listen):
-    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    listen(kernel=False)
-    await_more(rig, "nvmlEventSetWait_v2", 3)
-    assert calls(rig, "nvmlDeviceRegisterEvents") == len(rig.machine.gpus)
 
 
 # --- fatal errors of switches, on whatever clock the kernel tells the time ---

@@ -118,14 +118,6 @@ def test_an_ailment_of_a_gpu_is_its_slices_too(rig, state, expected: Vitals) -> 
     assert [backend.vitals(uuid) for uuid in uuids] == [expected, expected]
 
 
-def test_a_removed_slice_is_lost_and_its_neighbour_is_not(rig) -> None:
-    backend = rig.backend()
-    first, second = rig.cut(0, Slice(), Slice())
-    rig.cut(0, Slice())
-    assert backend.vitals(first) == Vitals()
-    assert backend.vitals(second) == Vitals(lost=True)
-
-
 def test_a_whole_gpu_is_lost_while_it_is_sliced(rig) -> None:
     backend = rig.backend()
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
@@ -151,8 +143,7 @@ def test_a_worker_learns_which_links_were_up_since_boot(rig) -> None:
     uuid = rig.gpu(0).uuid
 
     def links_up() -> list[int]:
-        backend = rig.backend()
-        backend.inventory()
+        backend = rig.seen()
         backend.vitals(uuid)
         links: list[int] = json.loads(backend.address(uuid, DeviceHandling()).place)["links"]
         return links

@@ -280,8 +280,7 @@ def test_a_sliced_gpu_uses_neither_links_nor_fabric(rig, reader: SignReader) -> 
 
 def test_the_backend_reports_signs_of_a_gpu_and_its_slices(rig) -> None:
     rig.gpu(0).set({"sram.exceeded": 1})
-    backend = rig.backend()
-    backend.inventory()
+    backend = rig.seen()
     sram = (Sign(AilmentKind.SRAM, CASES["sram"][2]),)
     assert [backend.vitals(rig.gpu(number).uuid).signs for number in range(2)] == [sram, ()]
     uuids = rig.cut(0, Slice(), Slice())
