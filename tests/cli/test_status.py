@@ -165,13 +165,6 @@ def test_filters_apply_to_documents(capsys):
     assert json.loads(shown(capsys, [CLEAN], output="json", selection=Selection(unhealthy=True)).out)["items"] == []
 
 
-def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal.show((), table.status([CLEAN, SICK], NOW))
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "in"]
-    assert table.plain((), []) == ""
-
-
 def screen(width, height, devices, output="table", notes=()):
     console = Console(width=width, height=height, file=io.StringIO())
     form = status.Form(Selection(order="trouble"), output)
