@@ -55,42 +55,39 @@ def test_the_driver_runs_where_the_plugin_runs():
         assert ours["containers"][0][field] == plugin["containers"][0][field]
 
 
-def test_the_driver_mounts_only_what_it_needs():
-    """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it."""
-    pod = dict(manifests.pods("dra"))["dra"]
-    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-    mounts = pod["containers"][0]["volumeMounts"]
-    assert {
-        (places[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in mounts if it["name"] in places
-    } == {
-        ("/var/lib/kubelet/plugins/gpu.autoclave.dev", "/var/lib/kubelet/plugins/gpu.autoclave.dev", False),
-        ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins_registry", False),
-        ("/run/autoclave", "/run/autoclave", True),
-    }
-
-
 IN_FRONT = "dra in front"
 VENDOR = "/var/lib/kubelet/plugins_gated"
+BOTH = {"/var/lib/kubelet/plugins_registry": (None, False), "/run/autoclave": (None, True)}
+MOUNTED = {  # where in the container, if it is another place; and whether it is read-only
+    "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.dev": (None, False)},
+    IN_FRONT: BOTH | {
+        "/var/lib/kubelet/plugins/autoclave": (None, False), "/var/lib/kubelet/plugins/gpu.nvidia.com": (None, True),
+        VENDOR: (None, True), "/etc/cdi": ("/host/etc/cdi", True), "/var/run/cdi": ("/host/run/cdi", True),
+    },
+}  # fmt: skip
 
 
-def test_the_gate_reaches_only_the_driver_behind_it():
-    """It changes nothing of the other driver: neither sockets nor CDI specifications."""
-    pod = dict(manifests.pods(IN_FRONT))["dra"]
+@pytest.mark.parametrize("case", MOUNTED)
+def test_the_driver_mounts_only_what_it_needs(case):
+    """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it.
+
+    In front of another driver it changes nothing of that one: neither sockets nor CDI specifications.
+    """
+    pod = dict(manifests.pods(case))["dra"]
     places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-    mounts = {places[it["name"]]: (it["mountPath"], it.get("readOnly", False))
-              for it in pod["containers"][0]["volumeMounts"] if it["name"] in places}  # fmt: skip
-    assert mounts == {
-        "/var/lib/kubelet/plugins/autoclave": ("/var/lib/kubelet/plugins/autoclave", False),
-        "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
-        "/var/lib/kubelet/plugins/gpu.nvidia.com": ("/var/lib/kubelet/plugins/gpu.nvidia.com", True),
-        VENDOR: (VENDOR, True),
-        "/etc/cdi": ("/host/etc/cdi", True),
-        "/var/run/cdi": ("/host/run/cdi", True),
-        "/run/autoclave": ("/run/autoclave", True),
-    }
-    args = pod["containers"][0]["args"]
+    mounts = [it for it in pod["containers"][0]["volumeMounts"] if it["name"] in places]
+    found = {places[it["name"]]: (it["mountPath"], it.get("readOnly", False)) for it in mounts}
+    assert found == {path: (at or path, fixed) for path, (at, fixed) in MOUNTED[case].items()}
+    assert len(found) == len(mounts)
+
+
+def test_the_gate_and_its_doctor_look_where_the_driver_is():
+    """The other driver writes a CDI specification for each claim, so the doctor asks for none of whole GPUs."""
+    args = manifests.container(IN_FRONT, "dra")["args"]
     assert {"--driver-name=gpu.nvidia.com", f"--vendor-registry-dir={VENDOR}"} <= set(args)
     assert [arg for arg in args if "--cdi-dir" in arg] == ["--cdi-dir=/host/etc/cdi", "--cdi-dir=/host/run/cdi"]
+    assert "--only=cdi" in manifests.container("dra", "doctor (dra)")["args"]
+    assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
 
 
 def test_the_gate_mounts_the_vendors_directory_read_only():
@@ -107,12 +104,6 @@ def test_the_gate_may_write_receipts_for_its_driver_only():
     values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
     [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
     assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
-
-
-def test_its_doctor_asks_for_no_cdi_of_whole_gpus():
-    """The other driver writes a specification for each claim."""
-    assert "--only=cdi" in manifests.container("dra", "doctor (dra)")["args"]
-    assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
 
 
 def test_no_other_pod_may_register_before_the_gate():
