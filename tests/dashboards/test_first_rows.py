@@ -1,7 +1,4 @@
-"""What a person sees first on each page on a bad day: promtool evaluates the first row for a fleet of two nodes.
-
-``test_live.py`` asserts the first rows at the end of a bad day of a real node.
-"""
+"""What a person sees first on each page on a bad day: promtool evaluates the first row for a fleet of two nodes."""
 
 from dashboards import shipped
 from dashboards.style import NO_ROW
