@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -207,20 +208,33 @@ def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, two_gpus)
     assert f"GPU {late} is not clean" in waited.stderr
 
 
-def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, own_service):
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
-    output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
+def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
+    own_service.settled(0, "clean")
+    retrying = "autoclave: service not reachable, retrying\n"
     ours, theirs = pty.openpty()
-    with own_service.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
+    with ExitStack() as verbs:
+        watching = own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        watch = verbs.enter_context(watching)
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert " clean " in watch.stdout.readline()
+        output_of(autoclave("quarantine", "0", "--reason", "one"))
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert "operator: one" in watch.stdout.readline()
+        wait = verbs.enter_context(own_service.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs))
         os.close(theirs)
-        line = screen.readline()
+        screen = verbs.enter_context(os.fdopen(ours))
+        line = screen.readline()  # only a person is told
         assert line.startswith("autoclave: waiting up to 5m: GPU 0 is not clean; it is quarantined: operator: one; ")
         own_service.kill()
-        assert screen.readline() == "autoclave: service not reachable, retrying\n"
+        assert (screen.readline(), watch.stderr.readline()) == (retrying, retrying)
         own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        out, _ = wait.communicate(timeout=WITHIN)
-    assert (wait.returncode, " is clean" in out) == (0, True)
+        output_of(autoclave("reinstate", "0"))
+        assert " is clean" in wait.communicate(timeout=WITHIN)[0]
+        while " clean " not in watch.stdout.readline():
+            pass
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=WITHIN)
+    assert (wait.returncode, watch.returncode) == (0, 130)
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
@@ -317,7 +331,7 @@ def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
 
 def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     own_service.settled(0, "clean")
-    down = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir), "AUTOCLAVE_SERVICE_WAIT": "0s"}
+    down = {"AUTOCLAVE_SERVICE_WAIT": "0s"}
     assert autoclave("quarantine", 0, "--reason", "smells", **down).exit_code == 0
     up = json.loads(autoclave("history", "-o", "json", **down).stdout)
     own_service.kill()
@@ -353,22 +367,21 @@ def test_history_shows_kinds_and_warnings(autoclave, gpu):
 
 def test_history_follows_each_event_and_outlives_the_service(autoclave, own_service):
     own_service.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
     words = ("history", "0", "--follow", "--kind", "quarantined", "--kind", "discovered")
     with own_service.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
         assert follow.stdout.readline().split() == ["ROW", "TIME", "GPU", "WHAT"]
         assert "found Simulated GPU" in follow.stdout.readline()
-        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
+        output_of(autoclave("quarantine", "0", "--reason", "one"))
         assert "(operator): one;" in follow.stdout.readline()
         own_service.kill()
         assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
         own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        output_of(autoclave("quarantine", "0", "--reason", "two", **environment))
+        output_of(autoclave("reinstate", "0"))
+        output_of(autoclave("quarantine", "0", "--reason", "two"))
         assert "(operator): two;" in follow.stdout.readline()
-        output_of(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("reinstate", "0"))
         for _ in range(4):  # so that the next ledger is shorter
-            output_of(autoclave("scrub", "0", **environment))
+            output_of(autoclave("scrub", "0"))
         own_service.kill()
         for part in (own_service.root / "state").glob("ledger*"):
             part.unlink()
@@ -498,27 +511,6 @@ def test_a_scrub_on_a_terminal_shows_progress_bars(service, gpu):
     assert "━" in text
     code, text = on_a_terminal(service, "scrub", gpu, "-q")
     assert (code, "━" in text) == (0, False)
-
-
-def test_watch_prints_each_change_and_outlives_the_service(autoclave, own_service):
-    own_service.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
-    with own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-        assert watch.stdout.readline().startswith("GPU  UUID")
-        assert " clean " in watch.stdout.readline()
-        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
-        assert watch.stdout.readline().startswith("GPU  UUID")
-        assert "operator: one" in watch.stdout.readline()
-        own_service.kill()
-        assert watch.stderr.readline() == "autoclave: service not reachable, retrying\n"
-        own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        seen = ""
-        while " clean " not in seen:
-            seen = watch.stdout.readline()
-        watch.send_signal(signal.SIGINT)
-        watch.communicate(timeout=WITHIN)
-    assert watch.returncode == 130
 
 
 @pytest.mark.usefixtures("service")

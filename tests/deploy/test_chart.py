@@ -377,7 +377,7 @@ def test_a_digest_takes_precedence_in_every_image():
 
 
 def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
-    notes = generate.chart().render({}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    notes = manifests.notes({})
     labels = "app.kubernetes.io/instance=x,app.kubernetes.io/component=scrubber"
     assert f"kubectl -n gpus get pods -l {labels} --field-selector spec.nodeName=NODE -o name)\n" in notes
     assert "kubectl autoclave -n gpus NODE status" in notes
@@ -393,7 +393,7 @@ def test_notes_promise_a_proof_only_if_the_policy_does():
         ({"inline": manifests.POLICY}, "Your own policy says what must be proven"),
         ({"existingConfigMap": "theirs"}, "Your own policy says what must be proven"),
     ):
-        notes = generate.chart().render({"policy": policy}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+        notes = manifests.notes({"policy": policy})
         assert said in notes
         assert (promise in notes) == (said == promise)
 

@@ -208,34 +208,31 @@ def changed(**fields):
     return {"metadata": SLICE["metadata"], "spec": SLICE["spec"] | fields}
 
 
+OWN_NODE = "autoclave's DRA driver writes slices of its own node only"
+OWN_NAME = "autoclave's DRA driver names slice and pool after its node"
+FOR_ALL = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
+REFUSED = {
+    "a token without more": ({"extra": {}}, [OWN_NODE]),
+    "a token of something else": ({"extra": {"other": ["a"]}}, [OWN_NODE]),
+    "a token of no node": ({"extra": {NODE_NAME: []}}, [OWN_NODE]),
+    "a slice of another driver": (
+        {"found": changed(driver="gpu.nvidia.com")}, ["autoclave's DRA driver writes slices of gpu.autoclave.dev only"],
+    ),
+    "a pool of another node": ({"found": changed(pool={"name": "b"})}, [OWN_NAME]),
+    "the name of another slice": ({"found": SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}}}, [OWN_NAME]),
+    "a slice for all nodes": ({"found": SLICE | {"spec": FOR_ALL}}, [OWN_NODE, OWN_NAME]),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 def test_a_driver_writes_the_slice_of_its_own_node_only(operation):
     assert answer(operation=operation) == []
-    of_others = answer(node="b", operation=operation)
-    assert of_others == ["autoclave's DRA driver writes slices of its own node only"]
+    assert answer(node="b", operation=operation) == [OWN_NODE]
 
 
-@pytest.mark.parametrize("extra", [{}, {"other": ["a"]}, {NODE_NAME: []}])
-def test_a_token_without_a_node_writes_no_slice(extra):
-    assert answer(extra=extra) == ["autoclave's DRA driver writes slices of its own node only"]
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        changed(driver="gpu.nvidia.com"),
-        changed(pool={"name": "b"}),
-        SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}},
-    ],
-)
-def test_a_driver_displaces_no_slice_of_another(found):
-    """Of another driver, or of another node: by the name of its slice, or by its pool."""
-    assert len(answer(found)) == 1
-
-
-def test_a_slice_for_all_nodes_is_refused():
-    spec = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
-    assert "autoclave's DRA driver writes slices of its own node only" in answer(SLICE | {"spec": spec})
+@pytest.mark.parametrize(("words", "messages"), REFUSED.values(), ids=REFUSED)
+def test_a_driver_displaces_no_slice_of_another(words, messages):
+    assert answer(**words) == messages
 
 
 def test_the_slice_policy_concerns_the_driver_alone_and_denies():
@@ -251,9 +248,7 @@ def test_the_slice_policy_concerns_the_driver_alone_and_denies():
 
 
 def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
-    notes = generate.chart().render({"dra": {"enabled": True}}, name="x", namespace="gpus")[
-        "autoclave/templates/NOTES.txt"
-    ]
+    notes = manifests.notes({"dra": {"enabled": True}})
     assert "daemonset/x-autoclave-dra\n" in notes
     assert "ResourceClaims of the class gpu.autoclave.dev:" in notes
     assert "-plugin" not in notes
@@ -261,7 +256,6 @@ def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
 
 
 def test_the_notes_say_what_the_other_driver_must_do():
-    values = manifests.MATRIX[IN_FRONT]
-    notes = generate.chart().render(values, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    notes = manifests.notes(manifests.MATRIX[IN_FRONT])
     assert f"--set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
     assert "ResourceClaims of the class" not in notes
