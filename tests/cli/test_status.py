@@ -261,15 +261,6 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *printed]
 
 
-def test_bars_that_fit_are_all_shown():
-    console = Console(width=80, height=24, file=io.StringIO())
-    shown = terminal.Screenful(console)
-    terminal.Bars(shown, {"a": CLEAN, "b": SICK})
-    with console.capture() as seen:
-        console.print(*shown.get_renderables(), sep="\n")
-    assert [line.split()[1] for line in seen.get().splitlines()] == ["0", "1"]
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -57,7 +57,10 @@ def test_the_driver_runs_where_the_plugin_runs():
 
 IN_FRONT = "dra in front"
 VENDOR = "/var/lib/kubelet/plugins_gated"
-BOTH = {"/var/lib/kubelet/plugins_registry": (None, False), "/run/autoclave": (None, True)}
+BOTH: dict[str, tuple[str | None, bool]] = {
+    "/var/lib/kubelet/plugins_registry": (None, False),
+    "/run/autoclave": (None, True),
+}
 MOUNTED = {  # where in the container, if it is another place; and whether it is read-only
     "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.dev": (None, False)},
     IN_FRONT: BOTH | {
