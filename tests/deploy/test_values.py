@@ -12,6 +12,8 @@ from deploy import generate
 from tests.deploy import manifests
 
 MOUNTED = "extraVolumes: [{name: a, emptyDir: {}}], extraVolumeMounts: [%s]"
+IN_FRONT = "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}%s}"
+GATE = "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}%s}"
 WRONG = [
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
@@ -66,14 +68,8 @@ WRONG = [
     ("dra: {claimStatus: true}", "set dra.enabled too"),
     ("dra: {inFrontOf: {registrarDirectory: /a}}", "dra.inFrontOf: the device plugin stands in front of no DRA"),
     ("dra: {enabled: true, inFrontOf: {driverName: gpu.site.example}}", "set dra.inFrontOf.registrarDirectory too"),
-    (
-        "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}, driverName: gpu.site.example}",
-        "set dra.inFrontOf.driverName instead",
-    ),
-    (
-        "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}, deviceClass: {extendedResourceName: a.b/c}}",
-        "the DeviceClass is the other vendor's",
-    ),
+    (GATE % ", driverName: gpu.site.example", "set dra.inFrontOf.driverName instead"),
+    (GATE % ", deviceClass: {extendedResourceName: a.b/c}", "the DeviceClass is the other vendor's"),
     (
         "dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_registry/vendor}}",
         "dra.inFrontOf.registrarDirectory: it is, or is inside, kubelet.registryDir",
@@ -82,24 +78,15 @@ WRONG = [
         "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}, kubelet: {pluginsDir: /" + "a" * 28 + "}",
         "kubelet.pluginsDir: with dra.inFrontOf it is too long",
     ),
-    (
-        "dra: {enabled: true}, plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}",
-        "plugin.inFrontOf: dra.enabled replaces the device plugin",
-    ),
-    (
-        "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}, migStrategy: single}",
-        "plugin.migStrategy: with plugin.inFrontOf the other plugin decides it",
-    ),
+    ("dra: {enabled: true}, " + IN_FRONT % "", "plugin.inFrontOf: dra.enabled replaces the device plugin"),
+    (IN_FRONT % ", migStrategy: single", "plugin.migStrategy: with plugin.inFrontOf the other plugin decides it"),
     ("plugin: {inFrontOf: {directory: /run/vendor}}", "plugin.inFrontOf.directory: the other plugin sees only"),
     ("dra: {enabled: true, deviceClass: {create: false, extendedResourceName: a.b/c}}", "set dra.deviceClass.create"),
     ("dra: {deviceClass: {extendedResourceName: gpu}}", "/dra/deviceClass/extendedResourceName.*does not match"),
     ("kubelet: {pluginsDir: /var/lib/kubelet/plugins_registry}", "kubelet.[a-zA-Z]+: it is, or is inside"),
     ("cdi: {generate: true}, backend: simulated", "cdi.generate: simulated GPUs have a CDI specification of their"),
     ("cdi: {generate: true}, dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}", "cdi.generate: the plugin or"),
-    (
-        "cdi: {generate: true}, plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}",
-        "cdi.generate: the plugin or driver behind ours writes",
-    ),
+    ("cdi: {generate: true}, " + IN_FRONT % "", "cdi.generate: the plugin or driver behind ours writes"),
     ("cdi: {generate: true}, plugin: {strategy: [envvar]}", "cdi.generate: plugin.strategy uses no CDI; leave it off,"),
     ("admissionPolicy: {kubeletDirectories: [Deny, Warn]}", "exclude each other"),
 ]
