@@ -18,8 +18,8 @@ def autoclave(request):
     """Run ``autoclave`` in this process: with its arguments, and what the environment says."""
 
     def run(*args: object, **env: str) -> Result:
-        if "service" in request.fixturenames:
-            env = {"AUTOCLAVE_RUN_DIR": str(request.getfixturevalue("service").run_dir), **env}
+        for name in {"service", "own_service"} & {*request.fixturenames}:
+            env = {"AUTOCLAVE_RUN_DIR": str(request.getfixturevalue(name).run_dir), **env}
         return CliRunner().invoke(cli.cli, list(map(str, args)), prog_name="autoclave", env=env)
 
     return run

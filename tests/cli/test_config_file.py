@@ -47,8 +47,6 @@ def test_a_repeatable_flag_takes_one_value_or_a_list(load, value):
     ("text", "reason"),
     [
         ("config: /x\n", ":1:1: config: found a key that no flag has"),
-        ("file: /x\n", ":1:1: file: found a key that no flag has"),
-        ("help: true\n", ":1:1: help: found a key that no flag has"),
         ("run-dir: /a\nrun_dir: /b\n", ":2:1: run_dir: found a duplicate key (first on line 1)"),
         ("run-dir:\n", ":1:1: run-dir: found nothing"),
         ("run-dir: [/a]\n", ":1:10: run_dir: found a list, expected text"),

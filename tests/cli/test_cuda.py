@@ -66,10 +66,6 @@ class OnCuda(OnMachine):
     def change(self, number: int, **changes: object) -> None:
         self.cuda.change(self.stage.machine.gpu(number).uuid, **changes)
 
-    def stopped(self, number: int) -> None:
-        """Wait until a worker has come to where its GPU stops."""
-        self.cuda.stopped(self.stage.machine.gpu(number).uuid)
-
     def below(self, pid: int | None = None) -> list[int]:
         """All processes that the service has started and that still run."""
         alive = children(pid or self.inner)

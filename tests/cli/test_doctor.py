@@ -199,11 +199,6 @@ def file_as_plugin_dir(node):
     (node.kubelet_dir / "autoclave").touch()
 
 
-def directory_as_checkpoint(node):
-    (node.kubelet_dir / checkpoint.NAME).unlink()
-    (node.kubelet_dir / checkpoint.NAME).mkdir()
-
-
 def two_pods(node):
     node.hold(*((pod, "nvidia.com/gpu", "GPU-1") for pod in ("pod-2", "pod-1", "pod-1")))
 
@@ -232,7 +227,6 @@ FAULTS = {
         lambda it: (it.kubelet_dir / checkpoint.NAME).unlink(), "checkpoint", "warning", "no checkpoint yet",
     ),
     "half an entry": (half_an_entry, "checkpoint", "broken", "it does not have the format of a checkpoint"),
-    "a directory as checkpoint": (directory_as_checkpoint, "checkpoint", "broken", "Is a directory"),
     "two pods on a GPU": (two_pods, "double-allocation", "broken", "gave GPU-1 to several pods at once: pod-1, pod-2"),
     "no directory of the plugin": (no_plugin_dir, "plugin", "broken", "no device plugin serves"),
     "a file as directory of the plugin": (file_as_plugin_dir, "plugin", "broken", "not a directory"),
@@ -316,9 +310,9 @@ def test_a_stale_resource_socket_is_a_warning(node):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN, errno.EAGAIN])
 def test_an_unreadable_socket_counts_as_another_plugin(node, monkeypatch, error):
-    """SELinux, a mode, a socket of another kind: none of them proves that no plugin is there."""
+    """SELinux, a mode, a socket of another kind, a full backlog: none of them proves that no plugin is there."""
     node.listen("nvidia-gpu.sock")
     connect_error = unix_sockets.connect_error
     refused = OSError(error, os.strerror(error))
@@ -326,20 +320,6 @@ def test_an_unreadable_socket_counts_as_another_plugin(node, monkeypatch, error)
         unix_sockets, "connect_error", lambda path: refused if path.name.startswith("nv") else connect_error(path)
     )
     assert "cannot tell whether" in node.only("rival-plugin", "broken")
-
-
-def test_a_plugin_with_a_full_socket_backlog_counts_as_running(node):
-    """It listens and is busy: a connection fails at once, as without a listener."""
-    path = node.kubelet_dir / "nvidia-gpu.sock"
-    with ExitStack() as open_ones:
-        rival = open_ones.enter_context(socket.socket(socket.AF_UNIX))
-        rival.bind(str(path))
-        rival.listen(0)
-        while unix_sockets.connect_error(path) is None:
-            waiting = open_ones.enter_context(socket.socket(socket.AF_UNIX))
-            waiting.setblocking(False)
-            waiting.connect_ex(str(path))
-        assert "temporarily unavailable" in node.only("rival-plugin", "broken")
 
 
 def test_a_read_only_kubelet_directory_is_a_warning_without_plugin(node, monkeypatch):
@@ -449,11 +429,6 @@ def test_a_node_without_kubernetes_needs_no_kubelet(node, start):
     assert (code, levels(found)) == (0, dict.fromkeys(EVERYTHING - KUBELET - {"create-gate"}, "ok"))
     service.kill()
     assert node.doctor("--without-kubernetes").exit_code == 1
-
-
-def test_the_host_root_can_come_from_the_environment(autoclave, driven):
-    run = autoclave("doctor", "-o", "json", AUTOCLAVE_HOST_ROOT=str(driven.host), AUTOCLAVE_RUN_DIR=str(driven.run_dir))
-    assert "driver" in {it["name"] for it in json.loads(run.stdout)["findings"]}
 
 
 def test_waiting_names_the_other_plugin_and_ends_with_it(node):

@@ -121,13 +121,11 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
         (["help", "frob"], "no such command 'frob'; see"),
         (["scrub", "0,,1"], "found '0,,1', expected a name before and after each comma"),
         (["status", "--wach"], "`autoclave status`: no such option '--wach'. Did you mean '--watch'? see"),
-        (["status", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml'"),
         (["scrub"], "name GPUs or pass --all"),
         (["scrub", "0", "--all"], "name GPUs or pass --all"),
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow', 'reset'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
         (["wait"], "name GPUs or pass --all"),
-        (["wait", "0", "--for", "luck"], "'luck' is not one of 'clean', 'healthy'"),
         (["acquire"], "missing argument 'GPU...'"),
         (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
         (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),
@@ -138,9 +136,7 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
         (["history", "--follow", "-o", "json"], "--follow needs -o table or -o jsonl"),
         (["simulate", "xid", "0", "many"], "'many' is not a valid integer"),
         (["simulate", "leak", "0", "--size", "1MB"], "expected a size of whole bytes"),
-        (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
         (["scrubber", "--metrics-port", "1"], "no such option '--metrics-port'"),
-        (["scrubber", "--backend", "amd"], "'amd' is not one of"),
     ],
 )
 def test_wrong_usage_is_one_line_with_exit_code_2(autoclave, args, message):

@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ def output_of(run, code=0):
     return run.stdout
 
 
+def items(run, code=0):
+    return json.loads(output_of(run, code))["items"]
+
+
 def test_status_shows_every_gpu_in_order(autoclave, gpu):
     lines = output_of(autoclave("status")).splitlines()
     assert lines[0].split() == ["GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE"]
@@ -34,17 +39,23 @@ def test_status_shows_every_gpu_in_order(autoclave, gpu):
 
 
 def test_a_gpu_is_named_by_index_uuid_or_prefix(autoclave, gpu):
-    (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
+    (device,) = items(autoclave("status", gpu, "-o", "json"))
     uuid = device["device"]
     shown = output_of(autoclave("status", gpu)).split()[7]
     for name in (uuid, shown, shown.lower()):
-        assert json.loads(output_of(autoclave("status", name, "-o", "json")))["items"][0]["index"] == gpu
+        assert items(autoclave("status", name, "-o", "json"))[0]["index"] == gpu
 
 
 def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
     run = autoclave("scrub", gpu, "--path", "slow", "-o", "json")
-    (item,) = json.loads(output_of(run))["items"]
-    assert (item["clean"], item["index"], item["receipt"]["path"]) == (True, gpu, "slow")
+    made = json.loads(output_of(run))
+    (item,) = made["items"]
+    assert (made["kind"], item["clean"], item["index"], item["receipt"]["path"]) == (
+        "ScrubResultList",
+        True,
+        gpu,
+        "slow",
+    )
     assert item["receipt"]["covered_bytes"] == 2**20
     assert (item["receipt"]["units_reached"], item["receipt"]["patterns"]) == (8, ["random", "zero"])
     assert item["receipt"]["tests"] == ["random", "arithmetic"]
@@ -60,7 +71,7 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     assert f"autoclave: GPU {gpu} is not clean: cannot scrub" in refused.stderr
     output_of(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
-    rows = json.loads(output_of(autoclave("history", gpu, "--steps", "-o", "json")))["items"]
+    rows = items(autoclave("history", gpu, "--steps", "-o", "json"))
     texts = [entry["text"] for entry in rows]
     assert any("12 bytes were not zero before" in text for text in texts)
 
@@ -83,7 +94,7 @@ def test_the_slow_path_quarantines_a_unit_that_computes_wrongly(autoclave, gpu):
 def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu):
     def status() -> dict[str, Any]:
         device: dict[str, Any]
-        (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
+        (device,) = items(autoclave("status", gpu, "-o", "json"))
         return device
 
     output_of(autoclave("scrub", gpu))
@@ -99,12 +110,8 @@ def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu
     output_of(autoclave("reinstate", gpu))
 
 
-def test_scrub_without_waiting_says_that_it_runs(autoclave, gpu):
-    assert " running " in output_of(autoclave("scrub", gpu, "--no-wait"))
-
-
 def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gpu):
-    (grant,) = json.loads(output_of(autoclave("acquire", gpu, "-o", "json")))["items"]
+    (grant,) = items(autoclave("acquire", gpu, "-o", "json"))
     assert grant["receipt"] == service.settled(gpu, "granted").receipt.id
     pid = tenants.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
     service.settled(gpu, "in_use")
@@ -116,7 +123,7 @@ def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gp
     assert output_of(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
     again = output_of(autoclave("release", gpu))
     assert f"GPU {gpu} ({grant['device']}) was not held, so nothing was given back; it is " in again
-    (item,) = json.loads(output_of(autoclave("release", gpu, "-o", "json")))["items"]
+    (item,) = items(autoclave("release", gpu, "-o", "json"))
     assert (item["device"], item["index"], item["released"]) == (grant["device"], gpu, False)
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
 
@@ -125,7 +132,7 @@ def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
     assert " is granted to job 4711: grant " in output_of(autoclave("acquire", gpu, "--owner", "job 4711"))
     assert "granted to job 4711" in output_of(autoclave("status", gpu))
     assert "job 4711" in output_of(autoclave("status", gpu, "-o", "wide"))
-    (shown,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
+    (shown,) = items(autoclave("status", gpu, "-o", "json"))
     assert (shown["owner"], shown["receipt"]["last_owner"]) == ("job 4711", "")
     for verb in ("explain", "history"):
         assert "handed out to job 4711 (grant " in output_of(autoclave(verb, gpu))
@@ -166,7 +173,7 @@ def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu):
 
 def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
     output_of(autoclave("simulate", "stall-clears", gpu))
-    output_of(autoclave("scrub", gpu, "--no-wait"))
+    assert " running " in output_of(autoclave("scrub", gpu, "--no-wait"))
     with service.popen("wait", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as wait:
         late = autoclave("wait", gpu, "--timeout", "50ms")
         assert (late.exit_code, late.stdout) == (5, "")
@@ -192,60 +199,42 @@ def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
     assert "is not healthy; it is quarantined: operator: test; waits for an operator" in late.stderr
 
 
-def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, service, gpu):
-    output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    other = next(
-        it.index
-        for it in service_call.ask(service.run_dir, lambda admin: admin.status()).devices
-        if it.state == "clean"
-    )
-    late = autoclave("wait", f"{other},{gpu}", "--timeout", "0s")
-    assert late.exit_code == 5
-    assert re.fullmatch(rf"GPU {other} \(GPU-\S+\) is clean\n", late.stdout)
-    assert f"GPU {gpu} is not clean" in late.stderr
+def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, two_gpus):
+    clean, late = two_gpus
+    output_of(autoclave("quarantine", late, "--reason", "test"))
+    waited = autoclave("wait", f"{clean},{late}", "--timeout", "0s")
+    assert waited.exit_code == 5
+    assert re.fullmatch(rf"GPU {clean} \(GPU-\S+\) is clean\n", waited.stdout)
+    assert f"GPU {late} is not clean" in waited.stderr
 
 
-def test_waiting_tells_a_person_what_for_and_outlives_the_service(autoclave, own_service):
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
-    output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
+def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
+    own_service.settled(0, "clean")
+    retrying = "autoclave: service not reachable, retrying\n"
     ours, theirs = pty.openpty()
-    with own_service.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs) as wait, os.fdopen(ours) as screen:
+    with ExitStack() as verbs:
+        watching = own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        watch = verbs.enter_context(watching)
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert " clean " in watch.stdout.readline()
+        output_of(autoclave("quarantine", "0", "--reason", "one"))
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert "operator: one" in watch.stdout.readline()
+        wait = verbs.enter_context(own_service.popen("wait", "0", stdout=subprocess.PIPE, stderr=theirs))
         os.close(theirs)
-        line = screen.readline()
+        screen = verbs.enter_context(os.fdopen(ours))
+        line = screen.readline()  # only a person is told
         assert line.startswith("autoclave: waiting up to 5m: GPU 0 is not clean; it is quarantined: operator: one; ")
         own_service.kill()
-        assert screen.readline() == "autoclave: service not reachable, retrying\n"
+        assert (screen.readline(), watch.stderr.readline()) == (retrying, retrying)
         own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        out, _ = wait.communicate(timeout=WITHIN)
-    assert (wait.returncode, " is clean" in out) == (0, True)
-
-
-def test_a_scrub_leaves_a_gpu_with_an_owner_alone(autoclave, gpu):
-    output_of(autoclave("acquire", gpu))
-    run = autoclave("scrub", gpu)
-    assert run.exit_code == 4
-    assert f"autoclave: GPU {gpu} is granted and left as it is: cannot scrub" in run.stderr
-    assert re.search(rf"^{gpu} +GPU-\S+ +granted ", run.stdout, re.MULTILINE)
-    output_of(autoclave("release", gpu))
-
-
-def test_one_of_two_simultaneous_acquires_is_refused(autoclave, service, gpu):
-    both = [service.popen("acquire", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [(*it.communicate(), it.returncode) for it in both]
-    assert sorted(code for *_, code in said) == [0, 1], said
-    assert [err.count("it is granted; run `autoclave release`") for _, err, code in said if code] == [1]
-    assert service.settled(gpu, "granted").receipt
-    output_of(autoclave("release", gpu))
-
-
-def test_acquire_takes_all_gpus_or_none(autoclave, service, gpu):
-    output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    other = gpu + 1  # of the next test
-    service.settled(other, "clean")
-    for names in ((other, gpu), (other, "GPU-none")):
-        assert autoclave("acquire", *names).exit_code in {1, 2}
-    assert service.settled(other, "clean").receipt
+        output_of(autoclave("reinstate", "0"))
+        assert " is clean" in wait.communicate(timeout=WITHIN)[0]
+        while " clean " not in watch.stdout.readline():
+            pass
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=WITHIN)
+    assert (wait.returncode, watch.returncode) == (0, 130)
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
@@ -253,7 +242,7 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     assert re.fullmatch(
         rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for an operator\n", out
     )
-    (device,) = json.loads(output_of(autoclave("status", gpu, "-o", "json")))["items"]
+    (device,) = items(autoclave("status", gpu, "-o", "json"))
     assert (device["state"], device["healthy"]) == ("quarantined", False)
     assert device["quarantine"]["by"] == service_call.asker()
     refused = autoclave("scrub", gpu)
@@ -269,33 +258,11 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     assert re.search(rf"^{gpu} +GPU-\S+ +yes ", again.stdout, re.MULTILINE)
 
 
-@pytest.fixture
-def pair(service, _unused):
-    """Two clean GPUs that no other test touches."""
-    both = sorted((next(_unused), next(_unused)))
-    for index in both:
-        service.settled(index, "clean")
-    return both
-
-
-def items(run, code=0):
-    return json.loads(output_of(run, code))["items"]
-
-
-def test_several_gpus_are_taken_out_and_brought_back_at_once(autoclave, pair):
-    one, two = pair
+def test_a_refused_gpu_hides_no_other(autoclave, two_gpus, monkeypatch):
+    one, two = two_gpus
     assert autoclave("quarantine", one, "99", "--reason", "test").exit_code == 2
-    (still,) = items(autoclave("status", one, "-o", "json"))
-    assert still["state"] == "clean"
-    out = items(autoclave("quarantine", one, two, "--reason", "test", "-o", "json"))
-    assert [(it["index"], it["state"]) for it in out] == [(one, "quarantined"), (two, "quarantined")]
-    back = items(autoclave("reinstate", one, two, "-o", "json"))
-    assert [(it["index"], it["clean"]) for it in back] == [(one, True), (two, True)]
-
-
-def test_a_refused_gpu_hides_no_other(autoclave, pair, monkeypatch):
-    one, two = pair
     (bad,) = items(autoclave("status", one, "-o", "json"))
+    assert bad["state"] == "clean"  # a GPU that does not exist is found before anything is done
     really = client.AdminClient.quarantine
 
     async def quarantine(self, gpu, *rest) -> views.DeviceStatus:
@@ -358,13 +325,13 @@ def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
     assert output_of(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
     assert len(output_of(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
     assert output_of(autoclave("history", gpu, "--until", "2020-01-01")) == "ROW  TIME  GPU  WHAT\n"
-    assert json.loads(output_of(autoclave("history", gpu, "--until", "2999-01-01", "-o", "json")))["items"] == rows
+    assert items(autoclave("history", gpu, "--until", "2999-01-01", "-o", "json")) == rows
     assert autoclave("history", gpu, "--since", "9d").stderr == ""
 
 
 def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     own_service.settled(0, "clean")
-    down = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir), "AUTOCLAVE_SERVICE_WAIT": "0s"}
+    down = {"AUTOCLAVE_SERVICE_WAIT": "0s"}
     assert autoclave("quarantine", 0, "--reason", "smells", **down).exit_code == 0
     up = json.loads(autoclave("history", "-o", "json", **down).stdout)
     own_service.kill()
@@ -391,7 +358,7 @@ def test_history_shows_kinds_and_warnings(autoclave, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
     output_of(autoclave("reinstate", gpu))
     kinds = ("--kind", "quarantined", "--kind", "scrub-passed", "-o", "json")
-    rows = json.loads(output_of(autoclave("history", gpu, *kinds)))["items"]
+    rows = items(autoclave("history", gpu, *kinds))
     assert [row["kind"] for row in rows][-2:] == ["quarantined", "scrub-passed"]
     assert {row["kind"] for row in rows} == {"quarantined", "scrub-passed"}
     *_, last = output_of(autoclave("history", gpu, "--warnings")).splitlines()
@@ -400,22 +367,21 @@ def test_history_shows_kinds_and_warnings(autoclave, gpu):
 
 def test_history_follows_each_event_and_outlives_the_service(autoclave, own_service):
     own_service.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
     words = ("history", "0", "--follow", "--kind", "quarantined", "--kind", "discovered")
     with own_service.popen(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follow:
         assert follow.stdout.readline().split() == ["ROW", "TIME", "GPU", "WHAT"]
         assert "found Simulated GPU" in follow.stdout.readline()
-        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
+        output_of(autoclave("quarantine", "0", "--reason", "one"))
         assert "(operator): one;" in follow.stdout.readline()
         own_service.kill()
         assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
         own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        output_of(autoclave("quarantine", "0", "--reason", "two", **environment))
+        output_of(autoclave("reinstate", "0"))
+        output_of(autoclave("quarantine", "0", "--reason", "two"))
         assert "(operator): two;" in follow.stdout.readline()
-        output_of(autoclave("reinstate", "0", **environment))
+        output_of(autoclave("reinstate", "0"))
         for _ in range(4):  # so that the next ledger is shorter
-            output_of(autoclave("scrub", "0", **environment))
+            output_of(autoclave("scrub", "0"))
         own_service.kill()
         for part in (own_service.root / "state").glob("ledger*"):
             part.unlink()
@@ -456,7 +422,7 @@ def test_the_ledger_is_verified_beside_a_running_service(autoclave, service):
 def test_gpu_names_are_completed_from_the_service(autoclave, service):
     line = f"autoclave explain --run-dir {service.run_dir} GPU-"
     run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="4")
-    uuids = [item["device"] for item in json.loads(output_of(autoclave("status", "-o", "json")))["items"]]
+    uuids = [item["device"] for item in items(autoclave("status", "-o", "json"))]
     assert run.stdout.split() == [f"plain,{uuid}" for uuid in uuids]
 
 
@@ -524,7 +490,7 @@ def on_a_terminal(service, *args):
 
 def test_only_a_terminal_gets_trouble_first_and_totals(autoclave, service, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    total = len(json.loads(output_of(autoclave("status", "-o", "json")))["items"])
+    total = len(items(autoclave("status", "-o", "json")))
     code, text = on_a_terminal(service, "status")
     drawn = text.splitlines()
     assert (code, "\x1b[32mclean" in text, "─" in text) == (0, True, True)
@@ -547,34 +513,9 @@ def test_a_scrub_on_a_terminal_shows_progress_bars(service, gpu):
     assert (code, "━" in text) == (0, False)
 
 
-def test_watch_prints_each_change_and_outlives_the_service(autoclave, own_service):
-    own_service.settled(0, "clean")
-    environment = {"AUTOCLAVE_RUN_DIR": str(own_service.run_dir)}
-    with own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-        assert watch.stdout.readline().startswith("GPU  UUID")
-        assert " clean " in watch.stdout.readline()
-        output_of(autoclave("quarantine", "0", "--reason", "one", **environment))
-        assert watch.stdout.readline().startswith("GPU  UUID")
-        assert "operator: one" in watch.stdout.readline()
-        own_service.kill()
-        assert watch.stderr.readline() == "autoclave: service not reachable, retrying\n"
-        own_service.start()
-        output_of(autoclave("reinstate", "0", **environment))
-        seen = ""
-        while " clean " not in seen:
-            seen = watch.stdout.readline()
-        watch.send_signal(signal.SIGINT)
-        watch.communicate(timeout=WITHIN)
-    assert watch.returncode == 130
-
-
 @pytest.mark.usefixtures("service")
-def test_watching_a_gpu_that_is_not_there_ends_at_once(autoclave):
-    run = autoclave("status", "99", "--watch")
-    assert run.exit_code == 2
-
-
-def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path):
+def test_watching_what_is_not_there_ends_at_once(autoclave, tmp_path):
+    assert autoclave("status", "99", "--watch").exit_code == 2
     nowhere = {"AUTOCLAVE_RUN_DIR": str(tmp_path), "AUTOCLAVE_SERVICE_WAIT": "0s"}
     assert autoclave("status", "--watch", **nowhere).exit_code == 3
 
@@ -588,16 +529,4 @@ def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short
     output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert output_of in run.stderr
     assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
-
-
-def test_the_scrubber_takes_wrong_values_from_anywhere_as_wrong_usage(autoclave, tmp_path):
-    bad = tmp_path / "c.yaml"
-    bad.write_text("simulated-gpus: 0\n")
-    run = autoclave("scrubber", AUTOCLAVE_CONFIG=str(bad))
-    assert run.exit_code == 2
-    assert (
-        f"{bad}:1:17: simulated_gpus: found the number 0, expected a value that the flag takes: 0 is not in the range"
-        in run.stderr
-    )
-    assert autoclave("scrubber", AUTOCLAVE_SIMULATED_GPUS="none").exit_code == 2
-    assert autoclave("scrubber", "--policy", tmp_path / "none.yaml", "--backend", "simulated").exit_code == 2
+    assert autoclave("scrubber", "--policy", short_tmp / "none.yaml", "--backend", "simulated").exit_code == 2

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -187,22 +186,18 @@ def worker_of(pid: int) -> int:
     return next((found for child in below if (found := worker_of(child))), 0)
 
 
-def begun(service, autoclave) -> subprocess.Popen[str]:
-    """A scrub of the second slice; one that has just come back is not known to be free before the next round."""
+def in_the_middle_of_a_reset(service, autoclave) -> subprocess.Popen[str]:
+    """A scrub of the second slice; its tool has just taken the slices away.
+
+    A slice that has just come back is not known to be free before the next round.
+    """
     path = ("--path", "reset") if (how := verb(autoclave, "2:1")) == "scrub" else ()
     scrub: subprocess.Popen[str] = service.popen(how, "2:1", *path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until(lambda: not slices(service) or scrub.poll() is not None)
     if scrub.poll() is None:
         return scrub
     assert "it cannot be proven that no process uses it" in scrub.communicate()[0]
-    return begun(service, autoclave)
-
-
-@contextmanager
-def in_the_middle_of_a_reset(service, autoclave) -> Iterator[subprocess.Popen[str]]:
-    """Somebody has it scrubbed, and the tool has just taken the slices away."""
-    with begun(service, autoclave) as scrub:
-        yield scrub
+    return in_the_middle_of_a_reset(service, autoclave)
 
 
 def test_a_reset_of_slices_works_while_their_files_are_gone(service, autoclave, tool):

@@ -175,44 +175,27 @@ def drill(autoclave, gpus, *args):
     return run.stdout
 
 
-@pytest.mark.parametrize(
-    ("args", "shown", "changed"),
-    [
-        (["lost", "0"], "GPU 0: the GPU fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
-        (["hang", "0"], "GPU 0: driver calls for the GPU hang", {"hang": True}),
-        (["stall-clears", "0"], "GPU 0: clears stall", {"stall_clears": True}),
-        (["skip-clears", "0"], "GPU 0: clears report success", {"skip_clears": True}),
-        (
-            ["skip-scratch", "0"],
-            "GPU 0: scratch reports success and overwrites nothing; `autoclave simulate heal 0`",
-            {"skip_scratch": True},
-        ),
-        (
-            ["bad-compute", "0"],
-            "GPU 0: unit 0 computes wrong results; `autoclave simulate heal 0`",
-            {"bad_units": (0,)},
-        ),
-        (["bad-compute", "0", "--unit", "7"], "GPU 0: unit 7 computes wrong results", {"bad_units": (7,)}),
-        (
-            ["sign", "0", "links"],
-            "GPU 0: the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
-            {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)},
-        ),
-        (["reset-fails", "0"], "GPU 0: resets fail;", {"reset": layout.Resetting.FAILS}),
-        (
-            ["reset-fails", "0", "--how", "slow", "--duration", "2m"],
-            "GPU 0: resets are slow;",
-            {"reset_seconds": 120.0},
-        ),
-        (
-            ["bad-memory", "0", "--offset", "4KiB", "--bit", "3"],
-            "GPU 0: bit 3 of byte 4096 is stuck at one",
-            {"stuck_bits": (layout.StuckBit(4096, 3),)},
-        ),
-    ],
-)
-def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, args, shown, changed):
-    assert drill(autoclave, gpus, *args).startswith(shown)
+FAULTS: list[tuple[str, str, dict[str, object]]] = [
+    ("lost", "the GPU fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
+    ("hang", "driver calls for the GPU hang", {"hang": True}),
+    ("stall-clears", "clears stall", {"stall_clears": True}),
+    ("skip-clears", "clears report success", {"skip_clears": True}),
+    ("skip-scratch", "scratch reports success and overwrites nothing; `autoclave simulate", {"skip_scratch": True}),
+    ("bad-compute", "unit 0 computes wrong results; `autoclave simulate heal 0`", {"bad_units": (0,)}),
+    ("bad-compute --unit 7", "unit 7 computes wrong results", {"bad_units": (7,)}),
+    ("sign links", "the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
+     {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)}),
+    ("reset-fails", "resets fail;", {"reset": layout.Resetting.FAILS}),
+    ("reset-fails --how slow --duration 2m", "resets are slow;", {"reset_seconds": 120.0}),
+    ("bad-memory --offset 4KiB --bit 3", "bit 3 of byte 4096 is stuck at one",
+     {"stuck_bits": (layout.StuckBit(4096, 3),)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "shown", "changed"), FAULTS, ids=[words for words, *_ in FAULTS])
+def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, words, shown, changed):
+    name, *flags = words.split()
+    assert drill(autoclave, gpus, name, "0", *flags).startswith(f"GPU 0: {shown}")
     place, other = layout.places(gpus)
     broken = layout.read(place.faults, layout.Faults)
     assert {name: getattr(broken, name) for name in changed} == changed
@@ -222,35 +205,32 @@ def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, args, shown, changed
 
 
 @pytest.mark.parametrize(
-    ("args", "changed"),
+    ("words", "file", "expected"),
     [
-        (["ecc", "1", "--count", "3"], {"ecc_uncorrectable": 3}),
-        (["remap", "1"], {"remap_pending": True}),
-        (["remap", "1", "--failed"], {"remap_failed": True}),
-        (["leak", "1", "--size", "2MiB"], {"leaked_bytes": 2 * 2**20}),
+        ("ecc --count 3", "counters", layout.Counters(ecc_uncorrectable=3)),
+        ("remap", "counters", layout.Counters(remap_pending=True)),
+        ("remap --failed", "counters", layout.Counters(remap_failed=True)),
+        ("leak --size 2MiB", "counters", layout.Counters(leaked_bytes=2 * 2**20)),
+        ("heat --celsius 97", "readings", layout.Measured(celsius=97.0)),
     ],
 )
-def test_a_drill_counts_what_a_device_would_count(autoclave, gpus, args, changed):
-    drill(autoclave, gpus, *args)
-    counters = layout.read(layout.places(gpus)[1].counters, layout.Counters)
-    assert counters == layout.Counters(**changed)
-
-
-def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
-    drill(autoclave, gpus, "xid", "1", "79")
-    assert re.fullmatch(r"79 \d+\.\d+\n", layout.places(gpus)[1].events.read_text())
+def test_a_drill_changes_what_a_device_would_report(autoclave, gpus, words, file, expected):
+    name, *flags = words.split()
+    drill(autoclave, gpus, name, "1", *flags)
+    same, changed = (layout.read(getattr(place, file), type(expected)) for place in layout.places(gpus))
+    assert (same, changed) == (type(expected)(), expected)
 
 
 def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
     shown = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
     assert shown == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
-    cool, hot = (layout.read(place.readings, layout.Measured) for place in layout.places(gpus))
-    assert (cool, hot) == (layout.Measured(), layout.Measured(celsius=97.0))
     drill(autoclave, gpus, "heal", "1")
     assert layout.read(layout.places(gpus)[1].readings, layout.Measured) == layout.Measured()
 
 
-def test_a_drifted_setting_is_left_behind(autoclave, gpus):
+def test_an_xid_and_a_setting_are_left_in_their_files(autoclave, gpus):
+    drill(autoclave, gpus, "xid", "1", "79")
+    assert re.fullmatch(r"79 \d+\.\d+\n", layout.places(gpus)[1].events.read_text())
     drill(autoclave, gpus, "drift", "1", "--watts", "99")
     assert layout.read(layout.places(gpus)[1].settings, layout.SimulatedSettings).power_limit_watts == 99
 

@@ -78,17 +78,6 @@ def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
     assert table.note(replace(CLEAN, **change)) == shown
 
 
-def test_wide_shows_the_hardware_and_dashes_for_unknown_values():
-    lines = table.plain(table.WIDE, table.wide([CLEAN, SICK], NOW)).splitlines()
-    assert lines[0].split() == list(table.WIDE)
-    assert (
-        "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     simulated 1.0  defaults"
-        in lines[1]
-    )
-    assert "0000:3b:00.0  1" in lines[2]
-    assert "Simulated GPU (MIG)" in lines[2]
-
-
 FULL = replace(
     CLEAN, state="in_use", healthy=False, why="sick: hot", numa_node=1, pci_address="0000:3b:00.0", mig=True,
     receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
@@ -392,15 +381,6 @@ def test_a_slow_result_shows_the_number_of_tests():
 def test_every_result_has_a_cell_in_every_column():
     for result in (PASSED, FAILED, GRANTED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
         assert [len(row) for row in table.results([progress(CLEAN, result=result)], BOTH)] == [len(table.RESULTS)]
-
-
-def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
-    assert scrub.report({CLEAN.device: progress(CLEAN, result=PASSED)}, BOTH, "json") == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made["kind"] == "ScrubResultList"
-    (item,) = made["items"]
-    assert (item["device"], item["index"], item["job"], item["clean"]) == (CLEAN.device, 0, "j1", True)
-    assert item["receipt"]["id"] == RECEIPT.id
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,3 @@ def test_without_a_service_a_verb_says_once_that_it_waits(autoclave, tmp_path):
     assert run.exit_code == 3
     assert run.stderr.count("waiting at most 600ms for the scrub service") == 1
     assert run.stderr.count("\n") == 2
-
-
-def test_a_wrong_service_wait_names_the_environment_variable(autoclave):
-    run = autoclave("status", AUTOCLAVE_SERVICE_WAIT="5")
-    assert run.exit_code == 2
-    assert "found '5', expected a duration such as 10s or 5m" in run.stderr
-    assert "(from AUTOCLAVE_SERVICE_WAIT)" in run.stderr

@@ -165,13 +165,6 @@ def test_filters_apply_to_documents(capsys):
     assert json.loads(shown(capsys, [CLEAN], output="json", selection=Selection(unhealthy=True)).out)["items"] == []
 
 
-def test_a_terminal_without_headers_gets_rows_only(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal.show((), table.status([CLEAN, SICK], NOW))
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "in"]
-    assert table.plain((), []) == ""
-
-
 def screen(width, height, devices, output="table", notes=()):
     console = Console(width=width, height=height, file=io.StringIO())
     form = status.Form(Selection(order="trouble"), output)
@@ -266,15 +259,6 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     bars = [" ".join(line.split()[:3]) for line in lines[:-2]]
     printed = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
     assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *printed]
-
-
-def test_bars_that_fit_are_all_shown():
-    console = Console(width=80, height=24, file=io.StringIO())
-    shown = terminal.Screenful(console)
-    terminal.Bars(shown, {"a": CLEAN, "b": SICK})
-    with console.capture() as seen:
-        console.print(*shown.get_renderables(), sep="\n")
-    assert [line.split()[1] for line in seen.get().splitlines()] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

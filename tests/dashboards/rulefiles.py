@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +78,16 @@ def given(expr: promql.Expr) -> frozenset[str]:
     return frozenset()
 
 
-def parts(expr: promql.Expr) -> Iterator[promql.Expr]:
+def parts(expr: promql.Expr) -> list[promql.Expr]:
     """All parts of an expression, itself included."""
     found: list[promql.Expr] = []
-    promql.walk(expr, pre_visit=_into(found))
-    yield from found
 
-
-def _into(found: list[promql.Expr]) -> Callable[[promql.Expr], bool]:
     def descend(part: promql.Expr) -> bool:
         found.append(part)
         return True
 
-    return descend
+    promql.walk(expr, pre_visit=descend)
+    return found
 
 
 def selectors(expr: promql.Expr) -> Iterator[promql.VectorSelector]:

@@ -134,11 +134,6 @@ def test_the_labels_that_an_alert_names_exist_when_it_fires(alert):
     assert [labels for labels in SEEN[alert["alert"]] if labels and not names <= labels] == []
 
 
-def test_the_unit_tests_are_read_correctly():
-    fires = {"expr": 'ALERTS{alertname="A", alertstate="firing"}', "exp_samples": [{"labels": 'ALERTS{node="n"}'}]}
-    assert tried([{"tests": [{"promql_expr_test": [fires]}]}]) == {"A": [{"node"}]}
-
-
 def test_commands_in_pages_and_alerts_exist():
     described = manual.text()
     texts = [*PAGES.items(), *((rule["alert"], rule["annotations"]["description"]) for rule in ALERTS)]

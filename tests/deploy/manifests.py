@@ -120,6 +120,11 @@ def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(doc for text in generate.render(values).values() for doc in documents(text))
 
 
+def notes(values: dict[str, Any]) -> str:
+    """What helm says after it has installed the release ``x`` in the namespace ``gpus``."""
+    return generate.chart().render(values, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+
+
 def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:
     """The chart's templates for a cluster of this version, as ``helm template --kube-version``; ValueError if refused.
 

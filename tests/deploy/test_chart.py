@@ -120,21 +120,6 @@ def test_values_schema_and_table_match():
     assert known == {name for name, _, _ in generate.values()}
 
 
-def open_objects(schema, place=""):
-    """Where the schema takes keys that it does not name."""
-    if isinstance(schema, dict):
-        if "properties" in schema and schema.get("additionalProperties") is not False:
-            yield place
-        for name, inner in schema.items():
-            yield from open_objects(inner, f"{place}.{name}")
-
-
-def test_the_schema_refuses_unknown_keys_except_in_volumes():
-    sides = SCHEMA["properties"]["scrubber"], SCHEMA["properties"]["plugin"]
-    assert len(list(open_objects(SCHEMA))) == len(sides)
-    assert [list(open_objects(side)) for side in sides] == [[".properties.extraVolumes.items"]] * len(sides)
-
-
 def test_findings_of_the_schema_are_those_that_there_are():
     for side in ("scrubber", "plugin", "dra"):
         assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
@@ -330,8 +315,7 @@ def test_a_label_of_nodes_chooses_their_policy(own):
 
 @pytest.mark.parametrize(("side", "verbs"), [("scrubber", ("scrubber",)), ("plugin", ("plugin", "dra"))])
 def test_more_flags_are_real_flags(side, verbs):
-    schema = json.loads((generate.CHART / "values.schema.json").read_text())
-    pattern = schema["properties"][side]["properties"]["extraArgs"]["items"]["pattern"]
+    pattern = SCHEMA["properties"][side]["properties"]["extraArgs"]["items"]["pattern"]
     commands = [cli.cli.get_command(click.Context(cli.cli), verb) for verb in verbs]
     flags = {flag for it in commands if it for param in it.params for flag in param.opts if flag.startswith("--")}
     assert sorted(flag for flag in flags if re.fullmatch(pattern, flag)) == sorted(flags - {"--help"})
@@ -393,7 +377,7 @@ def test_a_digest_takes_precedence_in_every_image():
 
 
 def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
-    notes = generate.chart().render({}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    notes = manifests.notes({})
     labels = "app.kubernetes.io/instance=x,app.kubernetes.io/component=scrubber"
     assert f"kubectl -n gpus get pods -l {labels} --field-selector spec.nodeName=NODE -o name)\n" in notes
     assert "kubectl autoclave -n gpus NODE status" in notes
@@ -409,7 +393,7 @@ def test_notes_promise_a_proof_only_if_the_policy_does():
         ({"inline": manifests.POLICY}, "Your own policy says what must be proven"),
         ({"existingConfigMap": "theirs"}, "Your own policy says what must be proven"),
     ):
-        notes = generate.chart().render({"policy": policy}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+        notes = manifests.notes({"policy": policy})
         assert said in notes
         assert (promise in notes) == (said == promise)
 

@@ -55,42 +55,42 @@ def test_the_driver_runs_where_the_plugin_runs():
         assert ours["containers"][0][field] == plugin["containers"][0][field]
 
 
-def test_the_driver_mounts_only_what_it_needs():
-    """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it."""
-    pod = dict(manifests.pods("dra"))["dra"]
-    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-    mounts = pod["containers"][0]["volumeMounts"]
-    assert {
-        (places[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in mounts if it["name"] in places
-    } == {
-        ("/var/lib/kubelet/plugins/gpu.autoclave.dev", "/var/lib/kubelet/plugins/gpu.autoclave.dev", False),
-        ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins_registry", False),
-        ("/run/autoclave", "/run/autoclave", True),
-    }
-
-
 IN_FRONT = "dra in front"
 VENDOR = "/var/lib/kubelet/plugins_gated"
+BOTH: dict[str, tuple[str | None, bool]] = {
+    "/var/lib/kubelet/plugins_registry": (None, False),
+    "/run/autoclave": (None, True),
+}
+MOUNTED = {  # where in the container, if it is another place; and whether it is read-only
+    "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.dev": (None, False)},
+    IN_FRONT: BOTH | {
+        "/var/lib/kubelet/plugins/autoclave": (None, False), "/var/lib/kubelet/plugins/gpu.nvidia.com": (None, True),
+        VENDOR: (None, True), "/etc/cdi": ("/host/etc/cdi", True), "/var/run/cdi": ("/host/run/cdi", True),
+    },
+}  # fmt: skip
 
 
-def test_the_gate_reaches_only_the_driver_behind_it():
-    """It changes nothing of the other driver: neither sockets nor CDI specifications."""
-    pod = dict(manifests.pods(IN_FRONT))["dra"]
+@pytest.mark.parametrize("case", MOUNTED)
+def test_the_driver_mounts_only_what_it_needs(case):
+    """Of the kubelet's plugins only its own directory: the sockets of storage drivers are beside it.
+
+    In front of another driver it changes nothing of that one: neither sockets nor CDI specifications.
+    """
+    pod = dict(manifests.pods(case))["dra"]
     places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-    mounts = {places[it["name"]]: (it["mountPath"], it.get("readOnly", False))
-              for it in pod["containers"][0]["volumeMounts"] if it["name"] in places}  # fmt: skip
-    assert mounts == {
-        "/var/lib/kubelet/plugins/autoclave": ("/var/lib/kubelet/plugins/autoclave", False),
-        "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
-        "/var/lib/kubelet/plugins/gpu.nvidia.com": ("/var/lib/kubelet/plugins/gpu.nvidia.com", True),
-        VENDOR: (VENDOR, True),
-        "/etc/cdi": ("/host/etc/cdi", True),
-        "/var/run/cdi": ("/host/run/cdi", True),
-        "/run/autoclave": ("/run/autoclave", True),
-    }
-    args = pod["containers"][0]["args"]
+    mounts = [it for it in pod["containers"][0]["volumeMounts"] if it["name"] in places]
+    found = {places[it["name"]]: (it["mountPath"], it.get("readOnly", False)) for it in mounts}
+    assert found == {path: (at or path, fixed) for path, (at, fixed) in MOUNTED[case].items()}
+    assert len(found) == len(mounts)
+
+
+def test_the_gate_and_its_doctor_look_where_the_driver_is():
+    """The other driver writes a CDI specification for each claim, so the doctor asks for none of whole GPUs."""
+    args = manifests.container(IN_FRONT, "dra")["args"]
     assert {"--driver-name=gpu.nvidia.com", f"--vendor-registry-dir={VENDOR}"} <= set(args)
     assert [arg for arg in args if "--cdi-dir" in arg] == ["--cdi-dir=/host/etc/cdi", "--cdi-dir=/host/run/cdi"]
+    assert "--only=cdi" in manifests.container("dra", "doctor (dra)")["args"]
+    assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
 
 
 def test_the_gate_mounts_the_vendors_directory_read_only():
@@ -107,12 +107,6 @@ def test_the_gate_may_write_receipts_for_its_driver_only():
     values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
     [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
     assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
-
-
-def test_its_doctor_asks_for_no_cdi_of_whole_gpus():
-    """The other driver writes a specification for each claim."""
-    assert "--only=cdi" in manifests.container("dra", "doctor (dra)")["args"]
-    assert "--only=cdi" not in manifests.container(IN_FRONT, "doctor (dra)")["args"]
 
 
 def test_no_other_pod_may_register_before_the_gate():
@@ -217,34 +211,31 @@ def changed(**fields):
     return {"metadata": SLICE["metadata"], "spec": SLICE["spec"] | fields}
 
 
+OWN_NODE = "autoclave's DRA driver writes slices of its own node only"
+OWN_NAME = "autoclave's DRA driver names slice and pool after its node"
+FOR_ALL = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
+REFUSED = {
+    "a token without more": ({"extra": {}}, [OWN_NODE]),
+    "a token of something else": ({"extra": {"other": ["a"]}}, [OWN_NODE]),
+    "a token of no node": ({"extra": {NODE_NAME: []}}, [OWN_NODE]),
+    "a slice of another driver": (
+        {"found": changed(driver="gpu.nvidia.com")}, ["autoclave's DRA driver writes slices of gpu.autoclave.dev only"],
+    ),
+    "a pool of another node": ({"found": changed(pool={"name": "b"})}, [OWN_NAME]),
+    "the name of another slice": ({"found": SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}}}, [OWN_NAME]),
+    "a slice for all nodes": ({"found": SLICE | {"spec": FOR_ALL}}, [OWN_NODE, OWN_NAME]),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 def test_a_driver_writes_the_slice_of_its_own_node_only(operation):
     assert answer(operation=operation) == []
-    of_others = answer(node="b", operation=operation)
-    assert of_others == ["autoclave's DRA driver writes slices of its own node only"]
+    assert answer(node="b", operation=operation) == [OWN_NODE]
 
 
-@pytest.mark.parametrize("extra", [{}, {"other": ["a"]}, {NODE_NAME: []}])
-def test_a_token_without_a_node_writes_no_slice(extra):
-    assert answer(extra=extra) == ["autoclave's DRA driver writes slices of its own node only"]
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        changed(driver="gpu.nvidia.com"),
-        changed(pool={"name": "b"}),
-        SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}},
-    ],
-)
-def test_a_driver_displaces_no_slice_of_another(found):
-    """Of another driver, or of another node: by the name of its slice, or by its pool."""
-    assert len(answer(found)) == 1
-
-
-def test_a_slice_for_all_nodes_is_refused():
-    spec = {key: it for key, it in SLICE["spec"].items() if key != "nodeName"} | {"allNodes": True}
-    assert "autoclave's DRA driver writes slices of its own node only" in answer(SLICE | {"spec": spec})
+@pytest.mark.parametrize(("words", "messages"), REFUSED.values(), ids=REFUSED)
+def test_a_driver_displaces_no_slice_of_another(words, messages):
+    assert answer(**words) == messages
 
 
 def test_the_slice_policy_concerns_the_driver_alone_and_denies():
@@ -260,9 +251,7 @@ def test_the_slice_policy_concerns_the_driver_alone_and_denies():
 
 
 def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
-    notes = generate.chart().render({"dra": {"enabled": True}}, name="x", namespace="gpus")[
-        "autoclave/templates/NOTES.txt"
-    ]
+    notes = manifests.notes({"dra": {"enabled": True}})
     assert "daemonset/x-autoclave-dra\n" in notes
     assert "ResourceClaims of the class gpu.autoclave.dev:" in notes
     assert "-plugin" not in notes
@@ -270,7 +259,6 @@ def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
 
 
 def test_the_notes_say_what_the_other_driver_must_do():
-    values = manifests.MATRIX[IN_FRONT]
-    notes = generate.chart().render(values, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    notes = manifests.notes(manifests.MATRIX[IN_FRONT])
     assert f"--set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
     assert "ResourceClaims of the class" not in notes

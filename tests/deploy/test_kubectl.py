@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import click
@@ -338,58 +337,51 @@ def test_the_labels_are_those_of_the_chart(case):
     assert "scrubber" in [one["name"] for one in found["spec"]["containers"]]
 
 
-@contextmanager
-def api_server(*pods: Pod) -> Iterator[tuple[str, list[str]]]:
-    """A server that lists these pods. It keeps the paths of all requests, and refuses every exec."""
-    asked: list[str] = []
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            listed = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod.document() for pod in pods]}
-            found = listed if urlsplit(self.path).path == "/api/v1/pods" else API.get(urlsplit(self.path).path)
-            body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "code": 404}).encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 POD_RESOURCE = {"name": "pods", "namespaced": True, "kind": "Pod", "shortNames": ["po"], "verbs": ["get", "list"]}
 API: dict[str, dict[str, object]] = {
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
     "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [POD_RESOURCE]},
+    "/api/v1/pods": {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [PLAIN.document()]},
     "/api/v1/namespaces/autoclave/pods/scrubber-a": PLAIN.document(),
 }
+
+
+class Answers(BaseHTTPRequestHandler):
+    """An API server with one pod, which refuses every exec."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        found = API.get(urlsplit(self.path).path)
+        body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "code": 404}).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_the_real_kubectl_runs_the_verb_in_that_pod(tmp_path):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    with api_server(PLAIN) as (address, asked):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
         run = subprocess.run([SCRIPT, "--server", address, "gpu-1", "explain", "0"], env=environment,
                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
+        server.shutdown()
     assert run.returncode != 0
-    (listed,) = (parse_qs(urlsplit(path).query) for path in asked if path.startswith("/api/v1/pods?"))
+    (listed,) = (parse_qs(urlsplit(path).query) for path in Answers.asked if path.startswith("/api/v1/pods?"))
     assert listed["fieldSelector"] == ["spec.nodeName=gpu-1"]
     assert listed["labelSelector"] == ["app.kubernetes.io/name=autoclave,app.kubernetes.io/component=scrubber"]
-    execs = {path for path in asked if "/exec?" in path}
+    execs = {path for path in Answers.asked if "/exec?" in path}
     assert {urlsplit(path).path for path in execs} == {"/api/v1/namespaces/autoclave/pods/scrubber-a/exec"}
     for path in execs:
         query = parse_qs(urlsplit(path).query)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -202,19 +201,6 @@ async def test_the_driver_serves_with_the_rights_that_it_has(short_tmp):
         assert len([*(plugins / "gpu.autoclave.dev").glob("dra-*.sock")]) == 1
         assert await driver.stop() == 0
         assert await scrubber.stop() == 0
-
-
-async def test_the_plugin_waits_for_another_plugin_to_leave(short_tmp):
-    async with AsyncExitStack() as alive:
-        node = Node(short_tmp, alive, plugin={"strategy": ["envvar"]})
-        with socket.socket(socket.AF_UNIX) as rival:
-            rival.bind(str(short_tmp / "kubelet/nvidia-gpu.sock"))
-            rival.listen()
-            doctor = await node.start("doctor (plugin)")
-            assert doctor.process.stdout is not None
-            while b"serves at" not in await doctor.process.stdout.readline():
-                assert doctor.process.returncode is None
-        assert await doctor.ended() == 0
 
 
 async def test_containers_wait_until_cdi_names_their_gpus(short_tmp):

@@ -1,6 +1,5 @@
 """The unit for machines without Kubernetes: what systemd itself says of it, and whether its few rights are enough."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,15 +9,11 @@ import pytest
 
 from autoclave.cli import WRONG_USAGE
 from scrubber.ground import paths
+from tests import few_rights
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "autoclave-scrubber.service"
 PAGE = ROOT / "docs" / "without-kubernetes.md"
-
-LOOK = (
-    "import sys; from scrubber.node.open_files import Search, Timer; "
-    "print(Search({'it': [sys.argv[2]]}).held_by(sys.argv[1], Timer()))"
-)
 
 
 def read():
@@ -62,19 +57,6 @@ def test_every_right_of_the_unit_has_its_reason():
         assert f"`{name}`" in PAGE.read_text()
 
 
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="takes root, and setpriv")
-@pytest.mark.parametrize("without", [None, "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"])
-def test_the_rights_of_the_unit_suffice_to_find_holders(tmp_path, without):
-    gpu = tmp_path / "gpu"
-    gpu.touch()
-    user = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", "echo there; exec sleep 60"]
-    with gpu.open() as opened, subprocess.Popen(user, stdin=opened, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"there\n"
-        kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities() if name != without)
-        few = ["setpriv", f"--bounding-set=-all,{kept}"]
-        look = [*few, sys.executable, "-P", "-c", LOOK, f"/proc/{holder.pid}", str(gpu)]
-        run = subprocess.run(look, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
-        holder.kill()
-    assert (run.stdout.strip() == "frozenset({'it'})") is (without is None), run.stderr
-    assert ("PermissionError" in run.stderr) is (without is not None)
+def test_the_unit_has_the_scrubbers_rights_and_the_kernel_log():
+    """tests/deploy/test_rights.py shows what the service cannot do without each of the others."""
+    assert set(capabilities()) == {f"CAP_{name}" for name in (*few_rights.GIVEN, "SYSLOG")}

@@ -12,6 +12,8 @@ from deploy import generate
 from tests.deploy import manifests
 
 MOUNTED = "extraVolumes: [{name: a, emptyDir: {}}], extraVolumeMounts: [%s]"
+IN_FRONT = "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}%s}"
+GATE = "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}%s}"
 WRONG = [
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
@@ -25,10 +27,7 @@ WRONG = [
     ("policy: {inline: a, existingConfigMap: b}", "leave one of them empty"),
     ("policy: {inline: a, shipped: fast}", "another policy replaces it"),
     ("clusterReports: {taint: true}", "set clusterReports.enabled too"),
-    (
-        "clusterReports: {enabled: true, taint: true}, tolerations: [{key: a, operator: Exists}]",
-        "a tainted node never comes back",
-    ),
+    ("clusterReports: {enabled: true, taint: true}, tolerations: [{key: a, operator: Exists}]", "a tainted node never"),
     ("runtimeClass: {create: true, name: ''}", "set runtimeClass.name"),
     ("plugin: {extraArgs: [--run-dir=/x]}", "plugin.extraArgs: --run-dir is set by a value"),
     ("scrubber: {extraArgs: [--evidenc-rows=9]}", "/scrubber/extraArgs/0.*not match"),
@@ -62,33 +61,15 @@ WRONG = [
     ("dra: {enabled: true}, plugin: {strategy: [envvar]}", "plugin.strategy: claims get devices by"),
     ("dra: {enabled: true}, plugin: {resourcePrefix: a.b}", "plugin.resourcePrefix: the DRA driver has"),
     ("dra: {enabled: true}, plugin: {passDeviceSpecs: true}", "plugin.passDeviceSpecs: the DRA driver"),
-    (
-        "dra: {enabled: true}, plugin: {extraArgs: [--driver-name=a]}",
-        "plugin.extraArgs: --driver-name is set by a value",
-    ),
+    ("dra: {enabled: true}, plugin: {extraArgs: [--driver-name=a]}", "plugin.extraArgs: --driver-name is set by a"),
     ("dra: {driverName: GPU.example}", "/dra/driverName.*does not match"),
-    (
-        "dra: {enabled: true, driverName: " + "a" * 56 + "}",
-        "dra.driverName: with kubelet.registryDir",
-    ),
-    (
-        "dra: {enabled: true}, kubelet: {pluginsDir: /" + "a" * 71 + "}",
-        "dra.driverName: with kubelet.pluginsDir",
-    ),
+    ("dra: {enabled: true, driverName: " + "a" * 56 + "}", "dra.driverName: with kubelet.registryDir"),
+    ("dra: {enabled: true}, kubelet: {pluginsDir: /" + "a" * 71 + "}", "dra.driverName: with kubelet.pluginsDir"),
     ("dra: {claimStatus: true}", "set dra.enabled too"),
-    (
-        "dra: {inFrontOf: {registrarDirectory: /a}}",
-        "dra.inFrontOf: the device plugin stands in front of no DRA driver; set dra.enabled too",
-    ),
+    ("dra: {inFrontOf: {registrarDirectory: /a}}", "dra.inFrontOf: the device plugin stands in front of no DRA"),
     ("dra: {enabled: true, inFrontOf: {driverName: gpu.site.example}}", "set dra.inFrontOf.registrarDirectory too"),
-    (
-        "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}, driverName: gpu.site.example}",
-        "set dra.inFrontOf.driverName instead",
-    ),
-    (
-        "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}, deviceClass: {extendedResourceName: a.b/c}}",
-        "the DeviceClass is the other vendor's",
-    ),
+    (GATE % ", driverName: gpu.site.example", "set dra.inFrontOf.driverName instead"),
+    (GATE % ", deviceClass: {extendedResourceName: a.b/c}", "the DeviceClass is the other vendor's"),
     (
         "dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_registry/vendor}}",
         "dra.inFrontOf.registrarDirectory: it is, or is inside, kubelet.registryDir",
@@ -97,40 +78,16 @@ WRONG = [
         "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}, kubelet: {pluginsDir: /" + "a" * 28 + "}",
         "kubelet.pluginsDir: with dra.inFrontOf it is too long",
     ),
-    (
-        "dra: {enabled: true}, plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}",
-        "plugin.inFrontOf: dra.enabled replaces the device plugin",
-    ),
-    (
-        "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}, migStrategy: single}",
-        "plugin.migStrategy: with plugin.inFrontOf the other plugin decides it",
-    ),
-    (
-        "plugin: {inFrontOf: {directory: /run/vendor}}",
-        "plugin.inFrontOf.directory: the other plugin sees only kubelet.devicePluginsDir",
-    ),
-    (
-        "dra: {enabled: true, deviceClass: {create: false, extendedResourceName: a.b/c}}",
-        "set dra.deviceClass.create too",
-    ),
+    ("dra: {enabled: true}, " + IN_FRONT % "", "plugin.inFrontOf: dra.enabled replaces the device plugin"),
+    (IN_FRONT % ", migStrategy: single", "plugin.migStrategy: with plugin.inFrontOf the other plugin decides it"),
+    ("plugin: {inFrontOf: {directory: /run/vendor}}", "plugin.inFrontOf.directory: the other plugin sees only"),
+    ("dra: {enabled: true, deviceClass: {create: false, extendedResourceName: a.b/c}}", "set dra.deviceClass.create"),
     ("dra: {deviceClass: {extendedResourceName: gpu}}", "/dra/deviceClass/extendedResourceName.*does not match"),
     ("kubelet: {pluginsDir: /var/lib/kubelet/plugins_registry}", "kubelet.[a-zA-Z]+: it is, or is inside"),
-    (
-        "cdi: {generate: true}, backend: simulated",
-        "cdi.generate: simulated GPUs have a CDI specification of their own; leave it off",
-    ),
-    (
-        "cdi: {generate: true}, dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}",
-        "cdi.generate: the plugin or driver behind ours writes the CDI specification itself; leave it off",
-    ),
-    (
-        "cdi: {generate: true}, plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}",
-        "cdi.generate: the plugin or driver behind ours writes",
-    ),
-    (
-        "cdi: {generate: true}, plugin: {strategy: [envvar]}",
-        "cdi.generate: plugin.strategy uses no CDI; leave it off, or add cdi-cri",
-    ),
+    ("cdi: {generate: true}, backend: simulated", "cdi.generate: simulated GPUs have a CDI specification of their"),
+    ("cdi: {generate: true}, dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}", "cdi.generate: the plugin or"),
+    ("cdi: {generate: true}, " + IN_FRONT % "", "cdi.generate: the plugin or driver behind ours writes"),
+    ("cdi: {generate: true}, plugin: {strategy: [envvar]}", "cdi.generate: plugin.strategy uses no CDI; leave it off,"),
     ("admissionPolicy: {kubeletDirectories: [Deny, Warn]}", "exclude each other"),
 ]
 FOR_EACH_SIDE = [

@@ -1,7 +1,6 @@
 """Files as the kernel, the driver and its installer make them, under a root that is not the machine's own."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -101,14 +100,6 @@ def test_each_fact_is_read_from_its_files(tmp_path, look, files, expected):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert kind_of(look(tmp_path)) == expected
-
-
-def test_persistenced_is_there_when_its_socket_is(short_tmp):
-    place = short_tmp / "run/nvidia-persistenced"
-    place.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(place / "socket"))
-        assert posture.persistenced(short_tmp) is True
 
 
 def test_this_machine_has_control_groups_and_room():

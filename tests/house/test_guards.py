@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -32,30 +31,7 @@ async def test_the_event_loop_is_guarded_too():
         await asyncio.open_connection(NOWHERE, 80)
 
 
-def test_loopback_is_open():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
-        pass
-
-
-def test_a_socket_path_under_short_tmp_is_short_enough(short_tmp):
-    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
-        server.bind(str(short_tmp / "scrubber.sock"))
-        server.listen()
-        client.connect(str(short_tmp / "scrubber.sock"))
-
-
 def test_the_home_directory_cannot_be_touched():
-    with pytest.raises(NotADirectoryError):
-        (Path.home() / ".autoclave").write_text("")
-
-
-def test_a_child_process_keeps_what_it_compiles():
-    script = "import sys; print(sys.dont_write_bytecode)"
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert child.stdout == "False\n"
-
-
-def test_a_child_process_has_no_home_either():
     script = "from pathlib import Path; Path('~/.autoclave').expanduser().write_text('')"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "NotADirectoryError" in child.stderr

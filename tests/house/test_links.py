@@ -99,8 +99,3 @@ def test_a_link_that_leads_nowhere_is_seen(link):
 def test_all_forms_of_links_are_found_except_in_code():
     text = '[a](b.md) ![c](d.png "e")\n[f]: g.md\n<https://h.example> <img src="i.png">\n`[j](k)` \n```\n[l](m)\n```\n'
     assert list(targets(text)) == ["b.md", "d.png", "g.md", "https://h.example", "i.png"]
-
-
-def test_headings_have_the_link_names_of_github():
-    text = "# From NVIDIA's plugin, and back\n## `a_b`: c\n## Twice\n## Twice\n```\n# none\n```\n"
-    assert anchors(text) == {"from-nvidias-plugin-and-back", "a_b-c", "twice", "twice-1"}
