@@ -204,16 +204,6 @@ async def test_a_claim_of_the_same_name_waits_for_the_old(node):
     assert [method for method, _ in driver.asked] == ["Prepare", "Unprepare", "Prepare"]
 
 
-async def test_d1_a_pod_that_never_had_the_claim_ends_it(node):
-    driver = await node.driver()
-    await node.kubelet.run(first := node.pod("p", "a"))
-    await node.kubelet.force_delete(first)
-    node.server.delete("resourceclaims", "a", "default")
-    await node.kubelet.run(second := node.pod("p", "a"))
-    await node.kubelet.delete(second)
-    assert driver.calls("Unprepare") == [("a",)]
-
-
 async def test_a_restarted_kubelet_gives_back_the_claims_of_vanished_pods(node):
     driver = await node.driver()
     await node.kubelet.run(pod := node.pod("p", "a"))
