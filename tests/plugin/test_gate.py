@@ -73,6 +73,7 @@ async def test_all_devices_are_asked_for_together_and_once(gate, door):
     await gate.acquire(GPU, devices(gate, B, A))
     await gate.start(devices(gate, A), 30.0)
     assert door.asked == [("acquire", (B, A)), ("start", (A,))]
+    assert door.announced == [True]
 
 
 @pytest.mark.parametrize("kind", [Refused, NotReady])
@@ -197,11 +198,6 @@ async def test_acquire_and_start_leave_time_for_a_refusal(gate, door):
     for left in (30.0, 12.0, None):
         await gate.start(devices(gate, A), left)
     assert door.left == [pytest.approx(it, abs=0.9) for it in (4.6, 29.0, 12.0, 29.0)]
-
-
-async def test_acquire_announces_a_later_start(gate, door):
-    await gate.acquire(GPU, devices(gate, A))
-    assert door.announced == [True]
 
 
 async def test_a_service_that_restarts_is_asked_again(gate, door, listing, read):

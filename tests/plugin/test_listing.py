@@ -111,22 +111,6 @@ async def test_a_renamed_device_stays_unhealthy_under_its_old_name(door, followe
         assert listing.resources() == {GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"}
 
 
-async def test_a_second_stream_takes_nothing_from_the_first(door, followed, read):
-    door.say(gpu(0))
-    async with followed() as listing:
-        await first(listing)
-        readers = [read(listing) for _ in range(5)]
-        for healthy in (True, False, True, False):
-            door.say(gpu(0, healthy=healthy))
-            for reader in readers:
-                await reader.until(everything(healthy))
-                reader.forget()
-        await readers.pop().close()
-        door.say(gpu(0))
-        for reader in readers:
-            await reader.until(everything(True))
-
-
 async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, read):
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
@@ -227,23 +211,6 @@ async def test_a_failing_service_is_retried_with_pauses_and_logged_once(door, fo
         assert door.watched - watched <= 10
         assert len(lines) - logged <= 20
         assert len(reader.lists) - shown <= 20
-
-
-async def test_after_an_unanswered_request_all_devices_are_unhealthy(door, followed, read):
-    door.say(gpu(0), gpu(1))
-    door.silence = 60.0
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(everything(True))
-        door.mute = True
-        reader.forget()
-        listing.distrust()
-        listing.distrust()
-        await reader.until(everything(False), within=0.5)
-        door.mute = False
-        door.say(gpu(0), gpu(1))
-        await reader.until(everything(True), within=1.5)  # not only when it is time to try again
 
 
 class Scripted:
