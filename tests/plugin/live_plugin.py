@@ -5,14 +5,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
+from plugin.device_plugin import DevicePlugin, OwnHandout
+from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.metrics.collector import PluginCounters
+from plugin.stopping import InFlight
 from tests.patience import WITHIN
 
 
@@ -83,6 +89,21 @@ class Plugin:
     def has_its_own_network(self):
         """Whether it is in another network namespace than the test."""
         return Path(f"/proc/{self.process.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+
+
+@asynccontextmanager
+async def serving(listing, scrubber, path, style, registry=None, in_flight=None) -> AsyncIterator[Any]:
+    """The plugin in this process, for NVIDIA's resource; and the kubelet's end of its socket."""
+    in_flight, counters = in_flight or InFlight(), PluginCounters(registry or CollectorRegistry())
+    gate = Gate(scrubber, listing, in_flight)
+    servicer = DevicePlugin("nvidia.com/gpu", listing, gate, counters, OwnHandout(style))
+    server = grpc.aio.server()
+    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+    await server.stop(None)
 
 
 async def allocate(root, *ids):

@@ -155,21 +155,6 @@ async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
             assert {device.state for device in (await admin.status()).devices} == {"clean"}
 
 
-async def test_a_claim_waits_for_the_claim_before(cluster):
-    """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
-    cluster.allocate("a", 0)
-    cluster.allocate("b", 0)
-    await cluster.prepare("a")
-    next_claim = asyncio.create_task(cluster.prepare("b"))
-    refused = await cluster.prepare("b", SOON)
-    assert "still belongs to another claim" in refused.error
-    assert await cluster.unprepare("a") == ""
-    assert (await next_claim).error == ""
-    await cluster.owners("uid-b", "")
-    assert await cluster.unprepare("a") == ""  # a repeated call takes nothing from the next claim
-    await cluster.owners("uid-b", "")
-
-
 async def test_without_the_service_no_claim_is_prepared_or_given_back(cluster, service):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
