@@ -61,8 +61,9 @@ class Scraped:
 
     def one(self, name: str, **labels: str) -> float:
         """The value of the only series with these labels, and perhaps more."""
-        (value,) = (it.value for it in self.samples if it.name == name and labels.items() <= it.labels.items())
-        return value
+        found = [it.value for it in self.samples if it.name == name and labels.items() <= it.labels.items()]
+        assert len(found) == 1
+        return float(found[0])
 
     def of(self, row: Row, suffix: str = "", **labels: str) -> float | None:
         """The value of one series; None if there is none."""

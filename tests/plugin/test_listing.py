@@ -31,15 +31,6 @@ async def first(listing):
         await listing.until_known()
 
 
-async def test_a_stream_begins_with_the_full_list(door, followed, read):
-    door.say(gpu(0), gpu(1, healthy=False))
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
-        assert reader.lists == [{A: True, B: False}]
-
-
 async def test_a_verdict_is_shown_as_soon_as_it_is_sent(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 6 * WITHIN)  # a list that is asked for anew comes too late
     door.say(gpu(0), gpu(1))
@@ -313,19 +304,6 @@ async def test_no_device_is_known_before_the_first_list(door, followed):
             await first(listing)
             assert listing.resources() == {GPU}
     assert [line["event"] for line in lines][1:] == ["devices known"]
-
-
-async def test_a_later_resource_is_returned(door, followed):
-    door.say()
-    async with followed(MigStrategy.MIXED) as listing:
-        await first(listing)
-        more = asyncio.create_task(listing.new_resources(frozenset()))
-        door.say(gpu(0))
-        async with asyncio.timeout(WITHIN):
-            assert await more == {GPU}
-            more = asyncio.create_task(listing.new_resources({GPU}))
-            door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
-            assert await more == {"nvidia.com/mig-1g.10gb"}
 
 
 async def test_a_list_is_in_the_order_of_the_node(door, followed):
