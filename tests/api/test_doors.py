@@ -168,15 +168,6 @@ async def test_a_waiting_scrub_learns_its_place_in_the_queue(house):
     assert [it.queue_place for it in last.values()] == [None, None]
 
 
-async def test_a_refused_scrub_does_not_stop_the_others(house):
-    bad, good = house.uuids
-    async with house.admin() as admin:
-        await admin.quarantine(bad, "because", "a test")
-        results = {it.device: it.result async for it in admin.scrub([], every=True) if it.result}
-    assert (results[bad].clean, results[bad].reason) == (False, "quarantined")
-    assert results[good].clean
-
-
 async def test_a_request_for_all_omits_devices_replaced_long_ago(house):
     gone, good = house.uuids
     drills.lose(house.config.simulation, gone)

@@ -1,6 +1,5 @@
 """With the rights that the chart gives them, and no others, the programs do what they are for."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -12,11 +11,9 @@ import pytest
 
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
-from plugin.registration.sockets import FileWatch
 from tests import few_rights, host_root
 from tests.deploy import manifests
-from tests.patience import WITHIN
-from tests.plugin.live_plugin import Plugin
+from tests.plugin.live_plugin import Plugin, until_files
 from tests.plugin.scraping import get
 
 ALONE = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"']
@@ -192,11 +189,7 @@ async def test_the_driver_serves_with_the_rights_that_it_has(short_tmp):
         scrubber = await node.start("scrubber")
         assert await node.once("doctor (dra)") == 0
         driver = await node.start("dra", **env)
-        watch = FileWatch(registry)
-        watching = asyncio.create_task(watch.run())
-        async with asyncio.timeout(WITHIN):
-            await watch.until(lambda: any(registry.glob("gpu.autoclave.dev-*-reg.sock")))
-        watching.cancel()
+        await until_files(lambda: any(registry.glob("gpu.autoclave.dev-*-reg.sock")), registry)
         assert not await ready(driver)
         assert len([*(plugins / "gpu.autoclave.dev").glob("dra-*.sock")]) == 1
         assert await driver.stop() == 0

@@ -158,13 +158,6 @@ async def test_brief_uses_pass_a_waiter_only_for_a_while(stage, monkeypatch):
     assert (await stage.settle())[-3:] == ["-one", "+late", "+brief too late"]
 
 
-async def test_exclusive_use_blocks_brief_uses(stage):
-    stage.enter("one", alone=True)
-    await stage.settle()
-    stage.enter("brief", brief=True)
-    assert await stage.settle() == ["+one"]
-
-
 async def test_waiters_for_the_exclusive_lock_go_before_later_arrivals(stage):
     stage.enter("one", alone=True)
     await stage.settle()

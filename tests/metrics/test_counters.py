@@ -100,11 +100,6 @@ def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 
 
-def test_findings_of_a_new_device_begin_at_zero(book):
-    book.tell(None, ev.Discovered(DEVICE, lives.HERE))
-    assert [book.of(row, **DEVICE_LABELS) for row in (table.RESIDUE, table.UNAUTHORISED)] == [0, 0]
-
-
 def test_the_time_to_clean_starts_at_the_first_cause(book):
     dirty = book.tell(lives.IN_USE, ev.Released("its pod is gone"))
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))

@@ -67,7 +67,6 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
         self.listening: dict[
             str, grpc.aio.UnaryStreamCall[pb.Empty, pb.ListAndWatchResponse]
         ] = {}  # endpoint -> the open stream
-        self.lists = 0  # messages received
         self.refusal = ""
         self.hangs = self.drops = self.ignores = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +114,6 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
             try:
                 async for _ in stream:
                     self.listening[endpoint] = stream
-                    self.lists += 1
                     self.notify()
                     if self.drops:
                         stream.cancel()

@@ -5,24 +5,30 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
+from plugin.device_plugin import DevicePlugin, OwnHandout
+from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.metrics.collector import PluginCounters
+from plugin.registration.sockets import FileWatch
+from plugin.stopping import InFlight
 from tests.patience import WITHIN
 
 
 class Plugin:
     """``autoclave plugin`` on the directories of a test."""
 
-    def __init__(self, root: Path, *flags: object, before: Sequence[str] = (), **env: str) -> None:
-        """``before`` is put in front of the command, to run it in a smaller world."""
+    def __init__(self, root: Path, *flags: object, **env: str) -> None:
         self.command = [
-            *before, sys.executable, "-m", "autoclave", "plugin", "--log-format", "json",
+            sys.executable, "-m", "autoclave", "plugin", "--log-format", "json",
             "--kubelet-dir", str(root), "--run-dir", str(root / "run"), *map(str, flags),
         ]  # fmt: skip
         self.env = {**os.environ, **env}
@@ -80,9 +86,29 @@ class Plugin:
         lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines()
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
-    def has_its_own_network(self):
-        """Whether it is in another network namespace than the test."""
-        return Path(f"/proc/{self.process.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+
+async def until_files(holds, *folders):
+    """Wait until the files of these folders are as the test wants."""
+    watch = FileWatch(*folders)
+    watching = asyncio.create_task(watch.run())
+    async with asyncio.timeout(WITHIN):
+        await watch.until(holds)
+    watching.cancel()
+
+
+@asynccontextmanager
+async def serving(listing, scrubber, path, style, registry=None, in_flight=None) -> AsyncIterator[Any]:
+    """The plugin in this process, for NVIDIA's resource; and the kubelet's end of its socket."""
+    in_flight, counters = in_flight or InFlight(), PluginCounters(registry or CollectorRegistry())
+    gate = Gate(scrubber, listing, in_flight)
+    servicer = DevicePlugin("nvidia.com/gpu", listing, gate, counters, OwnHandout(style))
+    server = grpc.aio.server()
+    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+    await server.stop(None)
 
 
 async def allocate(root, *ids):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -181,38 +180,3 @@ def test_the_plugin_loads_no_driver_library():
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "plugin" in loaded
     assert not HEAVY & set(loaded)
-
-
-JAIL = """
-set -e
-mount --make-rprivate /
-mount --bind "$0" "$0"
-mount -o remount,bind,ro /
-mount -o remount,bind,ro /tmp 2>/dev/null || true
-if touch /tmp/autoclave-was-here 2>/dev/null; then echo "the root is not read-only" >&2; exit 9; fi
-exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-privs "$@"
-"""
-
-
-def _jail_works() -> str:
-    """Why there can be no jail on this machine; empty if there can."""
-    if not (shutil.which("unshare") and shutil.which("setpriv")):
-        return "util-linux (unshare, setpriv) is not installed"
-    tried = subprocess.run(
-        ["unshare", "--net", "--mount", "sh", "-c", JAIL, "/tmp", "true"], capture_output=True, text=True, check=False
-    )
-    return "" if tried.returncode == 0 else f"this user cannot make namespaces: {tried.stderr.strip()}"
-
-
-@pytest.mark.usefixtures("scrub_server")
-async def test_the_plugin_runs_without_any_special_right(kubelet, plugin, short_tmp):
-    if why := _jail_works():
-        pytest.skip(why)
-    it = await plugin(before=["unshare", "--net", "--mount", "sh", "-c", JAIL, str(short_tmp)])
-    await kubelet.registered(GPU)
-    assert {value for name, value in it.status().items() if name.startswith("Cap")} == {"0" * 16}
-    assert it.has_its_own_network()
-    pod = Pod.of("train", {GPU: 2})
-    await kubelet.run(pod)
-    assert (pod.phase, pod.message) == (Phase.RUNNING, "")
-    assert await it.stop() == 0

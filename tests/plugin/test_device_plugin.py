@@ -8,15 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from plugin.device_plugin import DevicePlugin, OwnHandout
-from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.metrics.collector import PluginCounters
 from plugin.response import Strategy, Style
 from plugin.stopping import InFlight
 from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import serving
 from tests.plugin.scrub_server import gpu, hang, no
 
 GPU = "nvidia.com/gpu"
@@ -50,15 +47,8 @@ def in_flight():
 async def kubelet(short_tmp, listing, registry, in_flight):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True, dev_root=str(short_tmp))
-    gate = Gate(listing._scrubber, listing, in_flight)
-    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(registry), OwnHandout(style))
-    server = grpc.aio.server()
-    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
-    server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"unix:{short_tmp}/plugin.sock") as channel:
-        yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
-    await server.stop(None)
+    async with serving(listing, listing._scrubber, short_tmp / "plugin.sock", style, registry, in_flight) as stub:
+        yield stub
 
 
 async def allocate(kubelet, *groups):

@@ -31,15 +31,6 @@ async def first(listing):
         await listing.until_known()
 
 
-async def test_a_stream_begins_with_the_full_list(door, followed, read):
-    door.say(gpu(0), gpu(1, healthy=False))
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
-        assert reader.lists == [{A: True, B: False}]
-
-
 async def test_a_verdict_is_shown_as_soon_as_it_is_sent(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 6 * WITHIN)  # a list that is asked for anew comes too late
     door.say(gpu(0), gpu(1))
@@ -109,22 +100,6 @@ async def test_a_renamed_device_stays_unhealthy_under_its_old_name(door, followe
         await old.until(exactly(GPU_0001=False))
         await new.until(exactly(GPU_0001=True))
         assert listing.resources() == {GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"}
-
-
-async def test_a_second_stream_takes_nothing_from_the_first(door, followed, read):
-    door.say(gpu(0))
-    async with followed() as listing:
-        await first(listing)
-        readers = [read(listing) for _ in range(5)]
-        for healthy in (True, False, True, False):
-            door.say(gpu(0, healthy=healthy))
-            for reader in readers:
-                await reader.until(everything(healthy))
-                reader.forget()
-        await readers.pop().close()
-        door.say(gpu(0))
-        for reader in readers:
-            await reader.until(everything(True))
 
 
 async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, read):
@@ -229,23 +204,6 @@ async def test_a_failing_service_is_retried_with_pauses_and_logged_once(door, fo
         assert len(reader.lists) - shown <= 20
 
 
-async def test_after_an_unanswered_request_all_devices_are_unhealthy(door, followed, read):
-    door.say(gpu(0), gpu(1))
-    door.silence = 60.0
-    async with followed() as listing:
-        await first(listing)
-        reader = read(listing)
-        await reader.until(everything(True))
-        door.mute = True
-        reader.forget()
-        listing.distrust()
-        listing.distrust()
-        await reader.until(everything(False), within=0.5)
-        door.mute = False
-        door.say(gpu(0), gpu(1))
-        await reader.until(everything(True), within=1.5)  # not only when it is time to try again
-
-
 class Scripted:
     """A scrub service that sends a list when the test says so, with a stream for each request."""
 
@@ -346,19 +304,6 @@ async def test_no_device_is_known_before_the_first_list(door, followed):
             await first(listing)
             assert listing.resources() == {GPU}
     assert [line["event"] for line in lines][1:] == ["devices known"]
-
-
-async def test_a_later_resource_is_returned(door, followed):
-    door.say()
-    async with followed(MigStrategy.MIXED) as listing:
-        await first(listing)
-        more = asyncio.create_task(listing.new_resources(frozenset()))
-        door.say(gpu(0))
-        async with asyncio.timeout(WITHIN):
-            assert await more == {GPU}
-            more = asyncio.create_task(listing.new_resources({GPU}))
-            door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
-            assert await more == {"nvidia.com/mig-1g.10gb"}
 
 
 async def test_a_list_is_in_the_order_of_the_node(door, followed):

@@ -68,10 +68,6 @@ def test_the_choice(where, state, size, must, available, expected):
     assert pick(machine(*where, **state), size, must, available) == expected
 
 
-def test_equal_devices_are_preferred_by_index():
-    assert pick(machine(*HGX)[::-1], 2, available=[7, 6, 2, 3, 1, 5]) == [1, 2]
-
-
 def test_ids_that_are_said_twice_count_once():
     assert pick(machine(*TWO), 2, must=(5, 5), available=[5, 5, 6, 6]) == [5, 6]
     assert pick(machine(*TWO), 3, available=[5, 5, 6, 6]) == []

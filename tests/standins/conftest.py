@@ -26,6 +26,11 @@ def answering(**envs):
     return lambda _: deviceplugin_pb2.ContainerAllocateResponse(envs=envs)
 
 
+async def during(kubelet, method):
+    """Wait until this call has begun."""
+    await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
+
+
 class Node:
     """``async with node.kubelet(...) as kubelet`` runs a kubelet; plugins of ``node.plugin`` end with the test."""
 

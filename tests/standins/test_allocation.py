@@ -9,6 +9,7 @@ from demo.standins.do_nothing_plugin import RESOURCE as GPU
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, Phase, Pod
 from tests.patience import WITHIN
+from tests.standins.conftest import during
 
 
 def container(name, count, kind=ContainerKind.APP):
@@ -24,10 +25,6 @@ def admissions(kubelet):
         elif call.method == "Allocate":
             short.append(("allocate", "".join(call.ids)))
     return short
-
-
-async def during(kubelet, method):
-    await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
 
 
 async def test_x2_an_app_reuses_its_inits_device_without_a_preference(kubelet, plugin):

@@ -166,16 +166,6 @@ async def test_a_restarted_kubelet_has_forgotten_what_is_prepared(node):
     assert len(node.saved()[0]["DriverState"][NIC]["Devices"]) == 2  # the kubelet appends
 
 
-async def test_a_reboot_prepares_the_claims_of_all_pods_again(node):
-    driver = await node.driver()
-    await node.kubelet.run(pod := node.pod("p", "a"))
-    await node.kubelet.reboot()
-    await node.kubelet.start()
-    await node.kubelet.driver_registered(NIC)
-    await node.kubelet.sync(pod)
-    assert driver.calls("Prepare") == [("a",), ("a",)]
-
-
 async def test_a_force_deleted_pod_frees_its_claim_while_it_runs(node):
     """The next Prepare comes before the last Unprepare."""
     driver = await node.driver()
@@ -202,16 +192,6 @@ async def test_a_claim_of_the_same_name_waits_for_the_old(node):
     await node.kubelet.end_orphan(first)
     assert await node.kubelet.sync(second)
     assert [method for method, _ in driver.asked] == ["Prepare", "Unprepare", "Prepare"]
-
-
-async def test_d1_a_pod_that_never_had_the_claim_ends_it(node):
-    driver = await node.driver()
-    await node.kubelet.run(first := node.pod("p", "a"))
-    await node.kubelet.force_delete(first)
-    node.server.delete("resourceclaims", "a", "default")
-    await node.kubelet.run(second := node.pod("p", "a"))
-    await node.kubelet.delete(second)
-    assert driver.calls("Unprepare") == [("a",)]
 
 
 async def test_a_restarted_kubelet_gives_back_the_claims_of_vanished_pods(node):

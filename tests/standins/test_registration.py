@@ -57,18 +57,6 @@ async def test_r9_x27_names_that_are_no_extended_resources_are_refused(node, nam
         )
 
 
-async def test_r9_a_socket_in_a_subdirectory_survives_a_kubelet_start(node, directory):
-    (directory / "sub").mkdir()
-    async with node.kubelet() as kubelet:
-        plugin = await node.plugin(socket="sub/p.sock").begin()
-        await kubelet.registered(GPU)
-        await kubelet.kill()
-        await kubelet.start()
-        assert (directory / "sub/p.sock").is_socket()
-        await plugin.register()
-        await kubelet.registered(GPU)
-
-
 async def test_x27_a_dead_endpoint_fails_after_the_dial_timeout(node):
     async with node.kubelet(timing=Timing(dial=0.2)):
         code, text = await refusal(node.plugin())
@@ -86,13 +74,6 @@ async def test_r1_x17_the_old_streams_end_stops_the_new_endpoint(kubelet, plugin
     pod = Pod.of("late", {GPU: 1})
     await kubelet.admit(pod)
     assert "no healthy devices present" in pod.message
-
-
-async def test_r1_the_new_plugin_recovers_by_registering_again(kubelet, plugin, node):
-    new = await node.plugin(socket="new.sock", ids="01").begin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    await plugin.stop()
-    await asyncio.wait_for(new.ended.wait(), WITHIN)
     await new.register()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 

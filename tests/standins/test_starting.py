@@ -7,6 +7,7 @@ from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, 
 from demo.standins.runtime import CannotCreate, Runtime
 from demo.standins.timing import Timing
 from tests.patience import WITHIN
+from tests.standins.conftest import during
 
 
 class Containers(Runtime):
@@ -31,10 +32,6 @@ def prestarts(kubelet):
     return ["".join(call.ids) for call in kubelet.calls if call.method == "PreStartContainer"]
 
 
-async def during(kubelet, method):
-    await kubelet.until(lambda: kubelet.calls[-1].method == method and not kubelet.calls[-1].outcome)
-
-
 async def test_r3_x2_prestart_comes_once_before_each_start(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, plugin):
@@ -50,16 +47,6 @@ async def test_r3_x2_prestart_comes_once_before_each_start(node):
         assert 29 < plugin.left["PreStartContainer"] < 31
         assert pod.statuses["i"].state is ContainerState.TERMINATED
         assert pod.statuses["s"].state is ContainerState.RUNNING
-
-
-async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(kubelet):
-    pod = Pod("p", (Container("a", {GPU: 1}), Container("b", {GPU: 1})))
-    await kubelet.run(pod)
-    before = sum(call.method == "Allocate" for call in kubelet.calls)
-    assert (await kubelet.restart_container(pod, "a")).starts == 2
-    assert prestarts(kubelet) == ["0", "1", "0"]
-    assert sum(call.method == "Allocate" for call in kubelet.calls) == before
-    assert pod.statuses["b"].starts == 1
 
 
 async def test_x9_after_a_prestart_timeout_the_next_container_is_tried(node):

@@ -31,14 +31,6 @@ async def test_the_name_of_an_event_is_valid(api, node):
     assert credentials.is_subdomain(letter.name)
 
 
-def test_a_taint_is_removed_only_if_it_is_ours():
-    assert api_objects.remove_taint("7", 2) == [
-        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
-        {"op": "test", "path": "/spec/taints/2/key", "value": api_objects.TAINT},
-        {"op": "remove", "path": "/spec/taints/2"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("taints", "place"),
     [

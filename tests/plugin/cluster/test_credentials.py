@@ -1,6 +1,5 @@
 """Who would speak to whom."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,18 +38,6 @@ def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, en
         (asked.service_account / "token").unlink()
     wanted = {"account": asked.service_account, "file": Path(NAMED["KUBECONFIG"]), None: None}[found]
     assert credentials.find(replace(asked, reports=reports), environment) == wanted
-
-
-@pytest.mark.parametrize(
-    ("change", "environment", "message"),
-    [
-        ({}, SERVICE, ""),
-        ({"node": ""}, SERVICE, "--node-name, or NODE_NAME"),
-        ({}, {}, "there are no credentials: mount the token"),
-    ],
-)
-def test_missing_options_are_named_with_a_remedy(asked, change, environment, message):
-    assert re.search(message, credentials.missing(replace(asked, reports=Reports.ON, **change), environment))
 
 
 @pytest.mark.parametrize(

@@ -308,12 +308,6 @@ def waiting(outbox):
     return found
 
 
-def test_events_are_sent_in_their_order(outbox):
-    for device in "abc":
-        outbox.put(change(device), 0)
-    assert [it.event.device for it in waiting(outbox)] == list("abc")
-
-
 def test_a_repeated_event_waits_once_with_the_newest_note(outbox):
     outbox.put(change(note="old"), 1)
     outbox.put(change(note="new"), 2)

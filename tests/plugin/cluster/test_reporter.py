@@ -67,44 +67,10 @@ async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
     assert (event["reportingComponent"], event["metadata"]["namespace"], event["count"]) == ("autoclave", "default", 1)
 
 
-async def test_the_condition_beats_without_a_change(api, door, reporting):
-    door.say(gpu(0))
-    async with reporting(pace=replace(QUICK, heartbeat=0.05)):
-        await api.until(lambda: len(api.bodies(CONDITION)) >= 4)
-    first, second = (body["status"]["conditions"][0] for body in api.bodies(CONDITION)[:2])
-    assert first["lastTransitionTime"] == second["lastTransitionTime"]
-
-
-async def test_a_silent_service_makes_the_condition_unknown(api, door, reporting):
-    door.say(out(0))
-    door.silence = 0.0
-    async with reporting(taint=True):
-        await api.until(lambda: TAINT in api.taints())
-        await door.close()
-        await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
-        assert TAINT in api.taints()
-        door.devices = (gpu(0),)
-        await door.open()
-        await api.until(lambda: TAINT not in api.taints() and api.says("True"))
-
-
 async def test_a_service_that_never_answers_is_reported(api, door, reporting):
     door.mute = True
     async with reporting(pace=replace(QUICK, first_list_within=0.01)):
         await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
-
-
-async def test_an_old_taint_stays_until_a_device_is_healthy(api, door, reporting):
-    api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
-    waits = [gpu(index, healthy=False, clean=False) for index in range(2)]
-    door.say(*waits)
-    async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.01)):
-        await api.until(lambda: len(api.bodies(CONDITION)) >= 5)  # time to drop it
-        assert api.says("Unknown", "DevicesNotReady")
-        assert not api.bodies("PATCH nodes")
-        door.say(gpu(0), waits[1])
-        await api.until(lambda: TAINT not in api.taints())
-        assert api.says("Unknown", "DevicesNotReady")
 
 
 async def test_the_taint_is_set_and_removed(api, door, reporting):
@@ -186,19 +152,6 @@ async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, r
     assert {line["log_level"] for line in reported} == {"warning"}
     assert len(reported) <= 4  # for each strand, when it found out and when the words changed; not for each try
     assert lines(logs, "reporting to the cluster again")
-
-
-async def test_a_hanging_api_server_delays_no_call(api, door, reporting, read):
-    api.fault = silence
-    async with reporting(within=3600) as listing:  # longer than the test would wait
-        door.say(gpu(0), gpu(1))
-        await listing.until_known()
-        reader = read(listing)
-        await api.until(lambda: api.requests)
-        for healthy in [False, True] * 10:
-            reader.forget()
-            door.say(gpu(0), gpu(1, healthy=healthy))
-            await reader.until(lambda shown, healthy=healthy: shown["GPU-0001"] is healthy)
 
 
 @pytest.mark.parametrize("hang", [silence, drip])

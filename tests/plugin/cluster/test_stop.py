@@ -19,13 +19,6 @@ from tests.plugin.cluster.test_silence import IDLE, Source
 from tests.plugin.scrub_server import gpu
 
 
-async def test_the_stop_is_reported(api, door, reporting):
-    door.say(gpu(0))
-    async with reporting():
-        await api.until(lambda: api.says("True"))
-    assert api.says("Unknown", "PluginStopped")
-
-
 @pytest.mark.parametrize("way", ["down", "hangs"])
 async def test_the_server_stops_quickly(api, door, reporting, way):
     with capture_logs() as logs:

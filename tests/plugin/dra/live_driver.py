@@ -1,6 +1,5 @@
 """The real DRA driver as a process of its own. The test speaks for the kubelet and the API server."""
 
-import asyncio
 import sys
 from typing import Any
 
@@ -10,9 +9,8 @@ from demo.standins.api_server import CLAIMS, ApiServer
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
-from plugin.registration.sockets import FileWatch
 from tests.patience import WITHIN
-from tests.plugin.live_plugin import Plugin
+from tests.plugin.live_plugin import Plugin, until_files
 from tests.plugin.scraping import get, scrape
 
 NODE = "node-1"
@@ -85,11 +83,7 @@ class LiveDriver(Plugin):
 
     async def socket(self, folder):
         """The socket of this process, as soon as it is there."""
-        watch = FileWatch(self.root / folder)
-        watching = asyncio.create_task(watch.run())
-        async with asyncio.timeout(WITHIN):
-            await watch.until(lambda: any((self.root / folder).glob("[!.]*.sock")))
-        watching.cancel()
+        await until_files(lambda: any((self.root / folder).glob("[!.]*.sock")), self.root / folder)
         [found] = (self.root / folder).glob("[!.]*.sock")
         return found
 

@@ -5,9 +5,8 @@ import asyncio
 from plugin.cluster.credentials import ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
-from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
-from tests.patience import WITHIN
+from tests.plugin.live_plugin import until_files
 
 
 class Asked(InFlight):
@@ -29,12 +28,9 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
         plugins_dir=short_tmp, registry_dir=short_tmp, run_dir=service.run_dir, cluster=ReportChoice(node="node-1")
     )
     chosen.service_socket.parent.mkdir()
-    calls, watch = Asked(), FileWatch(short_tmp)
-    watching = asyncio.create_task(watch.run())
+    calls = Asked()
     program = asyncio.create_task(app._work(chosen, short_tmp, calls))
-    async with asyncio.timeout(WITHIN):
-        await watch.until(chosen.registry_socket.exists)
-    for task in (program, watching):
-        task.cancel()
-    await asyncio.wait({program, watching})
+    await until_files(chosen.registry_socket.exists, short_tmp)
+    program.cancel()
+    await asyncio.wait({program})
     assert calls.within == [driver.CALL_WITHIN]

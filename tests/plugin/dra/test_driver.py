@@ -155,32 +155,6 @@ async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
             assert {device.state for device in (await admin.status()).devices} == {"clean"}
 
 
-async def test_a_claim_waits_for_the_claim_before(cluster):
-    """After a force delete, the kubelet prepares the next claim before it unprepares the last one."""
-    cluster.allocate("a", 0)
-    cluster.allocate("b", 0)
-    await cluster.prepare("a")
-    next_claim = asyncio.create_task(cluster.prepare("b"))
-    refused = await cluster.prepare("b", SOON)
-    assert "still belongs to another claim" in refused.error
-    assert await cluster.unprepare("a") == ""
-    assert (await next_claim).error == ""
-    await cluster.owners("uid-b", "")
-    assert await cluster.unprepare("a") == ""  # a repeated call takes nothing from the next claim
-    await cluster.owners("uid-b", "")
-
-
-async def test_a_claim_waits_while_the_service_restarts(cluster, service):
-    cluster.allocate("a", 0)
-    await cluster.prepare("a")
-    service.kill()
-    cluster.allocate("b", 1)
-    waiting = asyncio.create_task(cluster.prepare("b"))
-    await asyncio.to_thread(service.start)
-    assert (await waiting).error == ""
-    await cluster.owners("uid-a", "uid-b")  # the ledger has both
-
-
 async def test_without_the_service_no_claim_is_prepared_or_given_back(cluster, service):
     cluster.allocate("a", 0)
     await cluster.prepare("a")
@@ -203,12 +177,6 @@ async def test_a_missing_claim_gets_no_device(cluster):
         "autoclave: the DRA driver could not read the ResourceClaim default/missing, and the kubelet asks again after"
         " 60 to 90 s: cannot get resourceclaims, the object does not exist"
     )
-
-
-async def test_a_device_of_another_node_is_refused(cluster):
-    cluster.allocate("a", 0)
-    cluster.claims["a"]["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-elsewhere"
-    assert "not a device of this node" in (await cluster.prepare("a")).error
 
 
 async def test_admin_access_takes_no_device(cluster):

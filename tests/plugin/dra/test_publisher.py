@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from demo.standins.api_server import ApiServer, watch_error
-from demo.standins.http_api import Answer, Request, on, status
+from demo.standins.http_api import Request
 from plugin.cluster import apiserver
-from plugin.cluster.retry_loop import Failure, FailureKind, Pace
+from plugin.cluster.retry_loop import Pace
 from plugin.dra import publisher
 from plugin.dra.metrics import DraCounters
 from plugin.dra.publisher import SlicePublisher
@@ -137,24 +137,3 @@ async def test_an_unreachable_service_leaves_claims_without_devices(api, door, p
         await api.until(lambda: api.devices() == ["gpu-0000"])
         await door.close()
         await api.until(lambda: api.devices() == ["gpu-0000!"])
-
-
-async def test_a_failed_write_is_tried_again(api, door, publishing):
-    refusals = iter([status(503, "busy"), status(403, "no right")])
-    api.fault = on("PATCH resourceslices", lambda _: next(refusals, None))
-    door.say(gpu(0))
-    async with publishing():
-        await api.until(lambda: api.devices() == ["gpu-0000"])
-
-
-async def test_a_claim_is_read_from_the_api_server(api):
-    claim = {"kind": "ResourceClaim", "metadata": {"name": "a", "namespace": "x", "uid": "1"}, "new": "field"}
-    path = "/apis/resource.k8s.io/v1/namespaces/x/resourceclaims/a"
-    api.fault = lambda request: Answer(200, claim) if request.path == path else None
-    server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
-    found = await server.claim("x", "a")
-    assert (found["metadata"]["uid"], found["new"]) == ("1", "field")
-    with pytest.raises(Failure) as failed:
-        await server.claim("x", "missing")
-    assert failed.value.kind is FailureKind.MISSING
-    await server.close()

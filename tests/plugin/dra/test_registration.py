@@ -11,8 +11,8 @@ from plugin.dra import registration
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
 from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.sockets import FileWatch
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import until_files
 
 DRIVER = "gpu.autoclave.dev"
 
@@ -30,18 +30,15 @@ async def registered(places):
     """The driver serves, and a kubelet that knows its name asks."""
     notified: asyncio.Queue[NotRegistered | None] = asyncio.Queue()
     service, shown = places
-    watch = FileWatch(shown.parent)
     work = registration.stay_registered(
         DRIVER, lambda _server: None, service, shown, lambda _, failure: notified.put_nowait(failure)
     )
-    tasks = [asyncio.create_task(work), asyncio.create_task(watch.run())]
-    async with asyncio.timeout(WITHIN):
-        await watch.until(shown.exists)
+    task = asyncio.create_task(work)
+    await until_files(shown.exists, shown.parent)
     async with grpc.aio.insecure_channel(f"unix:{shown}") as channel:
         yield pluginregistration_pb2_grpc.RegistrationStub(channel), notified
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_the_kubelet_gets_name_kind_and_socket(places):
@@ -88,7 +85,4 @@ async def test_a_removed_socket_is_served_again(places, which):
         lost = await notified.get()
         assert lost is not None
         assert lost.cause is Cause.SOCKET_GONE
-        watch = FileWatch(*(place.parent for place in places))
-        task = asyncio.create_task(watch.run())
-        await watch.until(lambda: all(place.exists() for place in places))
-        task.cancel()
+        await until_files(lambda: all(place.exists() for place in places), *(place.parent for place in places))

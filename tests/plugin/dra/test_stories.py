@@ -121,7 +121,7 @@ async def test_a_claim_gets_its_devices_despite_kills(node, live_driver):
     assert node.marks(second) > 0
 
 
-async def test_a_pod_keeps_its_claim_after_an_early_unprepare(node, live_driver):
+async def test_d1_a_pod_keeps_its_claim_after_an_early_unprepare(node, live_driver):
     """Fault D1: another pod, with a new claim of the same name, was refused and is deleted."""
     driver = await live_driver()
     await node.kubelet.start()

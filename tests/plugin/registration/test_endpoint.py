@@ -127,17 +127,6 @@ async def test_a_stream_that_breaks_on_our_side_counts_as_ended(path, caplog):
     assert "broken on purpose" in caplog.text  # grpc tells it
 
 
-async def test_open_streams_end_cleanly_with_the_server(path):
-    async with endpoint.dial(path) as channel:
-        async with endpoint.serve(path, Plugin().add):
-            stream = stub(channel).ListAndWatch(pb.Empty())
-            await stream.read()
-            began = time.monotonic()
-        assert time.monotonic() - began < WITHIN
-        assert await stream.read() is grpc.aio.EOF
-        assert await stream.code() is grpc.StatusCode.OK
-
-
 async def test_a_stream_that_opens_during_the_stop_ends_cleanly(path):
     async with endpoint.serve(path, Plugin().add) as served, endpoint.dial(path) as channel:
         served.streams.close()

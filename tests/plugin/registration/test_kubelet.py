@@ -81,18 +81,6 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     assert len(door.registers) == 1
 
 
-async def test_a_plugin_registers_with_a_later_kubelet(registration, door, seen_events):
-    with capture_logs() as logs:
-        async with running(registration):
-            async with asyncio.timeout(WITHIN):
-                while "waiting for the kubelet" not in [line["event"] for line in logs]:  # noqa: ASYNC110 - a log has no event
-                    await asyncio.sleep(0.001)
-            await door.start()
-            await door.knows()
-            await succeeds(seen_events)
-    assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
-
-
 async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, home, seen_events):
     await door.start()
     async with running(registration):

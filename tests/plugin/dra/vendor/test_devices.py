@@ -108,6 +108,15 @@ class Cluster:
         async with self.channel() as channel:
             return await unprepare(channel, name, within, uid=name)
 
+    async def healths(self):
+        """The first message about the health of devices."""
+        async with self.channel() as channel:
+            health = drahealth_pb2_grpc.DRAResourceHealthStub(channel)
+            stream = health.NodeWatchResources(drahealth_pb2.NodeWatchResourcesRequest())
+            message = await stream.read()
+            stream.cancel()
+            return message
+
     # -- the node
 
     async def states(self):
@@ -180,6 +189,8 @@ async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):
     assert await cluster.unprepare("a") == ""
     assert (await waiting).error == ""
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Unprepare", ("a",)), ("Prepare", ("b",))]
+    assert await cluster.unprepare("a") == ""  # a repeated call takes nothing from the next claim
+    assert await cluster.states() == ["granted", "clean"]
 
 
 async def test_a_vendors_error_keeps_the_devices_for_the_claim(cluster):
@@ -313,12 +324,7 @@ async def test_old_and_new_gate_answer_alike_during_an_update(cluster):
 
 
 async def test_health_has_the_names_of_the_vendor(cluster):
-    async with cluster.channel() as channel:
-        stream = drahealth_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
-            drahealth_pb2.NodeWatchResourcesRequest()
-        )
-        message = await stream.read()
-        stream.cancel()
+    message = await cluster.healths()
     healths = {(it.device.pool_name, it.device.device_name): it.health for it in message.devices}
     assert healths == dict.fromkeys([("node-1", "gpu-0"), ("node-1", "gpu-1")], drahealth_pb2.HEALTHY)
 
@@ -328,10 +334,5 @@ async def test_health_that_the_vendor_reports_is_handed_on(cluster):
     cluster.vendor.versions.append(driver.HEALTH)
     cluster.vendor.health.put_nowait([drahealth_pb2.DeviceHealth(device=GPU_0, message="of the vendor")])
     await cluster.vendor.serve()
-    async with cluster.channel() as channel:
-        stream = drahealth_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
-            drahealth_pb2.NodeWatchResourcesRequest()
-        )
-        message = await stream.read()
-        stream.cancel()
+    message = await cluster.healths()
     assert [it.message for it in message.devices] == ["of the vendor"]
