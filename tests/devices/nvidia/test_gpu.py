@@ -52,7 +52,10 @@ def test_memory_in_use_while_idle_is_no_leak(rig) -> None:
 def test_memory_that_the_driver_frees_late_is_no_leak(rig, gpu) -> None:
     gpu.set({"memory.used": 100 * 2**20})
     freed = Skipping(lambda: gpu.set({"memory.used": 0}))
-    assert touch_for(rig, freed, idle_bytes=10 * 2**20).vitals() == Vitals()
+    one = touch_for(rig, freed, idle_bytes=10 * 2**20)
+    assert one.vitals() == Vitals()
+    waited = freed.skipped
+    assert (one.vitals(), freed.skipped) == (Vitals(), waited)  # free memory is not waited for
 
 
 def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu) -> None:

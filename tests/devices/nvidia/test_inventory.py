@@ -106,14 +106,17 @@ def test_a_gpu_in_mig_mode_without_slices_offers_nothing(rig) -> None:
         ("NVIDIA H200 MIG 1g.18gb+me", 7, "nvidia.com/mig-1g.18gb.me"),
         ("NVIDIA H200 MIG 1g.18gb", 7, "nvidia.com/mig-1g.18gb.me"),
         ("NVIDIA H200 MIG 1g.18gb", 0, "nvidia.com/mig-1g.18gb"),
+        ("NVIDIA H200 MIG 1g.18gb", None, "nvidia.com/mig-1g.18gb"),  # the driver has no data of instances
         ("NVIDIA H200 MIG 1c.3g.71gb", 2, "nvidia.com/mig-1c.3g.71gb"),
         ("NVIDIA RTX PRO 6000 MIG 1g.24gb+me.all", 0, "nvidia.com/mig-1g.24gb.me.all"),
         ("NVIDIA RTX PRO 6000 MIG 1g.24gb-me", 0, "nvidia.com/mig-1g.24gb-me"),
     ],
 )
-def test_a_slice_has_the_name_of_nvidias_plugin(rig, name: str, profile: int, resource: str) -> None:
+def test_a_slice_has_the_name_of_nvidias_plugin(rig, name: str, profile: int | None, resource: str) -> None:
     [uuid] = rig.cut(0, Slice())
     rig.gpu(0).set({"mig.0.name": name, f"gi.{rig.gpu(0)['mig.0.gi']}.profile": profile})
+    if profile is None:
+        rig.gpu(0).fail("nvmlDeviceGetGpuInstanceById", pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert named(rig.backend())[uuid].resource == resource
 
 

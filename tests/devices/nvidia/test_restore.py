@@ -13,6 +13,7 @@ from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import StoredSettings
+from scrubber.ground.documents import strict_json
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.fakes.nvml.machine import Slice
 
@@ -230,6 +231,14 @@ def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
     assert gpu.restore_settings().drift == ()
     rig.gpu(0).set({"persistence_mode": 1, "ecc.pending": 1})
     assert gpu.restore_settings().drift == ("persistence: on -> off", "ecc: on -> off")
+
+
+def test_an_empty_baseline_restores_only_defaults(rig, tmp_path) -> None:
+    (tmp_path / "settings.json").write_bytes(strict_json.encode(StoredSettings()))
+    for change in CHANGES:
+        change.make(rig.gpu(0))
+    drift = touch(rig, 0, baseline=str(tmp_path / "settings.json")).restore_settings().drift
+    assert drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES[2:])
 
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
