@@ -24,13 +24,13 @@ LABELS = {
 CRIO = {"io.kubernetes.cri-o.Labels": json.dumps(LABELS)}
 
 
-def compiled(target: Path, source: Path):
-    """A program from this C source; skips where there is no compiler."""
+def compiled(target: Path, source: Path, *flags: str):
+    """A program from this C source, static without other flags; skips where there is no compiler."""
     cc = shutil.which("cc")
     if cc is None:
         pytest.skip("there is no C compiler here")
     strict = ("-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wpedantic")
-    subprocess.run([cc, *strict, "-static", "-s", "-o", target, source], check=True)
+    subprocess.run([cc, *strict, *(flags or ("-static", "-s")), "-o", target, source], check=True)
     return target
 
 
