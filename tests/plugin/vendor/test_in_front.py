@@ -114,6 +114,25 @@ async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet,
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
 
 
+async def test_a_device_that_the_vendor_doubted_is_scrubbed_first(scrub_server, kubelet, front, vendor):
+    scrubbed = asyncio.Event()
+
+    async def acquired(devices) -> None:
+        if devices:
+            await scrubbed.wait()
+
+    await front()
+    scrub_server.answer = acquired
+    vendor.devices["GPU-0001"] = UNHEALTHY
+    await vendor.begin()
+    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
+    vendor.devices = {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY}
+    vendor.show()
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, UNHEALTHY))
+    scrubbed.set()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
+
+
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, ready, vendor):
     it = await ready()
     vendor.answer = lambda ids: variable([it for it in IDS if it not in ids])
@@ -145,6 +164,7 @@ async def test_shares_of_a_gpu_are_listed_unhealthy_and_refused(kubelet, front, 
     ("resource", "version", "endpoint"),
     [
         ("amd.com/gpu", "v1beta1", None),
+        (GPU, "v1alpha1", None),
         (GPU, "v1beta1", "../nvidia-gpu.sock"),
         (GPU, "v1beta1", "kubelet.sock"),
         (GPU, "v1beta1", "no.sock"),
