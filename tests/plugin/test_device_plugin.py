@@ -1,6 +1,7 @@
 """The five questions over a real socket, as the kubelet asks them."""
 
 import asyncio
+from itertools import chain
 
 import grpc
 import grpc.aio
@@ -154,10 +155,11 @@ async def test_the_drivers_nodes_are_looked_for_each_time(kubelet, short_tmp):
 
 
 @pytest.mark.parametrize("groups", [[], [["GPU-0009"]]])
-async def test_an_invalid_allocate_is_refused_without_a_request(kubelet, door, groups):
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await allocate(kubelet, *groups)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+async def test_an_invalid_call_is_refused_without_a_request(kubelet, door, groups):
+    for asked in (allocate(kubelet, *groups), start(kubelet, *chain(*groups))):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asked
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert door.asked == []
 
 
