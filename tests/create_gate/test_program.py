@@ -28,6 +28,20 @@ def checked(tmp_path_factory):
         pytest.skip("this C compiler has no sanitizers")
     return compiled(folder / "autoclave-gate", SOURCE, *CHECKED)
 
+CHECKED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """The program with the compiler's checks of each access to memory."""
+    folder = tmp_path_factory.mktemp("checked")
+    (folder / "nothing.c").write_text("int main(void) { return 0; }")
+    try:
+        compiled(folder / "nothing", folder / "nothing.c", *CHECKED)
+    except subprocess.CalledProcessError:
+        pytest.skip("this C compiler has no sanitizers")
+    return compiled(folder / "autoclave-gate", SOURCE, *CHECKED)
+
 
 @pytest.fixture
 def service(tmp_path):
@@ -129,14 +143,14 @@ def test_a_wrong_use_creates_no_container(ask, device, seconds):
 @pytest.mark.parametrize(
     ("pieces", "answers", "said"),
     [
-        ([], [b"1 yes\n"], b""),
-        ([b"x"] * 40, [b"1 yes\n"], b""),
-        ([b"x" * 4096] * 255 + [b"x" * 4095], [b"1 yes\n"], b""),
+        ([], [b"2 yes\n"], b""),
+        ([b"x"] * 40, [b"2 yes\n"], b""),
+        ([b"x" * 4096] * 255 + [b"x" * 4095], [b"2 yes\n"], b""),
         ([b"x" * 4096] * 257, [], b"autoclave: the container is not created: its state is too long\n"),
-        ([STATE], [b"", b"1 ye", b"1 yes\n"], b""),
-        ([STATE], [b"1 no %s\n" % (b"x" * 2042)], b"autoclave: %s\n" % (b"x" * 2042)),
-        ([STATE], [b"1 no %s\n" % (b"x" * 2043), b"1 yes\n"], b""),
-        ([STATE], [b"x" * 9000, b"1 yes\n"], b""),
+        ([STATE], [b"", b"2 ye", b"2 yes\n"], b""),
+        ([STATE], [b"2 no %s\n" % (b"x" * 2042)], b"autoclave: %s\n" % (b"x" * 2042)),
+        ([STATE], [b"2 no %s\n" % (b"x" * 2043), b"2 yes\n"], b""),
+        ([STATE], [b"x" * 9000, b"2 yes\n"], b""),
     ],
     ids=["an empty state", "a slow state", "a full state", "a long state", "cut answers", "a full answer",
          "an answer one byte too long", "a long answer"],
@@ -145,7 +159,7 @@ def test_no_input_makes_the_program_leave_its_memory(service, checked, tmp_path,
     answering(service, *answers)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # it reads each piece by itself
     command = [checked, tmp_path / "gate.sock", "d" * 253, "60"]
-    with ours, subprocess.Popen(command, stdin=its, stderr=subprocess.PIPE, env={}) as process:
+    with ours, subprocess.Popen(command, stdin=its.fileno(), stderr=subprocess.PIPE, env={}) as process:
         its.close()
         with suppress(BrokenPipeError):  # a state that is too long is not read to its end
             for piece in pieces:
