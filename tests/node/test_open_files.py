@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.node import open_files
-from tests.node.conftest import DEAD_LEADER
+from scrubber.node.open_files import Search, Timer
+from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.patience import WITHIN
 
 # Imported as root, because the checkout may not be readable to anybody else.
@@ -39,6 +40,21 @@ with tempfile.TemporaryDirectory() as directory:
     os.waitpid(user, 0)
     print([holder.pid == user for holder in found])
 """
+
+
+def test_unreadable_mappings_are_not_taken_for_none(
+    tmp_path: Path, node_proc: NodeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, open_ = node_proc.add(4711, "0::/"), os.open
+
+    def opening(path: str, *rest: int) -> int:
+        if path == f"{process}/maps":
+            raise PermissionError(path)
+        return open_(path, *rest)
+
+    monkeypatch.setattr(os, "open", opening)
+    with pytest.raises(PermissionError):
+        Search({"gpu": [str(tmp_path)]}).held_by(str(process), Timer())
 
 
 def test_threads_with_shared_files_are_read_once() -> None:
