@@ -92,6 +92,16 @@ async def test_errors_before_a_reinstatement_do_not_count_against_it(begin):
     assert running.receipt is not None
 
 
+async def test_errors_before_discovery_need_a_reset_only(build):
+    world = build(gpus=1, policy="fast")
+    [device] = world.uuids
+    world.node.report(device, (79, 61))
+    await world.start()
+    await world.clean()
+    assert world.record(device).receipt.path is ScrubPath.RESET
+    assert rows(world, ev.Quarantined, device) == []
+
+
 async def test_a_forbidden_reset_waits_for_a_person(begin):
     world = await begin(policy="defaults: {reset: {when: never}}")
     device, other = world.uuids
