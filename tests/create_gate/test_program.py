@@ -28,20 +28,6 @@ def checked(tmp_path_factory):
         pytest.skip("this C compiler has no sanitizers")
     return compiled(folder / "autoclave-gate", SOURCE, *CHECKED)
 
-CHECKED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    """The program with the compiler's checks of each access to memory."""
-    folder = tmp_path_factory.mktemp("checked")
-    (folder / "nothing.c").write_text("int main(void) { return 0; }")
-    try:
-        compiled(folder / "nothing", folder / "nothing.c", *CHECKED)
-    except subprocess.CalledProcessError:
-        pytest.skip("this C compiler has no sanitizers")
-    return compiled(folder / "autoclave-gate", SOURCE, *CHECKED)
-
 
 @pytest.fixture
 def service(tmp_path):
