@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core.model import Facts, State
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on
 
@@ -41,6 +41,14 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
         assert await world.life.ledger.newer_row(seq, 5.0)
     with pytest.raises(NotReady):
         await refusal
+
+
+async def test_a_refused_request_withholds_only_the_refused_devices(world):
+    free, out = world.uuids
+    await world.operations.quarantine(out, "a drill", "the test")
+    with pytest.raises(Refused):
+        await world.handover.acquire([free, out], announced=True)
+    assert (healthy(world, free), world.context.is_withheld(world.record(out))) == (True, True)
 
 
 async def test_a_hanging_driver_withholds_a_device_for_a_time_only(world):
