@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from scrubber.core.model import AilmentKind, State
+from scrubber.core.model import AilmentKind, State, Vitals
 from scrubber.observe.observation_cache import OBSERVED_WITHIN, UNOBSERVED
 from scrubber.service.monitor import CONCURRENT
 from tests.service.asking import healthy, let_on, scrubs
@@ -59,6 +59,17 @@ async def test_a_failure_of_every_round_is_logged_once(world):
     world.life.disk.full = False
     await world.reach(world.uuids[0], State.DIRTY)
     assert (await world.life.reporter.status([])).service.ledger_fault == ""
+
+
+async def test_a_late_answer_is_forgotten_after_a_good_one(world):
+    """Two late answers in a row are a sign."""
+    health, device = world.life.observer.health, world.uuids[0]
+    for _ in range(2):
+        world.node.gpus[device].hangs = True
+        assert await health.vitals(device) == Vitals(partial=True)
+        world.node.gpus[device].hangs = False
+        await asyncio.sleep(100)  # the late call returns, and the device answers again
+        assert await health.vitals(device) == Vitals()
 
 
 async def test_a_hanging_device_delays_a_round_by_its_deadline_only(world):
