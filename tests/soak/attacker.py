@@ -44,7 +44,13 @@ class Attacker:
         self._unleashed = False
         self._dice = random.Random(own)  # noqa: S311 - no secret comes of it
         self._handle = self._opened()
-        self._size = os.fstat(self._handle).st_size
+        self._size = self._length()
+
+    def _length(self) -> int:
+        """The size of the memory. A clear that runs at this moment has emptied the file, and fills it again."""
+        while not (size := os.fstat(self._handle).st_size):
+            time.sleep(EVERY)
+        return size
 
     def _opened(self) -> int:
         return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
