@@ -132,7 +132,7 @@ class DaemonThreadExecutor(ThreadPoolExecutor):
     """An executor whose threads end with the process.
 
     The event loop resolves names in its executor. At the end the loop and the interpreter wait for a usual executor: a
-    name server that does not answer would delay the end until the resolver gives up. Nothing else runs here.
+    name server that does not answer would delay the end until the resolver gives up. CDI files are checked here, too.
     """
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -118,7 +118,7 @@ class _Zygote:
         try:
             child = await self._in_time(asked, asked_at, _FORKS_WITHIN)
             await self._connect(child)
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody will use the child
             asked.add_done_callback(_kill)  # now, or as soon as the child is forked
             raise
         return child
