@@ -139,6 +139,7 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetEccMode,
     pynvml.nvmlDeviceGetPersistenceMode,
     pynvml.nvmlDeviceGetAccountingMode,
+    pynvml.nvmlDeviceGetAccountingPids,
     pynvml.nvmlDeviceGetComputeMode,
     pynvml.nvmlDeviceGetPowerManagementLimit,
     pynvml.nvmlDeviceGetPowerUsage,

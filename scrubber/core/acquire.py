@@ -41,9 +41,9 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     if it was granted to this ``owner`` until its release: the request is repeated. Without ``exclusive``, a request for
     a device that is granted or in use implies that its last owner has left.
     """
-    stale = proof.ended_by_restart(record, facts)
-    if stale is not None:
-        return answers.RecordFirst(stale)
+    ended = proof.ended(record, facts)
+    if ended is not None:
+        return answers.RecordFirst(ended)
     if exclusive and record.state in (State.GRANTED, State.IN_USE):
         if ownership.until_release(record) and ownership.acquired_for(record, owner):
             return answers.Proceed()
@@ -134,9 +134,6 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
     if facts.holders is None:
         return answers.holders_unknown(action, record, facts)
-    soiled = proof.ended_by_use(facts)
-    if soiled is not None:
-        return answers.RecordFirst(soiled)
     if not proof.is_valid(record.receipt, facts, policy, now):
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
     return answers.HandOut()

@@ -35,20 +35,19 @@ def leak(leaked: int) -> str:
     return f"{leaked} bytes are in use, but no visible process holds them"
 
 
-def ended_by_use(facts: Facts) -> ev.Soiled | None:
-    """What ends the proof of a clean device: a holder, or memory that no visible process holds."""
+def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
+    """What these facts end: the trust in any device, or the proof of a clean one. Record it before any other answer."""
+    if record.incarnation != facts.incarnation and record.state is not State.SCRUBBING:
+        rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
+        return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
+    if record.state is not State.CLEAN:
+        return None
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders)
+    if record.receipt is not None and record.receipt.finished.uptime < facts.used_at:
+        return ev.Soiled("it was used without a grant, by a process that cannot be named")
     leaked = leaked_bytes(facts)
     return ev.Soiled(leak(leaked)) if leaked else None
-
-
-def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
-    """What ends the proof of any device: a reboot of the node, or another instance of the driver."""
-    if record.incarnation == facts.incarnation or record.state is State.SCRUBBING:
-        return None
-    rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
-    return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
 
 
 def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted | None:

@@ -75,9 +75,9 @@ def in_claim(record: Record, facts: Facts, policy: Policy, claim: str) -> answer
 
     A claim has its devices until a release, and may have several pods. None of their containers is a new tenant.
     """
-    stale = proof.ended_by_restart(record, facts)
-    if stale is not None:
-        return answers.RecordFirst(stale)
+    ended = proof.ended(record, facts)
+    if ended is not None:
+        return answers.RecordFirst(ended)
     if record.state is State.QUARANTINED:
         return answers.quarantined(Action.START_ON, record)
     if not (ownership.until_release(record) and ownership.acquired_for(record, claim)):
@@ -114,9 +114,9 @@ def _enforced(
     record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
     """``why_clean``: why each container of the pod needs a clean device, or None."""
-    stale = proof.ended_by_restart(record, facts)
-    if stale is not None:
-        return answers.RecordFirst(stale)
+    ended = proof.ended(record, facts)
+    if ended is not None:
+        return answers.RecordFirst(ended)
     match record.state:
         case State.QUARANTINED:
             return answers.quarantined(Action.START_ON, record)

@@ -61,9 +61,9 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProba
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
-    stale = proof.ended_by_restart(record, facts)
-    if stale is not None:
-        return answers.RecordFirst(stale)
+    ended = proof.ended(record, facts)
+    if ended is not None:
+        return answers.RecordFirst(ended)
     if record.state is State.UNKNOWN and (container := ownership.live_container(facts.holders or ())) is not None:
         return answers.RecordFirst(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
     if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.IN_USE):
@@ -89,9 +89,6 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
 
 
 def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
-    soiled = proof.ended_by_use(facts) if record.state is State.CLEAN else None
-    if soiled is not None:
-        return answers.RecordFirst(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     if proof.reset_forbidden(record, policy):

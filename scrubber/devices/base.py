@@ -7,7 +7,7 @@ changes one device that is proven to have no holder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -104,6 +104,13 @@ class Backend(Protocol):
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders. The list may be incomplete."""
+
+    def last_use(self, uuid: str, own: Collection[int]) -> float:
+        """The uptime at which it was last noticed that a process has used the device, and perhaps left it again.
+
+        Minus infinity before the first use, and where the driver keeps no such list. ``own``: the service's latest
+        workers. They may count all the same, because their receipt is written later.
+        """
 
     def memory(self, uuid: str) -> Counts | None:
         """The counts of the device's memory now; None if its driver keeps none."""

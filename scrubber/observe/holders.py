@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from scrubber.core import ownership
@@ -16,6 +18,7 @@ from scrubber.ground import log
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Shared
 
+LATEST_WORKERS = 64
 COMPLETE = ""  # asked for beside devices: at least one caller wants all processes to be read
 
 logger = log.get("observer")
@@ -32,6 +35,7 @@ class SearchResult:
     held_up: str = ""  # which process was too slow to read, for operators
     open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
+    last_uses: Mapping[str, float] = field(default_factory=dict)  # ``Backend.last_use`` of each device that it knows
 
 
 class HolderSearch:
@@ -45,12 +49,14 @@ class HolderSearch:
         self._processes = processes
         self._bystanders = bystanders
         self._workers: set[int] = set()
+        self._latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
         self._all_holders = Shared(self._find_holders)
         self._logged_pid = 0  # of a process that held up a search
 
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
         self._workers.add(pid)
+        self._latest_workers.append(pid)
 
     def disown(self, pid: int) -> None:
         """Forget a worker that was reaped: the pid may belong to another process now."""
@@ -76,21 +82,27 @@ class HolderSearch:
         driver = self._driver
         if driver.backend.lists_holders:
             return await driver.incarnation(), await self._all_holders.ask(*uuids, *more)
-        incarnation, states = await driver.caller.ask(
-            f"open {uuids[0]}", lambda: (driver.read_incarnation(), self._open_files(uuids)), driver.patience
+        # Last the uses: a use that has ended before that question was still there at the one before, or counts now.
+        incarnation, states, uses = await driver.caller.ask(
+            f"open {uuids[0]}",
+            lambda: (driver.read_incarnation(), self._open_files(uuids), {uuid: self.last_use(uuid) for uuid in uuids}),
+            driver.patience,
         )
         free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
         search = await self._all_holders.ask(*rest, *more) if rest else SearchResult({})
         opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
-        return incarnation, replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
+        holders = dict.fromkeys(free, ()) | search.holders
+        return incarnation, replace(search, holders=holders, open=opened, last_uses=uses)
 
     async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
         """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
         if self._driver.backend.lists_holders:
             workers = frozenset(self._workers)
             listed = await asyncio.gather(*map(self._list_holders, uuids))
-            return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
+            return {
+                it: None if pids is None else bool(pids - workers) for it, (pids, _) in zip(uuids, listed, strict=True)
+            }
         return await self._driver.caller.ask(f"open {uuids[0]}", lambda: self._open_files(uuids), self._driver.patience)
 
     def _open_files(self, uuids: Sequence[str]) -> dict[str, bool | None]:
@@ -100,9 +112,12 @@ class HolderSearch:
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         uuids, follow_up = asked - {COMPLETE}, COMPLETE not in asked
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
+        uses: dict[str, float] = {}
         workers = frozenset(self._workers)
         if self._driver.backend.lists_holders:
-            listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
+            reported = await asyncio.gather(*map(self._list_holders, uuids))
+            listed = {uuid: pids for uuid, (pids, _) in zip(uuids, reported, strict=True)}
+            uses = {uuid: use for uuid, (_, use) in zip(uuids, reported, strict=True)}
         known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
         self.listed |= known
         began = asyncio.get_running_loop().time()
@@ -118,7 +133,7 @@ class HolderSearch:
         if search.held_up:
             self._log_slowest()
         opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
-        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened)
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened, last_uses=uses)
 
     def _log_slowest(self) -> None:
         """Log which process holds up the search, once for each process."""
@@ -127,16 +142,27 @@ class HolderSearch:
             self._logged_pid = pid
             logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
 
-    async def _list_holders(self, uuid: str) -> frozenset[int] | None:
-        """The holders that the driver lists; None when it does not answer. A released driver lists no holder."""
+    async def _list_holders(self, uuid: str) -> tuple[frozenset[int] | None, float]:
+        """The holders that the driver lists, and ``last_use``. A released driver lists no holder.
+
+        None instead of the holders when the driver does not answer.
+        """
+        driver = self._driver
         try:
-            return await self._driver.caller.ask(
-                uuid, lambda: self._driver.answer(self._driver.backend.listed_holders, uuid), self._driver.patience
+            return await driver.caller.ask(
+                uuid,
+                lambda: (driver.answer(driver.backend.listed_holders, uuid), self.last_use(uuid)),
+                driver.patience,
             )
         except ShortageError:
             raise
         except DeviceError as error:
-            return frozenset() if self._driver.caused_by_release(error) else None
+            return (frozenset() if driver.caused_by_release(error) else None), -math.inf
+
+    def last_use(self, uuid: str) -> float:
+        """``Backend.last_use``, asked in the thread of the caller; minus infinity during an orphaned reset."""
+        use = self._driver.answer(lambda uuid: self._driver.backend.last_use(uuid, self._latest_workers), uuid)
+        return -math.inf if use is None else use
 
     def _search(self, listed: Mapping[str, frozenset[int]], *, follow_up: bool) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

@@ -40,6 +40,14 @@ class ObservedSince:
         """A quick observation says that the device has a holder."""
         self._seen_open[device] = self._now().uptime
 
+    def needs_search(self, device: str) -> bool:
+        """Whether a quick observation saw a holder, and no search has told since who it was."""
+        return device in self._seen_open
+
+    def used(self, device: str, at: float) -> None:
+        """A process used the device until this uptime at the latest, and has left."""
+        self._used_at[device] = max(at, self._used_at.get(device, at))
+
     def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
         """The facts with both times. An observation that could not tell the holders does not count.
 
@@ -48,7 +56,7 @@ class ObservedSince:
         """
         seen = self._seen_open.pop(device, None) if found is not None else None
         if seen is not None and not found:
-            self._used_at[device] = max(seen, self._used_at.get(device, seen))
+            self.used(device, seen)
         if facts.holders is not None:
             now = self._now().uptime
             if now - self._last.get(device, now) > self._unobserved:

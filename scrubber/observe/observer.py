@@ -7,6 +7,7 @@ device open. A step that changes a device rests on a full observation only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -70,18 +71,24 @@ class Observer:
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
-            incarnation, held = await driver.caller.ask(
+            incarnation, held, used = await driver.caller.ask(
                 uuid,
-                lambda: (driver.read_incarnation(), driver.answer(driver.backend.has_holders, uuid)),
+                lambda: (
+                    driver.read_incarnation(),
+                    driver.answer(driver.backend.has_holders, uuid),
+                    self.holders.last_use(uuid),
+                ),
                 driver.patience,
             )
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if driver.says_nothing(error) else silence(error)
         else:
+            self._observed_since.used(uuid, used)
             if held:
                 self._observed_since.seen_open(uuid)
             enough = not driver.backend.lists_holders or (not before_use and self._cache.shows_no_holder(record))
+            enough = enough and not self._observed_since.needs_search(uuid)
             if held is False and record.state is not State.IN_USE and enough:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
@@ -139,6 +146,7 @@ class Observer:
         uuid, parent = record.device.uuid, record.device.parent
         cached = self._cached_question(record)
         enough = not self.driver.backend.lists_holders or self._cache.shows_no_holder(record)
+        enough = enough and not self._observed_since.needs_search(uuid)
         no_is_enough = record.state is not State.IN_USE and enough
         removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
         if cached is None and not (no_is_enough or removed):
@@ -149,6 +157,7 @@ class Observer:
                 return None
             incarnation = read_incarnation()
             reported, held = self.driver.backend.quick_observation(uuid)
+            self._observed_since.used(uuid, self.holders.last_use(uuid))
             if held:
                 self._observed_since.seen_open(uuid)
             vitals = self.health.in_layout(reported, parent)
@@ -189,6 +198,7 @@ class Observer:
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
             unnamed = uuid in search.left or (held is None and uuid in search.open)
+            self._observed_since.used(uuid, search.last_uses.get(uuid, -math.inf))
             unrecorded = seen is not record and seen.state is State.CLEAN and held
             if unnamed or unrecorded:  # it may leave before the next observation, and leave its bytes behind
                 self._observed_since.interrupt(uuid)

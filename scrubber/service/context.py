@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from policies.model import Policy
-from scrubber.core import ownership, presence, upkeep
+from scrubber.core import ownership, presence, proof, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
@@ -68,6 +68,15 @@ class ServiceContext:
         if record.device.reset_domain is None or not presence.resetting(record, self.ledger.records.values()):
             return facts
         return replace(facts, domain_resetting=True)
+
+    async def observe(self, device: str, op: str, *, follow_up: bool = False) -> tuple[Record, Facts]:
+        """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
+        record = self.record(device)
+        facts = await self.observer.full(record, follow_up=follow_up)
+        ended = proof.ended(record, facts)
+        if ended is not None:
+            await self.ledger.append(op, (device, ended))
+        return self.record(device), facts
 
     async def complete(self, record: Record, facts: Facts) -> Facts:
         """What was seen of a device, and what a decision needs beside it.

@@ -205,7 +205,7 @@ class Handover:
         op = op or context.token(4)
         deadline = _deadline((context.policy(device).budgets.allocate for device in devices), None)
         async with self._locked(devices, deadline):
-            replies = await self._answer_all(devices, partial(self._release_answer, owner), deadline)
+            replies = await self._answer_all(devices, partial(self._release_answer, op, owner), deadline)
             _raise_refusals(replies, set(), Action.TAKE_BACK)
             released = [
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
@@ -254,11 +254,10 @@ class Handover:
         admitted = creating and _same_start(self._awaited.get(device), record.owner)
         return start.decide(record, facts, policy, starting_pod, now, named.get(device), admitted=admitted)
 
-    async def _release_answer(self, owner: str, device: str) -> answers.ReleaseAnswer:
+    async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
-        record = context.ledger.records[device]
-        facts = await context.complete(record, await context.observer.full(record))
-        return acquire.take_back(record, facts, context.now(), owner)
+        record, facts = await context.observe(device, op)
+        return acquire.take_back(record, await context.complete(record, facts), context.now(), owner)
 
     async def _final_answer(
         self, op: str, decision: Callable[[Record], Awaitable[A]], action: Action, device: str

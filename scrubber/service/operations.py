@@ -47,7 +47,9 @@ class Operations:
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
-            record, facts = await self._observe(device, op)
+            record, facts = await context.observe(
+                device, op, follow_up=True
+            )  # the job begins with a complete observation
             if record.state in (State.GRANTED, State.IN_USE):
                 why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
@@ -97,7 +99,7 @@ class Operations:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)
-            _require_free(*await self._observe(device, op), device_policy.policy)
+            _require_free(*await context.observe(device, op, follow_up=True), device_policy.policy)
             await self._note_earlier_errors(device, op)
             who = f"{by}: {reason}" if reason else by
             if without_proof:
@@ -110,17 +112,6 @@ class Operations:
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op, who)
 
     reinstate_without_proof = partialmethod(reinstate, without_proof=True)
-
-    async def _observe(self, device: str, op: str) -> tuple[Record, Facts]:
-        """Observe a device, and record a reboot or driver reload that the record does not show yet."""
-        ledger = self._context.ledger
-        record = ledger.records[device]
-        # The job begins with a complete observation.
-        facts = await self._context.observer.full(record, follow_up=True)
-        stale = proof.ended_by_restart(record, facts)
-        if stale is not None:
-            await ledger.append(op, (device, stale))
-        return ledger.records[device], facts
 
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""

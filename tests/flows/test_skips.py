@@ -71,6 +71,20 @@ async def test_on_chip_memory_is_clean_before_the_next_pod(build):
     assert not any(chip.read_bytes())
 
 
+async def test_a_short_use_of_a_clean_gpu_ends_its_proof(build):
+    """Each begins and ends within a millisecond, just before the request."""
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    for _ in range(3):
+        await node.clean()
+        done = await node.scrubs(uuid)
+        with layout.find(node.stage.simulated, uuid).memory.open("r+b") as memory:
+            memory.write(b"<a-visitor>")
+        pod = await node.run("next")
+        assert (await node.scrubs(uuid), b"<a-visitor>" in node.memory(uuid)) == (done + 1, False)
+        await node.kubelet.delete(pod)
+
+
 async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
     node = await build(1)
     pod = node.pod("train")

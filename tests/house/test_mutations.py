@@ -116,6 +116,7 @@ ROSTER = "tests/steps/test_roster.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
 )
+IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 COVERAGE = "tests/core/test_verdict_coverage.py"
 PLANTED = [
@@ -154,6 +155,8 @@ PLANTED = [
     Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
     Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
+    Mutant("scrubber/core/proof.py", "record.receipt.finished.uptime < facts.used_at", "False", tests=IN_USES),
+    Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
     Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
     Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
+import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -115,6 +117,13 @@ async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
 
 
+@pytest.fixture
+def no_uses(bank, monkeypatch) -> None:
+    """The backend keeps no uses that have ended: the observations alone end a proof."""
+    monkeypatch.setattr(bank.backend, "last_use", lambda *_: -math.inf)
+
+
+@pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
@@ -133,6 +142,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     assert left.used_at >= before
 
 
+@pytest.mark.usefixtures("no_uses")
 async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, states = record(bank, bank.first), processes.open_states
@@ -152,6 +162,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
     assert left.observed_since >= before, "a scrub under way is not valid either"
 
 
+@pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("ask", ["quick", "quick_all"])
 async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
@@ -171,6 +182,63 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
             left = await observer.quick(device)
         else:
             await observer.quick_all([device])
-            left = await observer.full(device)
+            left = await observer.quick(device)
     assert left.holders == ()
     assert left.used_at >= before
+
+
+WRITE = "import os, sys; os.write(os.open(sys.argv[1], os.O_RDWR), b'secret')"
+MAP = (
+    "import mmap, os, sys; file = os.open(sys.argv[1], os.O_RDWR);"
+    "cells = mmap.mmap(file, 16); os.close(file); cells[:2] = b'ab'"
+)
+SEND = (
+    "import os, socket, sys; ours, theirs = socket.socketpair(); file = os.open(sys.argv[1], os.O_RDWR);"
+    "socket.send_fds(ours, [b'x'], [file]); os.close(file)"
+)
+READ = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 16)"
+
+
+@pytest.mark.parametrize(
+    ("ask", "file", "program", "counts"),
+    [
+        ("quick", "memory", WRITE, True),
+        ("quick_all", "memory", WRITE, True),
+        ("full", "memory", WRITE, True),
+        ("quick", "chip", WRITE, True),
+        ("quick", "memory", MAP, True),
+        ("quick", "memory", SEND, True),
+        ("quick", "memory", READ, False),
+    ],
+)
+async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_path, ask, file, program, counts):
+    """Whoever can only read leaves nothing behind."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    device, other = record(bank, bank.first), record(bank, bank.second)
+    await observer.quick_all([device, other])
+    before = clock.now().uptime
+    user = await asyncio.create_subprocess_exec(sys.executable, "-c", program, getattr(bank.place(bank.first), file))
+    assert await user.wait() == 0
+    if ask == "quick_all":
+        seen = await observer.quick_all([device, other])
+        left, elsewhere = seen[bank.first], seen[bank.second]
+    else:
+        left, elsewhere = [await getattr(observer, ask)(it) for it in (device, other)]
+    assert left.holders == ()
+    assert (left.used_at >= before) is counts
+    assert elsewhere.used_at < before
+
+
+MOST_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+async def test_uses_are_noticed_again_after_too_many(bank, processes, tmp_path):
+    """The kernel drops what does not fit into its queue. Then each device may have been used."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    device, other = record(bank, bank.first), record(bank, bank.second)
+    await observer.quick_all([device, other])
+    before, place = clock.now().uptime, bank.place(bank.first)
+    for number in range(MOST_EVENTS + 1):  # in turns: the kernel joins equal events
+        os.close(os.open(place.memory if number % 2 else place.chip, os.O_RDWR))
+    assert (await observer.quick(other)).used_at >= before
+    assert (await observer.quick(other)).used_at < clock.now().uptime

@@ -59,6 +59,7 @@ class Process:
     alive: bool = True
     unwatched: bool = False  # it was there while no service was up
     stuck: bool = False  # it hangs in the kernel, and no signal reaches it
+    amid_scrub: bool = False  # it came while the device was scrubbed
     secret: bool = False  # a search that follows up an earlier one does not find it
 
 
@@ -70,6 +71,7 @@ class Gpu:
     blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # the last writer; None means zeros
     chip: Process | None = None  # the last writer of the on-chip memory; None means zeros
     processes: dict[int, Process] = field(default_factory=dict)
+    left: float = -math.inf  # uptime when a process last left it
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
@@ -140,6 +142,7 @@ class Node:
         self.reset_by_tools: set[str] = set()  # devices that a tool still resets
         self.unrestored: set[str] = set()  # devices with a pending restore
         self.restores_fail = False
+        self.keeps_uses = True  # the driver knows of uses that have ended
         self.restored_by_worker: list[str] = []  # by worker, in order
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # the last call of a hanging driver
@@ -195,6 +198,7 @@ class Node:
         """It ends; what it wrote stays."""
         process.alive = False
         process.unwatched |= self.life != process.life
+        self.gpus[process.gpu].left = self.now().uptime
         self.gpus[process.gpu].processes.pop(process.pid, None)
 
     def end_container(self, container: str, *, leaving: bool = False) -> None:
@@ -265,6 +269,10 @@ class Node:
         """No holder beyond those that the search for processes finds."""
         del uuid
         return frozenset()
+
+    def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
+        """When a process last left it, if the driver keeps that."""
+        return self.gpus[uuid].left if self.keeps_uses else -math.inf
 
     def memory(self, uuid: str) -> None:
         """Not counted."""

@@ -1,7 +1,8 @@
 """Compares every deed and every durable row of the service with what really happened.
 
 A violation is a broken promise towards a pod. Two cases are excused, because the service could not know: a foreign
-process that came and went between two observations, and one that came after the last observation.
+process that came and went between two observations of a scrub, or while no driver keeps the uses, and one that came
+after the last observation.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class Truth:
 
     def _excused(self, writer: Process) -> bool:
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
+        unseen = unseen and (writer.amid_scrub or writer.unwatched or not self.node.keeps_uses)
         return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)
 
     def _known_long(self, since: float, look: float = A_LOOK) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class Nvidia:
         self._library = library
         self._inventory = Inventory(host, library)
         self._baselines = holders.Baselines()
+        self._accounts = holders.Accounts()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
         self._listener = Listener(library, kernel, whole)
 
@@ -117,6 +119,13 @@ class Nvidia:
         """All processes that NVML lists for the device."""
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
+
+    def last_use(self, uuid: str, own: Collection[int]) -> float:
+        """By the driver's accounting mode; minus infinity for a slice, which has no such list."""
+        if uuid.startswith(SLICE):
+            return -math.inf
+        with self._library.session() as nvml:
+            return self._accounts.last_use(uuid, nvml, nvml.handle(uuid), own)
 
     def memory(self, uuid: str) -> Counts:
         """The counts of NVML, which the service has open: so a worker need not open it before it uses CUDA."""

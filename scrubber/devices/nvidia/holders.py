@@ -12,7 +12,8 @@ unseen; neither a scrub nor a pod can reach that memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from scrubber.devices.nvidia.nvml import (
     ResetRequiredError,
     Session,
 )
+from scrubber.node import clock
 
 IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 
@@ -89,6 +91,29 @@ def leaked(usage: Usage, idle: int = IDLE_AT_MOST) -> int:
     """Bytes in use that no listed process explains."""
     excess = usage.least - idle
     return excess if usage.listed is not True and excess > NOISE else 0
+
+
+class Accounts:
+    """The uses of each GPU that have ended, by the driver's accounting mode.
+
+    In this mode the driver lists each process that used a GPU, also after its end, in a list of limited length. The
+    step ``settings`` switches the mode on. There is no such list for slices, while the mode is off, and after a reload
+    of the driver until the mode is on again. A process that gets the pid of an earlier one on the list is not noticed.
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[str, frozenset[int]] = {}
+        self._last_use: dict[str, float] = {}
+
+    def last_use(self, uuid: str, nvml: Session, handle: Handle, own: Collection[int]) -> float:
+        """The uptime at which a new process was last found on the list, other than those of ``own``."""
+        listed = nvml.ask_optional(pynvml.nvmlDeviceGetAccountingPids, handle)
+        if listed is not None:
+            now = frozenset(listed)
+            if now - self._listed.get(uuid, now) - {*own}:
+                self._last_use[uuid] = clock.now().uptime
+            self._listed[uuid] = now
+        return self._last_use.get(uuid, -math.inf)
 
 
 class Baselines:

@@ -130,6 +130,7 @@ MIG = Knob(
     in_force=_switch(pynvml.nvmlDeviceGetMigMode, 0),
 )
 COMPUTE_MODE = Knob("compute_mode", _read_compute_mode, _set_compute_mode, lambda _session, _device: DEFAULT_MODE, str)
+ACCOUNTING = Knob("accounting", _switch(pynvml.nvmlDeviceGetAccountingMode), _set(pynvml.nvmlDeviceSetAccountingMode))
 # Persistence first: without it the driver loses the other settings when the last process closes the device.
 KNOBS = (
     Knob("persistence", _switch(pynvml.nvmlDeviceGetPersistenceMode), _set(pynvml.nvmlDeviceSetPersistenceMode)),
@@ -139,12 +140,7 @@ KNOBS = (
         _set(pynvml.nvmlDeviceSetEccMode),
         in_force=_switch(pynvml.nvmlDeviceGetEccMode, 0),
     ),
-    Knob(
-        "accounting",
-        _switch(pynvml.nvmlDeviceGetAccountingMode),
-        _set(pynvml.nvmlDeviceSetAccountingMode),
-        lambda _session, _device: False,
-    ),
+    ACCOUNTING,
     COMPUTE_MODE,
     Knob(
         "power_limit",

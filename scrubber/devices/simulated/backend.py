@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
-from collections.abc import Iterable
+import threading
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.ground import log
-from scrubber.node import open_check
+from scrubber.node import clock, open_check
 from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
@@ -38,6 +40,7 @@ class Simulated:
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Inotify | None = None
+        self._writers = Writers()
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
         """Nothing is missing."""
@@ -71,6 +74,10 @@ class Simulated:
     def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
         """None: every holder has the memory file open."""
         return frozenset()
+
+    def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
+        """Exact: the kernel tells when the last process that could write to the device has closed it."""
+        return self._writers.last_left(self.files(uuid))
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""
@@ -148,10 +155,11 @@ class Simulated:
             os.read(self._alarm.fd, _MOST)
 
     def close(self) -> None:
-        """Close the alarm."""
+        """Close the alarm, and stop watching the memory."""
         if self._alarm is not None:
             self._alarm.close()
         self._alarm = None
+        self._writers.close()
 
     def release_driver(self) -> None:
         """Files need no driver."""
@@ -168,6 +176,59 @@ class Simulated:
         if place.info().uuid != uuid:
             raise DeviceError(f"cannot read {uuid}: another GPU has replaced it")
         return place
+
+
+class Writers:
+    """When a process last closed a file that it could write to.
+
+    The kernel reports it when the last use of the opened file ends: a descriptor, a mapping, a message in transit. The
+    kernel's answer whether a file is open and this report together show each use, however short it is.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is watched yet. A file is watched from the first question about it."""
+        self._turn = threading.Lock()
+        self._watch: Inotify | None = None
+        self._watched: set[Path] = set()
+        self._left: dict[Path, float] = {}
+        self._refused = ""
+
+    def last_left(self, files: Iterable[str]) -> float:
+        """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
+        paths = [Path(file) for file in files]
+        with self._turn:
+            try:
+                self._follow({*paths} - self._watched)
+                self._read()
+            except OSError as error:
+                self._refuse(str(error))
+            return max((self._left[path] for path in paths if path in self._left), default=-math.inf)
+
+    def close(self) -> None:
+        """Stop watching."""
+        with self._turn:
+            if self._watch is not None:
+                self._watch.close()
+            self._watch, self._watched = None, set()
+
+    def _follow(self, paths: Iterable[Path]) -> None:
+        self._watch = self._watch or Inotify(sync_timeout=0)
+        for path in paths:
+            self._watch.add_watch(path, Mask.CLOSE_WRITE)
+            self._watched.add(path)
+
+    def _read(self) -> None:
+        while self._watch is not None and (event := self._watch.sync_get()) is not None:
+            # Without a watch, events were lost: they may be of any file.
+            files = {event.watch.path} if event.watch is not None else set(self._watched)
+            self._left |= dict.fromkeys(files, clock.now().uptime)
+            if Mask.IGNORED in event.mask:  # the file is gone, and another one of its name is not watched
+                self._watched -= files
+
+    def _refuse(self, why: str) -> None:
+        if why != self._refused:
+            self._refused = why
+            logger.warning("cannot watch the memory of simulated GPUs: a short use is not seen", error=why)
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

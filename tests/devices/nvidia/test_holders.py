@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pynvml
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
+from scrubber.node import clock
 from tests.devices.nvidia.conftest import namespace
 from tests.fakes.nvml.machine import Process, Slice
 
@@ -174,3 +176,26 @@ def test_a_slice_of_full_size_may_use_more_when_idle(rig, profile, most) -> None
 @pytest.mark.parametrize(("profile", "whole"), [("4g.24gb", True), ("4g.96gb", True), ("4g.20gb", False)])
 def test_four_slices_are_a_whole_gpu_on_some_models(profile, whole) -> None:
     assert (holders.idle_at_most(f"NVIDIA A30 MIG {profile}") > IDLE_AT_MOST) is whole
+
+
+def test_the_accounts_of_the_driver_show_an_ended_process(rig) -> None:
+    """While the accounting mode is off, the driver keeps no accounts."""
+    backend, gpu, other = rig.backend(), rig.gpu(0), rig.gpu(1)
+    both = (gpu, other)
+    assert [backend.last_use(it.uuid, ()) for it in both] == [-math.inf] * 2
+    for it in both:
+        it.set({"accounting_mode": 1, "accounting.pids": "100"})  # from before the first question: no use of now
+    assert [backend.last_use(it.uuid, ()) for it in both] == [-math.inf] * 2
+    gpu.set({"accounting.pids": "100 101"})
+    assert backend.last_use(gpu.uuid, {101}) == -math.inf, "it is a worker of the service"
+    before = clock.now().uptime
+    gpu.set({"accounting.pids": "101 102"})
+    used = backend.last_use(gpu.uuid, {101})
+    assert used >= before
+    gpu.set({"accounting_mode": 0})
+    assert [backend.last_use(it.uuid, ()) for it in both] == [used, -math.inf]
+
+
+def test_a_slice_has_no_accounts(rig) -> None:
+    (uuid,) = rig.cut(0, Slice())
+    assert rig.seen().last_use(uuid, ()) == -math.inf

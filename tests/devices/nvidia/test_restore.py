@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 import pynvml
@@ -42,8 +43,6 @@ CHANGES = (
     Change("persistence", "persistence_mode", 0, "off -> on",
            "nvmlDeviceGetPersistenceMode", "nvmlDeviceSetPersistenceMode"),
     Change("ecc", "ecc.pending", 0, "off -> on", "nvmlDeviceGetEccMode", "nvmlDeviceSetEccMode"),
-    Change("accounting", "accounting_mode", 1, "on -> off",
-           "nvmlDeviceGetAccountingMode", "nvmlDeviceSetAccountingMode"),
     Change("compute_mode", "compute_mode", 3, "exclusive-process -> default",
            "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"),
     Change("power_limit", "power.limit", 450000, "450 W -> 700 W",
@@ -72,7 +71,11 @@ def gpu(rig, tmp_path):
 
 
 def test_every_setting_has_a_change_here() -> None:
-    assert {change.name for change in CHANGES} == {field.name for field in fields(StoredSettings)} - {"mig", "layout"}
+    assert {change.name for change in CHANGES} == {field.name for field in fields(StoredSettings)} - {
+        "accounting",
+        "mig",
+        "layout",
+    }
 
 
 @each_change
@@ -214,6 +217,27 @@ def test_a_failure_to_unlock_supported_clocks_is_an_error(rig, gpu, call: str) -
     rig.gpu(0).fail(call, UNKNOWN)
     with pytest.raises(DeviceError, match=r"cannot restore settings: locked_clocks\..*: nvmlDeviceReset"):
         gpu.restore_settings()
+
+
+def test_the_accounting_mode_is_switched_on_without_a_report(rig, gpu) -> None:
+    """The service reads the accounts. What a policy says of the mode counts more."""
+    rig.gpu(0).set({"accounting_mode": 0})
+    assert gpu.restore_settings().drift == ()
+    assert rig.gpu(0)["accounting_mode"] == "1"
+    assert touch(rig, 0, settings={"accounting": False}).restore_settings().drift == ("accounting: on -> off",)
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"rights are missing"}))
+def test_a_gpu_that_refuses_the_accounting_mode_is_clean(rig, gpu, fault: str) -> None:
+    """Without rights other settings fail as well."""
+    getter, setter = "nvmlDeviceGetAccountingMode", "nvmlDeviceSetAccountingMode"
+    about = {"key": "accounting_mode", "get": getter, "set": setter, "old": "off", "new": "on"}
+    gpu.restore_settings()
+    rig.gpu(0).set({"accounting_mode": 0})
+    rig.machine.set({key.format(**about): value for key, value in FAULTS[fault][0].items()})
+    drift = gpu.restore_settings().drift
+    assert [re.sub(":.*", "", it) for it in drift] == ["accounting"]
+    assert "a short use of the clean device is not noticed" in drift[0]
 
 
 def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path) -> None:

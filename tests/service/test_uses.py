@@ -1,0 +1,85 @@
+"""A use of a clean device ends its proof, whoever saw it, before anything is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import State
+from scrubber.ground.errors import AutoclaveError
+from scrubber.service.handover import Handover
+from scrubber.service.monitor import Monitor
+from scrubber.service.operations import Operations
+from scrubber.service.upkeep import Upkeep
+from tests.service.asking import rows, scrubs
+from tests.service.world import World
+
+Ask = Callable[[World, str], Awaitable[object]]
+# Every request and every round, by the method that it calls.
+OBSERVE: dict[str, Ask] = {
+    "Handover.acquire": lambda world, device: world.handover.acquire([device], announced=False, exclusive=True),
+    "Handover.start": lambda world, device: world.handover.start([device], "pod"),
+    "Handover.create_in_claim": lambda world, device: world.handover.create_in_claim(device, "claim", "op", 5.0),
+    "Handover.release": lambda world, device: world.handover.release([device]),
+    "Operations.scrub": lambda world, device: world.operations.scrub(device, None),
+    "Upkeep.reconcile": lambda world, device: world.upkeep.reconcile(device),
+    "Monitor.round": lambda world, _device: world.life.monitor.round(),
+}
+# They do not observe holders, or ask about devices that are not clean.
+OTHERS = {
+    "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof", "Upkeep.recover",
+    "Upkeep.register", "Upkeep.try_ledger", "Monitor.run",
+}  # fmt: skip
+
+
+def test_every_request_and_every_round_is_known_here():
+    methods = {
+        f"{room.__name__}.{name}"
+        for room in (Handover, Operations, Upkeep, Monitor)
+        for name, method in vars(room).items()
+        if not name.startswith("_") and (inspect.iscoroutinefunction(method) or name == "reinstate_without_proof")
+    }
+    assert methods == OBSERVE.keys() | OTHERS
+
+
+async def unobserved(begin, **kwargs) -> World:
+    """A world with clean devices and no rounds."""
+    world: World = await begin(**kwargs)
+    assert world._watching is not None
+    world._watching.cancel()
+    await asyncio.sleep(0.1)
+    return world
+
+
+@pytest.mark.parametrize("ask", OBSERVE)
+async def test_a_holder_that_a_request_saw_ends_the_proof(begin, ask):
+    world = await unobserved(begin)
+    world.node.keeps_uses = False
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    holder = world.intrude(device)
+    with suppress(AutoclaveError):
+        await OBSERVE[ask](world, device)
+    assert holder.name in rows(world, ev.Soiled, device)[0].holders[0].command
+    world.node.leave(holder)
+    await world.acquire("pod", device)
+    assert scrubs(world, device) == passed + 1
+
+
+@pytest.mark.parametrize(
+    ("ask", "then"),
+    [("Handover.acquire", State.GRANTED), ("Handover.start", State.IN_USE), ("Monitor.round", State.CLEAN)],
+)
+async def test_a_use_between_two_observations_ends_the_proof(begin, ask, then):
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    world.node.leave(world.intrude(device))
+    with suppress(AutoclaveError):
+        await OBSERVE[ask](world, device)
+    assert "cannot be named" in rows(world, ev.Soiled, device)[0].why
+    await world.reach(device, then)
+    assert scrubs(world, device) == passed + 1
