@@ -117,6 +117,17 @@ def executed() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Count the skips for want of rights after all reasons: these words are in the reason of each."""
+    yield
+    if count := sum("takes root" in str(it.longrepr) for it in terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(
+            f"Skipped for want of rights: {count}. To run all tests, run make test as root in a new clone, "
+            "on a machine where root can make control groups and namespaces."
+        )
+
+
 def pytest_unconfigure() -> None:
     forking.close()
 

@@ -80,11 +80,11 @@ def _mount(place: Path) -> int:
     try:
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        pytest.skip("no process can be made to hang here: that takes /dev/fuse")
+        pytest.skip("takes root, and /dev/fuse, to make a process hang")
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     if LIBC.mount(b"hanging", os.fsencode(place), b"fuse", 0, options.encode()) != 0:
         os.close(device)
-        pytest.skip(f"no process can be made to hang here: a mount is refused ({os.strerror(ctypes.get_errno())})")
+        pytest.skip(f"takes root, to mount what makes a process hang: {os.strerror(ctypes.get_errno())}")
     return device
 
 

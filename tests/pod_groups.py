@@ -28,7 +28,7 @@ def running_pod() -> Iterator[tuple[str, int]]:
         for group in groups:
             group.mkdir(parents=True)
     except OSError as error:
-        pytest.skip(f"no control group can be made here: {error.strerror}")
+        pytest.skip(f"takes root, to make a control group: {error.strerror}")
     with subprocess.Popen(["sleep", "60"]) as sandbox:
         for group in groups:
             (group / "cgroup.procs").write_text(str(sandbox.pid))

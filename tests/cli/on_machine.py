@@ -23,7 +23,7 @@ from tests.patience import WITHIN
 
 TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
 ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
-needs_namespace = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be made here")
+needs_namespace = pytest.mark.skipif(not ENTERS, reason="takes root, to make a pid namespace")
 
 POLICY = """\
 name: ends-strangers

@@ -79,7 +79,7 @@ def pod(node: OnMachine, namespace: str, program: str, images: Path) -> Iterator
         for group in groups:
             group.mkdir(parents=True)
     except OSError as error:
-        pytest.skip(f"no control group can be made here: {error.strerror}")
+        pytest.skip(f"takes root, to make a control group: {error.strerror}")
     logs = node.stage.root.path / f"var/log/pods/{namespace}_{program}_{uid}"
     logs.mkdir(parents=True)
     files = [str(node.stage.root.node(gpu)) for gpu in node.stage.machine.gpus]

@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
 def containers(short_tmp, runs):
     """Containers, where root can make them."""
     if shutil.which("runc") is None or os.geteuid() != 0:
-        pytest.skip("needs runc, and root")
+        pytest.skip("takes root, and runc")
     it = Containers(short_tmp, runs)
     said = it.run("probe", [])
     if said != RUNS:

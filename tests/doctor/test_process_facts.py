@@ -105,7 +105,7 @@ def test_the_server_of_a_socket_is_found_with_its_rights(short_tmp, monkeypatch)
     assert isinstance(process_facts.server(short_tmp / "a.sock", PROC), CheckFault)  # it has ended
 
 
-@pytest.mark.skipif(not GIVES_UP, reason="nothing to give up")
+@pytest.mark.skipif(not GIVES_UP, reason="takes root, to give up a privilege")
 def test_a_dropped_privilege_is_reported_as_missing(short_tmp):
     give_up = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", sys.executable)
     with running(*give_up, "-c", SERVE, str(short_tmp / "a.sock")):
@@ -114,7 +114,7 @@ def test_a_dropped_privilege_is_reported_as_missing(short_tmp):
     assert (found.may(Capability.SYS_PTRACE), found.may(Capability.KILL)) == (False, True)
 
 
-@pytest.mark.skipif(not UNSHARES, reason="may not make a namespace")
+@pytest.mark.skipif(not UNSHARES, reason="takes root, to make a namespace")
 def test_a_server_in_another_pid_namespace_misses_processes(short_tmp, monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", SERVE, str(short_tmp / "a.sock")]
@@ -124,7 +124,7 @@ def test_a_server_in_another_pid_namespace_misses_processes(short_tmp, monkeypat
     assert found.sees_all is False
 
 
-@pytest.mark.skipif(not UNSHARES, reason="may not make a namespace")
+@pytest.mark.skipif(not UNSHARES, reason="takes root, to make a namespace")
 def test_a_server_outside_the_own_pid_namespace_is_hidden(short_tmp):
     look = (
         "import sys, pathlib as p; from autoclave.doctor.facts.process_facts import server; "

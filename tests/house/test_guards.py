@@ -45,3 +45,13 @@ def test_the_gate_takes_the_same_few_examples_every_time(request):
     if request.config.getoption("--night"):
         pytest.skip("at night the examples are many and new")
     assert (settings().max_examples, settings().derandomize) == (50, True)
+
+
+def test_the_closing_lines_count_the_skips_for_want_of_rights(tmp_path):
+    marks = [f'@pytest.mark.skipif(True, reason="{it}")' for it in ("takes root, to mount", "takes root", "no gcc")]
+    tests = "".join(f"{mark}\ndef test_{number}(): ...\n" for number, mark in enumerate(marks))
+    (tmp_path / "test_a.py").write_text(f"import pytest\n{tests}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[-2].startswith("Skipped for want of rights: 2. To run all tests, run make test as root")
+    assert lines[-1].startswith("3 skipped in ")

@@ -21,7 +21,7 @@ def main(disk: Path) -> None:
     ledger = sqlite.open_or_set_aside(path, NOW)[0]
     ledger.append([drafted("a")])
     ledger.close()
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
     refusals = []
     for _attempt in range(2):
         try:
@@ -29,7 +29,7 @@ def main(disk: Path) -> None:
         except LedgerUnavailable as error:
             refusals.append(error.message)
     rows = audit.verify(path).rows
-    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
     again, aside = sqlite.open_or_set_aside(path, Moment(NOW.wall, 1.0))
     entries = [getattr(it.event, "why", "") for it in again.load().entries]
     print(json.dumps({"refusals": refusals, "rows": rows, "entries": entries, "aside": aside is not None}))  # noqa: T201 - its output is what the test reads

@@ -160,7 +160,7 @@ def test_a_birth_that_failed_is_begun_again(path, when):
     assert numbers(path) == []
 
 
-@pytest.mark.skipif(not can("unshare", "-rm"), reason="no mount namespace may be made here")
+@pytest.mark.skipif(not can("unshare", "-rm"), reason="takes root, or user namespaces, to mount")
 def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$0" "$2" "$1"'
     command = ["unshare", "-rm", "sh", "-c", script, sys.executable, tmp_path, HERE / "read_only.py"]

@@ -64,7 +64,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
             except FileExistsError:
                 continue
             except OSError as error:
-                pytest.skip(f"no control group can be made here: {error.strerror}")
+                pytest.skip(f"takes root, to make a control group: {error.strerror}")
             made.append(at)
         return at
 

@@ -368,16 +368,18 @@ def test_a_follow_up_reads_no_process_that_has_not_run(
         return held_by(search, task, timer, mapped=mapped)
 
     monkeypatch.setattr(Search, "held_by", noted)
+    free = {"gpu": [str(tmp_path / "free")]}
+    (tmp_path / "free").touch()
     processes = search(view(tmp_path, still.pid, other.pid), is_open=cannot_tell)
     stop(still.pid)
-    assert processes.holders({"gpu": ["/dev/full"]}, follow_up=True) == {"gpu": ()}
+    assert processes.holders(free, follow_up=True) == {"gpu": ()}
     assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
     read.clear()
     act(other, other.pid)
-    assert processes.holders({"gpu": ["/dev/full"]}, follow_up=True) == {"gpu": ()}
+    assert processes.holders(free, follow_up=True) == {"gpu": ()}
     assert read == [(other.pid, False)]
     read.clear()
-    assert processes.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
+    assert processes.holders(free) == {"gpu": ()}
     assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
 
 
@@ -396,8 +398,10 @@ def test_a_follow_up_finds_who_has_come_since(file: Path, launch) -> None:
 
 def test_a_follow_up_says_nothing_from_searches_for_other_files(file: Path, launch) -> None:
     processes, holder = search(is_open=cannot_tell), launch(MAP, file)
+    other = file.with_name("other")
+    other.touch()
     stop(holder.pid)
-    assert processes.holders({"other": ["/dev/full"]}) == {"other": ()}
+    assert processes.holders({"other": [str(other)]}) == {"other": ()}
     for device in ("gpu", "the same"):
         found = processes.holders({device: [str(file)]}, follow_up=True)[device]
         assert [it.pid for it in found or ()] == [holder.pid]

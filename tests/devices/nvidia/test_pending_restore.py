@@ -50,7 +50,7 @@ def files(rig) -> list[str]:
 
 
 @pytest.fixture
-def cut_off(rig, gpu, cut, daemon, monkeypatch) -> tuple[str, ...]:  # noqa: ARG001 - that it answers
+def cut_off(rig, gpu, cut, root, daemon, monkeypatch) -> tuple[str, ...]:  # noqa: ARG001 - they come first
     """Its reset was done, and the worker was killed before it gave anything back."""
     gpu.set(persistence_mode=1)
     with monkeypatch.context() as patch:
