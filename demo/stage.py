@@ -54,7 +54,7 @@ class Stage:
         names = ("--pod-logs-dir", str(self.pod_logs))
         cdi = self.root / "cdi"
         cdi.mkdir(exist_ok=True)
-        gate = ("--create-gate", str(self.gate), "--gate-cdi-dir", str(cdi)) if self.gate is not None else ()
+        gate = ("--gate-cdi-dir", str(cdi), *(() if self.gate is None else ("--create-gate", str(self.gate))))
         arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate)
         self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)

@@ -1,4 +1,4 @@
-"""Guards around every test: no network, no home directory, nothing of the caller's environment.
+"""Guards around every test: no network, no home directory, no default directory, nothing of the caller's environment.
 
 ``make test`` runs few random examples, always the same ones, and no test with the mark ``night``. ``--night`` runs many
 examples, every mutant and the tests with that mark. Tests that need a GPU run with ``-m gpu`` only,
@@ -23,7 +23,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from tests import forking
+from tests import default_dirs, forking
 from tests.pod_groups import running_pod
 
 __all__ = ["running_pod"]  # a fixture
@@ -34,7 +34,7 @@ FORKS = {"api", "cli", "flows", "metrics", "plugin", "create_gate", "test_daemon
 
 
 class OutOfBoundsError(RuntimeError):
-    """A test reached for the network. Not an OSError: code that retries those must not swallow it."""
+    """A test reached for the network or the machine. Not an OSError: code that retries those must not swallow it."""
 
 
 def _is_local(host: object) -> bool:
@@ -57,6 +57,11 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
             pass
 
 
+def _refuse_default_directories(event: str, args: tuple[object, ...]) -> None:
+    if event in {"open", "os.listdir", "os.mkdir", "os.scandir"} and str(args[0]).startswith(default_dirs.PLACES):
+        raise OutOfBoundsError(f"a test must not use a default directory: {event} of {args[0]}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--night", action="store_true", help="many random examples, every mutant, all rehearsals")
     parser.addoption("--soak", action="store_true", help="ten minutes of the campaign, a thousand pods")
@@ -74,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
         del os.environ[name]
+    if "cluster" not in config.getoption("-m"):  # the tests of a real node have a machine of their own
+        os.environ.update(default_dirs.NOWHERE)
+        sys.addaudithook(_refuse_default_directories)
     # Hundreds of processes are started from here: each would compile all that it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A shell ignores SIGINT for what it runs in the background; programs that a test starts would inherit that.

@@ -23,7 +23,8 @@ class Service:
         self.command: list[str | Path] = [
             sys.executable, "-m", "autoclave", "scrubber", "--backend", "simulated", "--log-format", "json",
             "--run-dir", self.run_dir, "--state-dir", root / "state", "--simulated-dir", self.simulated_dir,
-            "--kubelet-dir", root, "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB", *map(str, flags),
+            "--kubelet-dir", root, "--pod-logs-dir", root / "pods", "--gate-cdi-dir", root / "cdi",
+            "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB", *map(str, flags),
         ]  # fmt: skip
         self.start()
 

@@ -110,6 +110,7 @@ def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
         "--state-dir": directory / "state",
         "--run-dir": run,
         "--kubelet-dir": directory,
+        "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
         "--host-root": where.root,
         "--sight": "namespace",
         "--log-format": "json",

@@ -74,9 +74,8 @@ class OnMachine(Service):
         self.stage = stage
         self.more = more or {}
         (root / "policy.yaml").write_text(policy)
-        super().__init__(
-            root, 1, "--host-root", stage.root.path, "--sight", "namespace", "--policy", root / "policy.yaml"
-        )
+        host = ("--host-root", stage.root.path, "--pod-logs-dir", "/var/log/pods", "--sight", "namespace")
+        super().__init__(root, 1, *host, "--policy", root / "policy.yaml")
 
     def start(self, until="serving"):
         self.command = [it for it in self.command if it not in ("unshare", *FLAGS)]

@@ -464,6 +464,7 @@ def waiting(node, patience="60s"):
         f"--wait={patience}",
         f"--kubelet-dir={node.kubelet_dir}",
         f"--run-dir={node.run_dir}",
+        f"--host-root={node.host}",
     )
     command = [sys.executable, "-m", "autoclave", "doctor", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

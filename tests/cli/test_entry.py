@@ -14,6 +14,7 @@ from scrubber import __version__
 from scrubber.devices.base import DeviceError
 from scrubber.ground.documents.faults import DocumentError, DocumentFault
 from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
+from tests import default_dirs
 
 SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}
 
@@ -105,6 +106,14 @@ def test_every_flag_is_also_a_variable_of_its_name(command, option):
     prefix = command.context_settings.get("auto_envvar_prefix", "")
     named = option.envvar or f"{prefix}_{option.name.upper()}"
     assert ([named] if isinstance(named, str) else named)[0] == expected  # others are what the surroundings call it
+
+
+def test_no_test_uses_the_default_directory_of_a_flag():
+    given = [(it.values[1].name, it.values[1].default) for it in flags()]
+    paths = [(name, each) for name, default in given for each in (default if isinstance(default, tuple) else [default])]
+    directories = {(name, str(path)) for name, path in paths if str(path).startswith("/") and str(path) != "/"}
+    assert {f"AUTOCLAVE_{name.upper()}" for name, _ in directories} == default_dirs.NOWHERE.keys()
+    assert {path for _, path in directories} == {*default_dirs.PLACES}
 
 
 def test_a_foreign_environment_variable_is_no_flag(autoclave):

@@ -161,7 +161,8 @@ def run(node, autoclave):
     """A verb on this node; its standard output."""
 
     def run(*words: str, exit_code: int = 0) -> str:
-        done = autoclave(*words, AUTOCLAVE_RUN_DIR=str(node.run_dir))
+        places = {"AUTOCLAVE_RUN_DIR": str(node.run_dir), "AUTOCLAVE_HOST_ROOT": str(node.stage.root.path)}
+        done = autoclave(*words, **places)
         assert done.exit_code == exit_code, done.output
         return str(done.stdout)
 

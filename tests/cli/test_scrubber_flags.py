@@ -8,6 +8,7 @@ import pytest
 from scrubber import daemon
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.ground import unix_sockets
+from tests import default_dirs
 
 RUN_DIR_LIMIT = unix_sockets.MAX_PATH_BYTES - len("/scrubber.sock")
 
@@ -16,6 +17,8 @@ RUN_DIR_LIMIT = unix_sockets.MAX_PATH_BYTES - len("/scrubber.sock")
 def resolve(autoclave, monkeypatch, tmp_path):
     """The configuration of the service, from its flags, the environment and the text of a file."""
     started: list[ScrubberConfig] = []
+    for name in default_dirs.NOWHERE:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(daemon, "run", started.append)
 
     def resolve(*flags: object, text: str | None = None, **environ: str) -> ScrubberConfig:

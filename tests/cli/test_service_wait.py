@@ -57,7 +57,7 @@ def test_a_forbidden_socket_is_not_waited_for(autoclave, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("args", [("doctor",), ("xid", "79")])
 def test_a_verb_without_a_service_does_not_wait(autoclave, tmp_path, args):
-    run = autoclave("--service-wait", LONG, *args, AUTOCLAVE_RUN_DIR=str(tmp_path))
+    run = autoclave("--service-wait", LONG, *args, AUTOCLAVE_RUN_DIR=str(tmp_path), AUTOCLAVE_HOST_ROOT=str(tmp_path))
     assert run.stdout
     assert "waiting" not in run.stderr
 

@@ -5,9 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import default_dirs
 
 NOWHERE = "192.0.2.1"  # reserved for documentation, never routed
 
@@ -38,7 +41,19 @@ def test_the_home_directory_cannot_be_touched():
 
 
 def test_the_callers_configuration_does_not_leak_in():
-    assert not [name for name in os.environ if name.startswith("AUTOCLAVE_")]
+    assert {name: path for name, path in os.environ.items() if name.startswith("AUTOCLAVE_")} == default_dirs.NOWHERE
+
+
+@pytest.mark.parametrize("use", [os.listdir, os.mkdir, os.scandir, lambda it: Path(it, "lock").touch()])
+@pytest.mark.parametrize("path", default_dirs.PLACES)
+def test_a_test_cannot_use_a_default_directory(use, path):
+    with pytest.raises(RuntimeError, match="must not use a default directory"):
+        use(path)
+
+
+def test_a_service_that_is_given_no_directory_does_not_start():
+    child = subprocess.run([sys.executable, "-m", "autoclave", "scrubber"], capture_output=True, text=True, check=False)
+    assert child.stderr.startswith(f"autoclave: cannot use run directory {os.devnull}/RUN: Not a directory")
 
 
 def test_the_gate_takes_the_same_few_examples_every_time(request):

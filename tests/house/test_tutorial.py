@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
+from tests import default_dirs
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILI
 ACTIVATE = "source .venv/bin/activate"
 CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 PROMPT = "what next? "
+PLACED = ("AUTOCLAVE_POD_LOGS_DIR", "AUTOCLAVE_GATE_CDI_DIR")  # the page does not set them
 
 
 class Shell:
@@ -33,6 +35,7 @@ class Shell:
         self._ours, theirs = pty.openpty()
         alive.callback(os.close, self._ours)
         env = {"HOME": str(place), "TERM": "xterm", "PS1": PROMPT, "PATH": os.environ["PATH"]}
+        env |= {**default_dirs.NOWHERE, **dict.fromkeys(PLACED, str(place))}
         env["AUTOCLAVE_SIMULATED_MEMORY"] = "1MiB"  # a scrub of the default takes seconds
         env["AUTOCLAVE_SERVICE_WAIT"] = f"{WITHIN}s"  # a service starts more slowly where other tests run
         command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]
