@@ -83,7 +83,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         """See ``scrub.proto``."""
         last: AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
-        while True:
+        while not self._service.context.jobs.stopping:
             news, now = self._service.context.ledger.notifications, self._reporter.adverts()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()

@@ -31,5 +31,6 @@ class Service:
         return cls(context, Handover(context, upkeep), Operations(context), upkeep)
 
     async def stop(self) -> None:
-        """Refuse all requests, cancel what runs, and record the end of each job."""
+        """Refuse all requests, cancel what runs, record the end of each job, and wake the calls that wait for news."""
         await self.context.jobs.stop()
+        self.context.ledger.notify()

@@ -12,7 +12,7 @@ from scrubber.api import answering, client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.service import handover, history
 from tests.patience import WITHIN
 
@@ -250,12 +250,18 @@ async def test_the_sockets_are_for_their_owner(house):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - one call for both
 
 
-async def test_closing_with_watchers_is_quick(house):
-    async with house.scrubber() as service:
+async def test_a_stop_ends_the_calls_that_wait_for_news(house):
+    """So the next service gets its turn at once."""
+    async with house.scrubber() as service, house.admin() as admin:
         watch = aiter(service.watch())
         await anext(watch)
-        await asyncio.wait_for(house.doors.close(0.1), WITHIN)
-        with pytest.raises((Unreachable, Refused)):
+        rows = (await admin.status()).service.ledger_rows
+        waiting = asyncio.create_task(admin.status(newer_than=rows, wait=server.LONGEST_WAIT))
+        await admin.status()  # the request before this one is being answered
+        await house.built.service.stop()
+        await asyncio.wait_for(house.doors.close(grace=10 * WITHIN), WITHIN)
+        assert (await waiting).service.ledger_rows == rows
+        with pytest.raises(StopAsyncIteration):
             await anext(watch)
 
 
