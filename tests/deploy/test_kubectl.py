@@ -95,7 +95,7 @@ class Pod:
                 "status": {"phase": self.phase, "containerStatuses": statuses}}  # fmt: skip
 
 
-PLAIN = Pod("scrubber-a")
+PLAIN, LATER = Pod("scrubber-a"), "2026-11-22T03:00:01Z"
 CLUSTER = (PLAIN, Pod("scrubber-b", node="gpu-2"), Pod("plugin-a", component="plugin"))
 
 
@@ -179,6 +179,16 @@ def test_one_of_two_releases_on_a_node_is_chosen(shell):
     for flags in (["-n", "trial"], ["--namespace=trial"], ["--release", "second"], ["--release=second"]):
         assert shell.run(*flags, "gpu-1", "status")[0] == 0
         assert shell.asked()[-1][:3] == ["exec", "--namespace=trial", "scrubber-t"]
+
+
+def test_while_an_update_waits_the_pod_that_lasts_longest_is_asked(shell):
+    """Both pods of the node reach the service. One that still pulls its image can run no verb."""
+    new = replace(PLAIN, name="scrubber-new", phase="Pending", started="", ready="false", waiting="PodInitializing")
+    for after, asked in ((new, "scrubber-a"), (replace(PLAIN, name="scrubber-new", started=LATER), "scrubber-new")):
+        for pods in ((PLAIN, after), (after, PLAIN)):
+            shell.has(*pods)
+            assert shell.run("gpu-1", "status") == (0, "", "")
+            assert shell.asked()[-1][:3] == ["exec", "--namespace=autoclave", asked]
 
 
 def test_the_successor_of_a_deleted_pod_is_asked(shell):
