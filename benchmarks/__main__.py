@@ -17,7 +17,20 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, big_node, chain, create_gate, dra, fast_job, hooks, idle, in_front, release, start
+from benchmarks import (
+    absence,
+    acquire,
+    big_node,
+    chain,
+    create_gate,
+    dra,
+    fast_job,
+    hooks,
+    idle,
+    in_front,
+    release,
+    start,
+)
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -29,6 +42,7 @@ MEASUREMENTS = {
     "dra": dra.measure,
     "acquire": acquire.measure,
     "start": start.measure,
+    "absence": absence.measure,
     "idle": idle.measure,
     "big_node": big_node.measure,
     "fast_job": fast_job.measure,

@@ -85,11 +85,12 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 def _simulated(config: ScrubberConfig) -> Simulated:
     creation.create(config.simulation, config.simulated_gpus, config.simulated_memory, clock.boot_id())
-    if layout.service_lock(config.simulation) is None:  # held until this process ends
+    lock = layout.service_lock(config.simulation)
+    if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
     if config.simulated_cdi_dir is not None:
         _write_cdi(config.simulated_cdi_dir, config.simulation)
-    return Simulated(config.simulation, config.host_root / "sys/fs/cgroup")
+    return Simulated(config.simulation, config.host_root / "sys/fs/cgroup", lock)
 
 
 def _write_cdi(directory: Path, simulated_dir: Path) -> None:
@@ -181,8 +182,18 @@ def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGat
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
 
+def build_nursery(config: ScrubberConfig) -> Nursery:
+    """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it."""
+    return Nursery(warm_cuda=config.backend is not BackendChoice.SIMULATED)
+
+
 def build(
-    config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, ledger: Ledger, counters: ServiceCounters
+    config: ScrubberConfig,
+    backend: Backend,
+    active_policy: ActivePolicy,
+    ledger: Ledger,
+    counters: ServiceCounters,
+    nursery: Nursery,
 ) -> App:
     """All parts, not started."""
     # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
@@ -211,8 +222,6 @@ def build(
     driver = DriverCalls(backend, clock.boot_id())
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
-    nursery = Nursery(warm_cuda=whole_node)
-
     starter = _WorkerStarter(
         backend, observer, nursery, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )

@@ -88,6 +88,9 @@ class ScrubberConfig:
     gate_cdi_dir: Path = Path(paths.CDI_DIRS[0])
     """Where to write the CDI specification of the create gate."""
 
+    standby: bool = False
+    """Wait for the end of another service in the run directory, instead of an error."""
+
     @property
     def simulation(self) -> Path:
         """The directory of the simulated GPUs."""

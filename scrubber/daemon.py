@@ -7,8 +7,9 @@ import faulthandler
 import os
 import signal
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask
@@ -25,10 +26,17 @@ from scrubber.ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.node import proc
 from scrubber.policy import ActivePolicy
+from scrubber.workers.nursery import Nursery
 
 logger = log.get("daemon")
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
+STANDBY_TRIES_EVERY = 0.02  # seconds: until the next service has the lock, no device is handed out
+STANDBY_REPORTS_EVERY = 60.0  # seconds between two lines of the log
+STANDBY_READY_FOR = 600.0  # seconds on standby that count as ready: by then an update has ended the other service
+STARTING = "the service is starting"
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"  # lines of systemd's protocol sd_notify
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
@@ -40,22 +48,29 @@ def run(config: ScrubberConfig) -> int:
     os.umask(0o077)
     faulthandler.enable(2)  # a crash, or the end by systemd's watchdog, shows what each thread did
     lock = unix_sockets.lock_run_dir(config.run_dir)
+    if lock is None and not config.standby:
+        directory = config.run_dir
+        raise FatalError(
+            f"cannot start: another autoclave scrubber runs in {directory}; stop that first, or use --standby"
+        )
+    with ExitStack() as turn:  # ends after the threads of the event loop
+        if lock is not None:
+            turn.enter_context(_turn(config.run_dir, lock))
+        return asyncio.run(_serve(config, turn, alone=lock is not None))
+
+
+@contextmanager
+def _turn(run_dir: Path, lock: int) -> Iterator[None]:
+    """Be the one service of the run directory within the context.
+
+    After an error, the end of the process releases the lock, together with everything else that the service holds.
+    """
     try:
-        return _run(config)
+        yield
     except Exception as error:
-        _leave(error, paths.last_error(config.run_dir))
+        _leave(error, paths.last_error(run_dir))
         raise
-    finally:
-        os.close(lock)
-
-
-def _run(config: ScrubberConfig) -> int:
-    try:
-        active_policy = ActivePolicy(config.policy)
-    except DocumentError as error:
-        raise FatalError(str(error)) from error
-    private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
-    return asyncio.run(_serve(config, app.build_backend(config), active_policy))
+    os.close(lock)
 
 
 def _leave(error: Exception, path: Path) -> None:
@@ -68,14 +83,76 @@ def _leave(error: Exception, path: Path) -> None:
         logger.warning("the error is not left for the doctor", error=str(fault))
 
 
-async def _serve(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy) -> int:
-    """Run the service, and serve its metrics from the start to the end when an address is configured."""
-    metrics = _Metrics()
-    if not config.metrics_address:
-        return await _run_service(config, backend, active_policy, metrics)
-    ProcessCollector(registry=metrics.registry)
-    async with http_server.HttpServer(metrics.registry, metrics.obstacles).serve(config.metrics_address):
-        return await _run_service(config, backend, active_policy, metrics)
+async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int:
+    """Serve the metrics, if an address is configured; on standby, wait for the turn; then run the service."""
+    active_policy = _load_policy(config)
+    metrics, nursery = _Metrics(), app.build_nursery(config)
+    async with _metrics_served(config.metrics_address, metrics):
+        if not alone:
+            turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, nursery, metrics)))
+            active_policy = _load_policy(config)  # the file may have changed
+        if config.metrics_address:  # not on standby: among the services that tell their start, the last one counts
+            ProcessCollector(registry=metrics.registry)
+        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
+        # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
+        backend = await asyncio.to_thread(app.build_backend, config)
+        return await _run_service(config, backend, active_policy, metrics, nursery)
+
+
+def _load_policy(config: ScrubberConfig) -> ActivePolicy:
+    try:
+        return ActivePolicy(config.policy)
+    except DocumentError as error:
+        raise FatalError(str(error)) from error
+
+
+async def _stand_by(run_dir: Path, nursery: Nursery, metrics: _Metrics) -> int:
+    """The lock of the run directory, as soon as another service has released it. A stop ends the process meanwhile.
+
+    The next service of a rolling update waits here with all imports done, so that it serves at once. It touches no GPU,
+    no socket and no ledger. It counts as ready, because the update stops the other service only then.
+    """
+    clock = asyncio.get_running_loop().time
+    began, reports = clock(), 0
+    with _exit_on_stop():
+        await nursery.start()
+        while (lock := unix_sockets.lock_run_dir(run_dir)) is None:
+            waited = clock() - began
+            if waited >= STANDBY_REPORTS_EVERY * reports:
+                pid = proc.lock_holder(app.PROC, run_dir / unix_sockets.LOCK)
+                if reports:
+                    logger.warning(
+                        "another scrub service has not stopped", directory=str(run_dir), pid=pid, seconds=round(waited)
+                    )
+                else:
+                    logger.info("waiting for another scrub service to stop", directory=str(run_dir), pid=pid)
+                reports += 1
+            late = waited >= STANDBY_READY_FOR
+            metrics.start_obstacle = f"another scrub service has not stopped for {waited:.0f} s" if late else ""
+            await asyncio.sleep(STANDBY_TRIES_EVERY)
+    metrics.start_obstacle = STARTING
+    return lock
+
+
+@contextmanager
+def _exit_on_stop() -> Iterator[None]:
+    """SIGTERM and SIGINT end the process at once with exit code 0 within the context."""
+    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def _metrics_served(address: str, metrics: _Metrics) -> AsyncIterator[None]:
+    """Serve the metrics, if there is an address."""
+    if not address:
+        yield
+        return
+    async with http_server.HttpServer(metrics.registry, metrics.obstacles).serve(address):
+        yield
 
 
 class _Metrics:
@@ -84,7 +161,7 @@ class _Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.counters = ServiceCounters(self.registry)
-        self.start_obstacle = "the service is starting"
+        self.start_obstacle = STARTING  # empty: it is ready, because it waits on standby
         self._collector: ServiceCollector | None = None
 
     def register(self, collector: ServiceCollector) -> None:
@@ -94,14 +171,18 @@ class _Metrics:
 
     def obstacles(self) -> Sequence[str]:
         """What prevents the service from granting any device."""
-        return self._collector.obstacles() if self._collector is not None else (self.start_obstacle,)
+        return (
+            self._collector.obstacles() if self._collector is not None else tuple(filter(None, (self.start_obstacle,)))
+        )
 
 
-async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics) -> int:
+async def _run_service(
+    config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics, nursery: Nursery
+) -> int:
     """Recover, open the sockets and run the tasks until the stop; then stop everything in the reverse order."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         loop.add_signal_handler(number, stop.set)
     policy_changed = asyncio.Event()
     aio.on_hangup(policy_changed.set)
@@ -109,7 +190,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         return 0
-    built = app.build(config, backend, active_policy, ledger, metrics.counters)
+    built = app.build(config, backend, active_policy, ledger, metrics.counters, nursery)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.nursery.start()  # first, because the zygote loads CuPy while the service recovers
     with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later

@@ -1,6 +1,7 @@
 """The service as a process: start, stop, kill, and faults of its disk and its policy."""
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -10,16 +11,22 @@ import stat
 import subprocess
 import tempfile
 import threading
+from copy import copy
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from autoclave.cli import service_call
 from policies import load
+from scrubber import daemon
 from scrubber.api import client
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills, layout, tenants
+from scrubber.ground import unix_sockets
 from scrubber.ground.errors import AutoclaveError, Reason
+from scrubber.workers.nursery import Nursery
 from tests import forking
+from tests.fetching import fetch, metrics
 from tests.live import Service
 from tests.patience import WITHIN
 from tests.workers.zygotes import children, gone_within
@@ -318,6 +325,121 @@ def test_systemd_hears_readiness_signs_of_life_and_the_stop(short_tmp, monkeypat
         received("WATCHDOG=1")
         service.stop()
         received("STOPPING=1")
+
+
+def standing_by(service, *flags):
+    """A second service on the directories of the first one, as soon as it waits."""
+    second = copy(service)
+    second.command = [*service.command, "--standby", *map(str, flags)]
+    second.start("waiting for another scrub service to stop")
+    return second
+
+
+@pytest.mark.parametrize("end", [Service.stop, Service.kill])
+def test_a_service_on_standby_serves_when_the_other_one_ends(service, end):
+    service.settled(0, "clean")
+    policy = service.root / "site.yaml"
+    policy.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    second = standing_by(service, "--metrics-address", "127.0.0.1:0", "--policy", policy)
+    assert json.loads(second.log_lines[-1])["pid"] == service.process.pid
+    address = next(line["address"] for line in map(json.loads, second.log_lines) if "address" in line)
+    second.hear("zygote ready")
+    # Only when it is ready does a rolling update stop the other service.
+    assert fetch(address, "/readyz") == (200, "ready\n")
+    shown = metrics(address)
+    assert "autoclave_ready" not in shown  # it hands out nothing
+    assert "process_start_time_seconds" not in shown  # or the series of the other one would not count any more
+    policy.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
+    end(service)
+    second.hear("serving")
+    status = service_call.ask(second.run_dir, lambda admin: admin.status())
+    assert (status.service.policy, status.devices[0].index) == ("after", 0)
+    assert second.settled(0, "clean")
+    assert "process_start_time_seconds" in metrics(address)
+    second.stop()
+
+
+def test_a_service_on_standby_touches_no_gpu_no_socket_and_no_ledger(service):
+    service.settled(0, "clean")
+    before = {path: path.stat().st_ino for path in service.root.rglob("*")}
+    second = standing_by(service)
+    second.hear("zygote ready")
+    processes = [second.process.pid, *children(second.process.pid)]
+    opened = {file.readlink() for pid in processes for file in Path(f"/proc/{pid}/fd").iterdir()}
+    assert {path for path in opened if path.is_relative_to(service.root)} <= {service.run_dir / "lock"}  # for a moment
+    assert {path: path.stat().st_ino for path in service.root.rglob("*")} == before
+    second.stop()
+
+
+async def test_a_service_that_does_not_stop_is_named_and_ends_the_readiness(short_tmp, monkeypatch):
+    """An update takes less than ten minutes. Later, a service on standby does not count as one that serves."""
+    lock = unix_sockets.lock_run_dir(short_tmp)
+    assert lock is not None
+    monkeypatch.setattr(daemon, "STANDBY_REPORTS_EVERY", 0.0)
+    monkeypatch.setattr(daemon, "STANDBY_READY_FOR", 0.0)
+    metrics, nursery = daemon._Metrics(), Nursery(warm_cuda=False)
+    answers = iter([None, None, lock])
+    shown: list[str] = []
+
+    def try_again(_directory: Path) -> int | None:
+        shown.extend(metrics.obstacles())
+        return next(answers)
+
+    monkeypatch.setattr(unix_sockets, "lock_run_dir", try_again)
+    with capture_logs() as lines:
+        assert await daemon._stand_by(short_tmp, nursery, metrics) == lock
+    assert [(line["log_level"], line["event"], line["pid"]) for line in lines[:2]] == [
+        ("info", "waiting for another scrub service to stop", os.getpid()),
+        ("warning", "another scrub service has not stopped", os.getpid()),
+    ]
+    assert shown == ["the service is starting", *["another scrub service has not stopped for 0 s"] * 2]
+    assert metrics.obstacles() == ("the service is starting",)
+    os.close(lock)
+    await nursery.close()
+
+
+def test_a_stop_ends_a_service_on_standby_at_once(service):
+    second = standing_by(service)
+    second.hear("zygote ready")
+    [zygote] = children(second.process.pid)
+    handle = os.pidfd_open(zygote)
+    second.stop()
+    assert gone_within(handle, WITHIN)
+    os.close(handle)
+    assert device(service).device  # the other one still answers
+    assert not (service.run_dir / "last-error").exists()
+
+
+def test_the_probes_are_answered_while_the_driver_opens(service):
+    service.stop()
+    service.command += ["--metrics-address", "127.0.0.1:0"]
+    with layout.locked(service.simulated_dir):
+        service.start("showing metrics")
+        address = json.loads(service.log_lines[-1])["address"]
+        assert fetch(address, "/healthz") == (200, "ok\n")
+        assert fetch(address, "/readyz") == (503, "not ready: the service is starting\n")
+    service.hear("serving")
+
+
+def test_a_second_service_is_refused_and_the_first_goes_on(shared):
+    run = shared.popen("scrubber", *shared.command[4:], stderr=-1)
+    said = run.communicate(timeout=WITHIN)[1]
+    assert run.returncode == 2
+    where = f"another autoclave scrubber runs in {shared.run_dir}"
+    assert said == f"autoclave: cannot start: {where}; stop that first, or use --standby\n"
+    assert device(shared).device
+    assert not (shared.run_dir / "last-error").exists()
+
+
+def test_a_policy_with_faults_ends_a_service_before_its_standby(service):
+    """The other one goes on: a rolling update stops there."""
+    file = service.root / "site.yaml"
+    file.write_text("name: [")
+    run = service.popen("scrubber", *service.command[4:], "--standby", "--policy", file, stderr=-1)
+    assert "site.yaml:1" in run.communicate(timeout=WITHIN)[1]
+    assert run.returncode == 2
+    assert device(service).device
+    assert not (service.run_dir / "last-error").exists()
 
 
 def test_two_services_never_share_a_set_of_gpus(shared, short_tmp):

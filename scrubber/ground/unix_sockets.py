@@ -18,18 +18,18 @@ LOCK = "lock"  # in a directory with sockets: the file that its server holds loc
 MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un
 
 
-def lock_run_dir(directory: Path) -> int:
-    """Make the run directory and lock it; close the returned descriptor to release the lock."""
+def lock_run_dir(directory: Path) -> int | None:
+    """Make the run directory and lock it: the descriptor that holds the lock until it is closed.
+
+    None while another service holds the lock.
+    """
     private_files.make_directory(directory, "run directory", private_files.NOT_TO_ENTER)
     try:
-        lock = private_files.try_lock(directory / LOCK)
+        return private_files.try_lock(directory / LOCK)
     except OSError as error:
         raise FatalError(
             f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"
         ) from error
-    if lock is None:
-        raise FatalError(f"cannot start: another autoclave scrubber runs in {directory}")
-    return lock
 
 
 def claim(path: Path) -> str:

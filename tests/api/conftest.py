@@ -30,9 +30,8 @@ class House:
         unix_sockets.lock_run_dir(self.config.run_dir)
         backend = app.build_backend(self.config)
         counters = ServiceCounters(CollectorRegistry())
-        self.built = app.build(
-            self.config, backend, ActivePolicy("fast"), app.open_ledger(self.config, counters), counters
-        )
+        ledger, nursery = app.open_ledger(self.config, counters), app.build_nursery(self.config)
+        self.built = app.build(self.config, backend, ActivePolicy("fast"), ledger, counters, nursery)
         self.doors = server.GrpcServers(self.built.service, self.built.reporter, counters, self.config.run_dir)
 
     async def open(self):

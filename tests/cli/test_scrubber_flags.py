@@ -1,6 +1,7 @@
 """The flags of the scrub service: they override the environment, which overrides the file; a fault names its origin."""
 
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -57,18 +58,19 @@ def test_every_setting_works_in_every_source(resolve):
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace", "evidence_rows": 9, "evidence_age": "2d",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
         "log_format": "json", "metrics_address": "127.0.0.1:9475", "simulated_cdi_dir": "/c",
-        "operator_namespace": "mine", "create_gate": "/p", "gate_cdi_dir": "/d",
+        "operator_namespace": "mine", "create_gate": "/p", "gate_cdi_dir": "/d", "standby": True,
     }  # fmt: skip
     wanted = ScrubberConfig(
         BackendChoice.SIMULATED, "fast", Path("/s"), Path("/r"), Path("/k"), Path("/l"), Path("/h"),
         SightMode.NAMESPACE, 9, 172_800.0, Path("/g"), 7, 2**20, Path("/c"), "127.0.0.1:9475", "error",
-        "json", ("mine",), Path("/p"), Path("/d"),
+        "json", ("mine",), Path("/p"), Path("/d"), standby=True,
     )  # fmt: skip
     assert set(given) == {field.name for field in fields(ScrubberConfig)}
     names = {name: name.replace("_", "-") for name in given}
     assert resolve(text="".join(f"{names[name]}: {value}\n" for name, value in given.items())) == wanted
     assert resolve(**{f"AUTOCLAVE_{name.upper()}": str(value) for name, value in given.items()}) == wanted
-    assert resolve(*(word for name, value in given.items() for word in (f"--{names[name]}", value))) == wanted
+    words = ((f"--{names[name]}", *(() if value is True else (value,))) for name, value in given.items())
+    assert resolve(*chain(*words)) == wanted
 
 
 @pytest.mark.parametrize(

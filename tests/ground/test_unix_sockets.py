@@ -13,10 +13,10 @@ from scrubber.ground.errors import FatalError
 def test_the_run_directory_is_private_and_locked(short_tmp):
     lock = unix_sockets.lock_run_dir(short_tmp / "run")
     assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == 0o700
-    with pytest.raises(FatalError, match="another autoclave scrubber runs in"):
-        unix_sockets.lock_run_dir(short_tmp / "run")
+    assert lock is not None
+    assert unix_sockets.lock_run_dir(short_tmp / "run") is None
     os.close(lock)
-    os.close(unix_sockets.lock_run_dir(short_tmp / "run"))
+    assert unix_sockets.lock_run_dir(short_tmp / "run") is not None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])

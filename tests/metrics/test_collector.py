@@ -33,7 +33,8 @@ class Node:
         self.registry = CollectorRegistry()
         self.counters = counters = ServiceCounters(self.registry)
         backend = app.build_backend(config)
-        self.built = app.build(config, backend, ActivePolicy("default"), app.open_ledger(config, counters), counters)
+        ledger, nursery = app.open_ledger(config, counters), app.build_nursery(config)
+        self.built = app.build(config, backend, ActivePolicy("default"), ledger, counters, nursery)
         self.registry.register(self.built.collector)
         self.devices = [
             replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)

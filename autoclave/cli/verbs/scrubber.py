@@ -108,6 +108,11 @@ def _memory(text: str) -> int:
     help="The program autoclave-gate: install it, so that the container runtime asks before it creates a container.",
 )
 @options.path("--gate-cdi-dir", paths.CDI_DIRS[0], "Where to write the CDI specification of the create gate.")
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="If another scrub service runs in the run directory, wait until it stops, and then serve at once.",
+)
 @options.metrics_address
 @options.log_level
 @options.log_format

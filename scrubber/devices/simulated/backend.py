@@ -33,13 +33,17 @@ class Simulated:
     one_driver: bool = False
     pace: float = 1.0
 
-    def __init__(self, root: Path, groups: Path = GROUPS) -> None:
-        """The first call reads the GPUs under ``root``. ``groups``: where the node's control groups are mounted."""
+    def __init__(self, root: Path, groups: Path = GROUPS, lock: int | None = None) -> None:
+        """The first call reads the GPUs under ``root``. ``groups``: where the node's control groups are mounted.
+
+        ``lock``: the descriptor that holds the lock of the service of these GPUs, until ``close``.
+        """
         self._root = root
         self._pods = Containers(containers.PROC, groups=groups)
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Inotify | None = None
+        self._lock = lock
         self._writers = Writers()
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
@@ -155,11 +159,13 @@ class Simulated:
             os.read(self._alarm.fd, _MOST)
 
     def close(self) -> None:
-        """Close the alarm, and stop watching the memory."""
+        """Close the alarm, stop watching the memory, and release the lock: the next service may use the GPUs."""
         if self._alarm is not None:
             self._alarm.close()
-        self._alarm = None
         self._writers.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._alarm = self._lock = None
 
     def release_driver(self) -> None:
         """Files need no driver."""

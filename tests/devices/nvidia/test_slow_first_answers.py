@@ -50,7 +50,8 @@ class Service:
         assert Nvidia.probe(self.rig.host, self.library) is None
         backend = Nvidia(self.rig.host, Pods(self.rig.host.proc), self.rig.settings, self.library)
         ledger = app.open_ledger(self._config, counters)
-        self.built = app.build(self._config, backend, ActivePolicy("default"), ledger, counters)
+        nursery = app.build_nursery(self._config)
+        self.built = app.build(self._config, backend, ActivePolicy("default"), ledger, counters, nursery)
 
     async def stop(self) -> None:
         await self.built.service.stop()

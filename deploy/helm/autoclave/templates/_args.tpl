@@ -22,6 +22,7 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --host-root=/host
 - --sight={{ .Values.scrubber.sight }}
+- --standby
 {{- if not (include "autoclave.real" .) }}
 - --simulated-gpus={{ .Values.scrubber.simulated.gpus | int }}
 - --simulated-memory={{ .Values.scrubber.simulated.memory }}

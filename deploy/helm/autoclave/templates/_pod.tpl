@@ -38,20 +38,12 @@ tolerations: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
-{{- define "autoclave.scrubber.update" -}}
-updateStrategy:
-  type: RollingUpdate
-  rollingUpdate:
-    maxUnavailable: {{ .Values.updateStrategy.maxUnavailable }}
-    maxSurge: 0 # two services cannot share a state directory
-{{- end -}}
-
-{{- define "autoclave.plugin.update" -}}
+{{- define "autoclave.update" -}}
 updateStrategy:
   type: RollingUpdate
   rollingUpdate:
     maxUnavailable: 0
-    maxSurge: {{ .Values.updateStrategy.maxUnavailable }} # the new plugin waits (--standby) and registers when the old one has stopped
+    maxSurge: {{ .Values.updateStrategy.maxUnavailable }} # the new pod waits (--standby), and takes over when the old one has stopped
 {{- end -}}
 
 {{- /* What the plugin needs, and whoever only looks: nothing but to be root, as the directories are root's alone. */ -}}
@@ -115,7 +107,7 @@ securityContext:
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 5
-  failureThreshold: 36 # the end of a reset that the last run began is waited for, and the driver may take long to open
+  failureThreshold: 36 # the program may take long to load from a slow disk
   timeoutSeconds: 5
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
