@@ -18,6 +18,7 @@ from scrubber.core import views
 from scrubber.ground import paths, unix_sockets
 from scrubber.ground.documents import units
 from scrubber.ground.errors import Unreachable
+from scrubber.node import proc
 
 T = TypeVar("T")
 
@@ -92,6 +93,9 @@ def asker() -> str:
 
 
 def _hint(socket: Path) -> str:
+    pid = proc.lock_holder(Path("/proc"), socket.parent / unix_sockets.LOCK)
+    if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
+        return f"the service (pid {pid}) has no socket, because it starts or stops; wait, and then read its log"
     try:
         socket.stat()
     except PermissionError:

@@ -12,6 +12,7 @@ from autoclave import cli
 from autoclave.cli import failure
 from scrubber import __version__
 from scrubber.devices.base import DeviceError
+from scrubber.ground import unix_sockets
 from scrubber.ground.documents.faults import DocumentError, DocumentFault
 from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from tests import default_dirs
@@ -254,6 +255,18 @@ def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_pa
     assert "the socket does not exist" in run.stderr
     document = json.loads(autoclave("version", "--run-dir", tmp_path, "-o", "json").stdout)
     assert (document["client"], document["service"]) == (__version__, None)
+
+
+def test_a_service_that_starts_or_stops_differs_from_a_missing_one(autoclave, tmp_path):
+    """So does one that hangs in its stop, and keeps a service on standby waiting."""
+    lock = unix_sockets.lock_run_dir(tmp_path / "run")
+    assert lock is not None
+    for verb in ("status", "doctor"):
+        run = autoclave("--service-wait", "0s", verb, "--run-dir", tmp_path / "run")
+        said = " ".join((run.stdout + run.stderr).split())
+        assert f"the service (pid {os.getpid()}) has no socket, because it starts or stops" in said
+        assert "wait, and then read its log" in said
+    os.close(lock)
 
 
 def test_a_dead_socket_differs_from_a_missing_one(autoclave, short_tmp):
