@@ -100,15 +100,15 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
 
 
 def firing_alerts(scope: QueryScope) -> grafana.Panel:
-    """Every firing alert with its summary and a link to its runbook."""
+    """Every firing alert with its summary and a link: to its runbook, or to Grafana's list of alerts."""
     alerts = scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing")
     caused = f'label_join({alerts}, "cause", "", "reason", "sign", "xid")'
     firing = largest(caused, *PLACE, "gpu", "alertname", "severity", "cause")
     summarised = f'label_replace({firing}, "summary", "$1", "alertname", "(.*)")'
     return table(
         "Firing alerts",
-        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The name of an alert links to its runbook, "
-        "which says what to do. The cause is the reason, the sign or the XID.",
+        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The runbook of an alert, "
+        "docs/runbooks/ALERT.md, says what to do. The cause is the reason, the sign or the XID.",
         {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "cause": "Cause", **NODE, "gpu": "GPU"},
         Column(
             "Fires",
@@ -116,7 +116,7 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
             units.NoUnit,
             words=value_words({1: ("now", BAD)}),
         ),
-        links={"Alert": f"{runbooks.URL}/${{__data.fields.alertname}}.md", "Node": TO_NODE},
+        links={"Alert": runbooks.NO_PAGE, "Node": TO_NODE},
         label_words={"Summary": runbooks.summaries()},
         empty="No alert fires, if the alert rules are loaded",
         sorted_by="Severity",  # critical, warning

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-URL = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks"  # the chart can replace it: runbookUrl
+# Where the name of an alert leads while nobody has said where the runbooks are: Grafana's own list of alerts. The
+# chart's value `runbookUrl` puts the page of the alert there.
+NO_PAGE = "/alerting/list?search=${__data.fields.alertname}"
 BEGIN, END = "<!-- commands: begin, made by `make docs` -->", "<!-- commands: end -->"
 NEXT = "\n## How you know it is over"
 FIND = (
-    "kubectl get pods -A -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE "
+    "kubectl get pods -n NAMESPACE -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE "
     "-L app.kubernetes.io/component"
 )
 IN_POD = "kubectl exec -n NAMESPACE POD -c scrubber --"

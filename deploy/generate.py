@@ -22,6 +22,8 @@ CHART = ROOT / "deploy/helm/autoclave"
 KUSTOMIZE = ROOT / "deploy/kustomize"
 README = "README.md"
 NAME = NAMESPACE = "autoclave"
+# The image in the manifests of kustomize, which an overlay of the user replaces. No registry has a name below invalid.
+IMAGE = {"repository": "name-your-registry.invalid/autoclave"}
 
 BASE: dict[str, Any] = {"runtimeClass": {"name": ""}, "gpuNodesOnly": False}
 OVERLAYS: dict[str, dict[str, Any]] = {
@@ -68,7 +70,7 @@ def render(values: Mapping[str, Any]) -> dict[str, str]:
 
 def objects(values: Mapping[str, Any]) -> dict[str, list[Object]]:
     """All objects by the name of their template, without what is Helm's own: hooks, two labels."""
-    texts = {path: text for path, text in render(values).items() if not path.startswith("tests/")}
+    texts = {path: text for path, text in render({"image": IMAGE, **values}).items() if not path.startswith("tests/")}
     made = {path: [doc for doc in yaml().load_all(text) if doc] for path, text in texts.items()}
     for doc in (doc for docs in made.values() for doc in docs):
         for label in HELMS_OWN:

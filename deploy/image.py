@@ -22,7 +22,7 @@ from scrubber import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-REPOSITORY = "ghcr.io/autoclave-gpu/autoclave"  # the name in the manifests
+REPOSITORY = "localhost/autoclave"  # a name that no registry has: the image is only on this machine
 CUDA = "cuda12"  # the default of the Dockerfile and of the chart: its CuPy works with the most drivers
 BUILDERS = ("docker", "podman", "buildah")
 # The oldest release of Debian whose Python has the minor version of the Dockerfile's base.
@@ -180,7 +180,7 @@ def secrets(environment: Mapping[str, str], home: Path) -> list[str]:
 
 
 def name_of(cuda: str) -> str:
-    """The name by which the manifests ask for this build."""
+    """The name of this build on this machine, with the tag by which the manifests ask for it."""
     return f"{REPOSITORY}:{__version__}" + (f"-{cuda}" if cuda != "none" else "")
 
 

@@ -25,7 +25,7 @@ from tests.deploy import kubernetes_versions
 from tests.patience import WITHIN
 
 NODE = "node"
-IMAGE = "docker.io/autoclave/pods:1"
+IMAGE = "localhost/pods:1"
 BUILT = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "ctr",
          "containerd-shim-runc-v2", "gpuapp", "pause")  # fmt: skip
 OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl",

@@ -11,13 +11,12 @@ from typing import Any
 
 import promql_parser as promql
 
-from dashboards import shipped, style
+from dashboards import runbooks, shipped, style
 from scrubber.ground.metric_table import Kind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
 
 Page = dict[str, Any]
-RUNBOOK = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/${__data.fields.alertname}.md"
 UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes", "s": "_seconds",
          "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
 CALL = re.compile(r"(\w+)\([^()]*\[([^\]]*)\](?: offset ([^()]*))?\)")
@@ -206,7 +205,7 @@ def shows_an_event_in_one_bar(page: Page) -> list[str]:
 
 
 def leads_somewhere(page: Page) -> list[str]:
-    """Every link goes to one of our pages, with variables of that page, from fields of the row, or to a runbook."""
+    """Every link goes to one of our pages, with variables of that page from fields of the row, or to all alerts."""
     pages, problems = shipped.pages(), []
     for panel in shipped.panels(page):
         for url in re.findall(r"'url': '([^']+)'", str(panel["fieldConfig"])):
@@ -214,7 +213,7 @@ def leads_somewhere(page: Page) -> list[str]:
             there = {it["name"] for it in variables(pages[uid])} if uid in pages else set()
             chosen = dict(re.findall(r"var-(\w+)=\$\{__data\.fields\.(\w+)\}", query))
             given = rulefiles.given(parsed(panel["targets"][0]))
-            good = (url == RUNBOOK and "alertname" in given) or (
+            good = (url == runbooks.NO_PAGE and "alertname" in given) or (
                 chosen and chosen.keys() <= there and set(chosen.values()) <= given and "${__url_time_range}" in query
             )
             problems += [] if good else [f"{panel['title']} leads to {url}"]

@@ -19,7 +19,6 @@ HEADINGS = [
     "What to do",
     "How you know it is over",
 ]
-HOME = runbooks.URL
 SEVERITIES = {"critical", "warning"}
 VARIABLES = {  # of each page
     page["uid"]: {variable["name"] for variable in page["templating"]["list"]}
@@ -53,8 +52,7 @@ def test_an_alert_has_severity_wait_and_links(alert):
     assert re.fullmatch(r"Autoclave[A-Z]\w+", alert["alert"])
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in SEVERITIES
-    assert notes.keys() == {"summary", "description", "kubectl", "runbook_url", "dashboard_url"}
-    assert notes["runbook_url"] == f"{HOME}/{alert['alert']}.md"
+    assert notes.keys() == {"summary", "description", "kubectl", "dashboard_url"}
     uid, _, asked = notes["dashboard_url"].removeprefix("/d/").partition("?")
     assert set(re.findall(r"var-(\w+)=", asked)) <= VARIABLES[uid]
     assert len(COMMAND.findall(notes["description"])) == 1, "one command to run"
@@ -69,9 +67,8 @@ def test_an_alert_has_its_command_also_for_kubectl(alert):
     (command,) = COMMAND.findall(notes["description"])
     assert f"`kubectl autoclave {node} {command}`" in notes["description"]
     assert notes["kubectl"] == (
-        f"kubectl exec $(kubectl get pods -A -l {SCRUBBER} --field-selector spec.nodeName={node} -o "
-        "jsonpath='{.items[0].metadata.name} -n {.items[0].metadata.namespace}') "
-        f"-c scrubber -- autoclave {command}"
+        f"kubectl -n autoclave exec $(kubectl -n autoclave get pods -l {SCRUBBER} "
+        f"--field-selector spec.nodeName={node} -o name) -c scrubber -- autoclave {command}"
     )
 
 
@@ -83,7 +80,10 @@ def test_a_runbook_has_commands_for_kubernetes_and_for_hosts(name):
     assert [
         command for command in COMMAND.findall(described) if f"| `kubectl autoclave NODE {command}` |" not in described
     ] == []
-    assert "kubectl get pods -A -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE" in described
+    assert (
+        "kubectl get pods -n NAMESPACE -l app.kubernetes.io/name=autoclave --field-selector spec.nodeName=NODE"
+        in described
+    )
 
 
 @each_alert

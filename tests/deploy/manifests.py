@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,10 +17,11 @@ import helm_python
 import msgspec
 import yaml
 
-from dashboards import runbooks
-from deploy import generate
+from deploy import generate, image
 
 POLICY = "name: mine\n"
+PROGRAMS = (("kustomize", "build"), ("kubectl", "kustomize"))  # the same; neither is needed to build this
+KUSTOMIZE = next((program for program in PROGRAMS if shutil.which(program[0])), ())
 
 MATRIX: dict[str, dict[str, Any]] = yaml.safe_load(
     """
@@ -33,10 +35,10 @@ pod monitor: {podMonitor: {enabled: true, labels: {release: prometheus}, interva
 service monitor: {serviceMonitor: {enabled: true}}
 rules:
   prometheusRule: {enabled: true, disabled: [AutoclaveAbsent]}
-  runbookUrl: URL
+  runbookUrl: https://wiki.example/gpus
 dashboards:
   dashboards: {enabled: true, annotations: {folder: GPUs}}
-  runbookUrl: URL
+  runbookUrl: https://wiki.example/gpus
 policy: {policy: {inline: "name: mine\\n", operatorNamespaces: [site-gpus]}}
 policy of others: {policy: {existingConfigMap: theirs, key: site.yaml}}
 runtime class: {runtimeClass: {create: true}}
@@ -92,7 +94,7 @@ dra in front:
   policy: {operatorNamespaces: [gpu-operator]}
 plugin in front: {plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}}
 dra without extras: {dra: {enabled: true, ownNodeOnly: false, deviceClass: {create: false}}, doctor: {enabled: false}}
-""".replace("URL", runbooks.URL)
+"""
 )
 DRA = [case for case, values in MATRIX.items() if "dra" in values]
 
@@ -115,14 +117,19 @@ def documents(text: str) -> list[Any]:
 Case = str | tuple[dict[str, Any], ...]  # a line of the matrix, or objects
 
 
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """These values, and the image that ``make image`` builds: the chart requires one."""
+    return {**values, "image": {"repository": image.REPOSITORY, **values.get("image", {})}}
+
+
 def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """All objects that the chart makes of some values, hooks among them."""
-    return tuple(doc for text in generate.render(values).values() for doc in documents(text))
+    return tuple(doc for text in generate.render(given(values)).values() for doc in documents(text))
 
 
 def notes(values: dict[str, Any]) -> str:
     """What helm says after it has installed the release ``x`` in the namespace ``gpus``."""
-    return generate.chart().render(values, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    return generate.chart().render(given(values), name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
 
 
 def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:
@@ -135,8 +142,8 @@ def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:
     path = os.fsencode(generate.CHART)
     assert library.helm_chart_load(path, ctypes.byref(chart), ctypes.byref(error)) == 0, error.value
     options = {"name": generate.NAME, "namespace": generate.NAMESPACE, "kube_version": f"v{version}.0"}
-    given = (json.dumps(values).encode(), json.dumps(options).encode())
-    refused = library.helm_render(chart, *given, ctypes.byref(out), ctypes.byref(error))
+    arguments = (json.dumps(given(values)).encode(), json.dumps(options).encode())
+    refused = library.helm_render(chart, *arguments, ctypes.byref(out), ctypes.byref(error))
     if refused:
         raise ValueError((error.value or b"").decode())
     made: dict[str, str] = json.loads(out.value or b"")

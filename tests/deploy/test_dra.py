@@ -260,5 +260,5 @@ def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
 
 def test_the_notes_say_what_the_other_driver_must_do():
     notes = manifests.notes(manifests.MATRIX[IN_FRONT])
-    assert f"--set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
+    assert f"--reset-then-reuse-values --set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
     assert "ResourceClaims of the class" not in notes

@@ -15,6 +15,10 @@ MOUNTED = "extraVolumes: [{name: a, emptyDir: {}}], extraVolumeMounts: [%s]"
 IN_FRONT = "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}%s}"
 GATE = "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}%s}"
 WRONG = [
+    (
+        "image: {repository: ''}",
+        r"image.repository: no image of Autoclave is published; .* set image.repository [(]docs",
+    ),
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
     ("scrubber: {metricsPort: '9475'}", "/scrubber/metricsPort.*want integer"),
@@ -111,7 +115,7 @@ WRONG += [(f"{side}: {{{values}}}", said) for side in ("scrubber", "plugin") for
 @pytest.mark.parametrize(("values", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_wrong_values_are_reported_and_not_rendered(values, message):
     with pytest.raises(helm_python.HelmError) as raised:
-        generate.render(yaml.safe_load(f"{{{values}}}"))
+        generate.render(manifests.given(yaml.safe_load(f"{{{values}}}")))
     assert re.search(message, str(raised.value), re.DOTALL), str(raised.value)
 
 
@@ -138,7 +142,7 @@ def test_a_name_that_looks_like_something_else_stays_a_name(release):
     values = STRANGE | (
         {} if release.isdigit() or release == "1e3" else {"podMonitor": {}, "serviceMonitor": {"enabled": True}}
     )
-    for text in generate.chart().render(values, name=release, namespace="456").values():
+    for text in generate.chart().render(manifests.given(values), name=release, namespace="456").values():
         for doc in manifests.documents(text) if "kind:" in text else ():
             if doc["apiVersion"] in manifests.GROUPS:
                 assert manifests.check(doc) == []

@@ -1,6 +1,9 @@
 {{- /* What a schema cannot say: values that contradict each other. Each message names what to change. */ -}}
 {{- define "autoclave.checks" -}}
 {{- $v := .Values -}}
+{{- if not $v.image.repository -}}
+{{- fail "image.repository: no image of Autoclave is published; build one, push it to a registry of yours, and set image.repository (docs/install.md#with-helm)" -}}
+{{- end -}}
 {{- if and $v.podMonitor.enabled $v.serviceMonitor.enabled -}}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled: every pod would be asked twice; switch one off" -}}
 {{- end -}}

@@ -51,16 +51,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- /* A file of ours whose links to runbooks lead to the base URL that was asked for: called with (list $ TEXT). Without
-       a URL, those of a dashboard lead to Grafana's own list of alerts. */ -}}
-{{- define "autoclave.with-runbooks" -}}
-{{- if not (first .).Values.runbookUrl }}
-{{- last . | replace "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/${__data.fields.alertname}.md" "/alerting/list?search=${__data.fields.alertname}" -}}
-{{- else }}
-{{- last . | replace "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks/" (printf "%s/" ((first .).Values.runbookUrl | trimSuffix "/")) -}}
-{{- end -}}
-{{- end -}}
-
 {{- /* What hands GPUs out: one of the two, never both. */ -}}
 {{- define "autoclave.kubelet-side" -}}
 {{- ternary "dra" "plugin" .Values.dra.enabled -}}

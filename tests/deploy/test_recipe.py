@@ -1,0 +1,81 @@
+"""Every page installs and changes Autoclave by one recipe: the namespace with its label, an image of your own."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from deploy import generate, image
+from scrubber import __version__
+from tests.deploy import manifests
+from tests.house.test_links import FENCED, PAGES
+from tests.house.test_style import place
+
+COMMAND = re.compile(r"^ *(helm (?:install|upgrade) .*)$|`(helm (?:install|upgrade) [^`]+)`", re.MULTILINE)
+OURS = "autoclave deploy/helm/autoclave --namespace autoclave"
+SPACE = "kubectl create namespace autoclave\n"
+LABEL = "kubectl label namespace autoclave pod-security.kubernetes.io/enforce=privileged\n"
+OWN_IMAGE = re.compile(r"--set image\.repository=(\$REGISTRY|localhost)/autoclave\b")
+INSTALL = generate.ROOT / "docs/install.md"
+
+
+def joined(text):
+    """A page with each command on one line, and without the indentation of its blocks."""
+    return re.sub(r"^ +", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+
+
+def commands():
+    """Each command of helm on a page: the page, the command, and the page's blocks of code."""
+    for page in PAGES:
+        text = page.read_text()
+        blocks = "".join(found[0] for found in FENCED.finditer(text))
+        for found in COMMAND.finditer(joined(text)):
+            yield place(page), found[1] or found[2], joined(blocks)
+
+
+def fault(command, blocks):
+    """What the recipe has and this command has not."""
+    _, verb, release, *_ = command.split()
+    if verb == "upgrade":
+        return "" if "--reset-then-reuse-values" in command else "--reset-then-reuse-values"
+    if release.startswith("-"):
+        return ""  # a single flag, not the whole command
+    before = blocks.partition(command)[0]
+    parts = {
+        OURS: OURS in command,
+        "repository": OWN_IMAGE.search(command),
+        SPACE: SPACE in before,
+        LABEL: LABEL in before,
+    }
+    return ", ".join(name.strip() for name, there in parts.items() if not there)
+
+
+def test_each_page_installs_by_the_one_recipe():
+    found = list(commands())
+    assert {"docs/install.md", "docs/in-front.md", "docs/dra.md", "docs/tutorial.md"} <= {page for page, *_ in found}
+    assert [f"{page}: {command}: {wrong}" for page, command, blocks in found if (wrong := fault(command, blocks))] == []
+    assert [
+        place(page) for page in PAGES if re.search(r"--create-namespace|(?<!then)-reuse-values", page.read_text())
+    ] == []
+
+
+def test_the_manifests_of_kustomize_name_an_image_that_cannot_exist():
+    """A name below ``invalid`` is never registered (RFC 2606)."""
+    for name in ("base", *(f"overlays/{name}" for name in generate.OVERLAYS)):
+        found = {one["image"] for *_, one in manifests.containers(tuple(manifests.composed(generate.KUSTOMIZE / name)))}
+        assert {it.partition(":")[0] for it in found} == {"name-your-registry.invalid/autoclave"}
+
+
+@pytest.mark.skipif(not manifests.KUSTOMIZE, reason="there is no kustomize here")
+def test_the_recipe_for_kustomize_names_an_image_of_your_own(tmp_path):
+    [block] = [block for block in re.findall(r"```\n(.*?)```", INSTALL.read_text(), re.DOTALL) if "apply -k" in block]
+    (tmp_path / "deploy").symlink_to(generate.ROOT / "deploy")
+    render = " ".join(manifests.KUSTOMIZE)
+    script = "REGISTRY=registry.example/team\n" + block.replace("kubectl apply -k", render)
+    run = subprocess.run(
+        ["sh", "-e"], input=script, cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = {one["image"] for *_, one in manifests.containers(tuple(manifests.documents(run.stdout)))}
+    assert found == {f"registry.example/team/autoclave:{__version__}-{image.CUDA}"}
