@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import click
@@ -39,8 +39,10 @@ if "exec" in said and "--no-headers" in said:
     if rows == "late":
         open(os.environ["CLUSTER"] + ".late", "w").write(str(os.getpid()))
         sys.stdin.close(), __import__("signal").pause()
-    print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec")
+    print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec\\x1b")
 if "exec" in said:
+    print(cluster["says"], end="")
+    print(cluster["says"], end="", file=sys.stderr)
     sys.exit(cluster["exit"])
 if cluster["refuses"] in said:
     sys.exit("Error from server (Forbidden)")
@@ -54,6 +56,11 @@ if "nodes" in said:
     print("\\n".join(f"node/{{name}}" for name in cluster["nodes"] if name == said[-1]), end="")
     sys.exit()
 wanted = dict(word.split("=") for word in flags["selector"].split(","))
+if "daemonsets" in said:
+    chosen = [it for it in cluster["sets"] if wanted.items() <= it["labels"].items()]
+    chosen = [it["line"] for it in chosen if it["namespace"] == flags.get("namespace", it["namespace"])]
+    print("\\n".join(sorted(set(chosen))))
+    sys.exit()
 for pod in cluster["pods"]:
     here = flags.get("field-selector", "spec.nodeName=" + pod["node"]) == "spec.nodeName=" + pod["node"]
     named = flags.get("namespace", pod["namespace"]) == pod["namespace"]
@@ -76,26 +83,47 @@ class Pod:
     started: str = "2026-11-22T03:00:00Z"
     ready: str = "true"
     waiting: str = ""
+    owner: str = ""
+    account: str = "autoclave-scrubber"
+    host_pid: bool = True
 
     def labels(self) -> dict[str, str]:
         return {"app.kubernetes.io/" + key: value for key, value in
                 (("name", "autoclave"), ("component", self.component), ("instance", self.release))}  # fmt: skip
 
     def line(self) -> str:
-        about = f"{self.namespace}|{self.name}|{self.release}|{self.deleted}"
-        return f"{about}|{self.phase}|{self.started}|{self.ready}|{self.waiting}|{self.node}"
+        about = f"{self.namespace}|{self.name}|{self.release}|{self.deleted}|{self.node}"
+        made = f"DaemonSet/{self.owner or self.uid()}|{self.account}|{str(self.host_pid).lower()}"
+        return f"{about}|{made}|{self.phase}|{self.started}|{self.ready}|{self.waiting}"
+
+    def uid(self) -> str:
+        """Of the DaemonSet of its release."""
+        return f"{self.namespace}-{self.release}-{self.component}"
+
+    def made_by(self) -> dict[str, object]:
+        line = f"{self.namespace}|DaemonSet/{self.uid()}|autoclave-scrubber"
+        return {"namespace": self.namespace, "labels": self.labels(), "line": line}
 
     def document(self) -> dict[str, object]:
         """As the API server says it."""
         state = {"waiting": {"reason": self.waiting}} if self.waiting else {"running": {"startedAt": self.started}}
-        about = {"namespace": self.namespace, "name": self.name, "labels": self.labels()}
+        owners = [{"kind": "Job", "uid": "x"}, {"kind": "DaemonSet", "uid": self.uid(), "controller": True}]
+        about = {"namespace": self.namespace, "name": self.name, "labels": self.labels(), "ownerReferences": owners}
+        about |= {"deletionTimestamp": self.deleted} if self.deleted else {}
         statuses = [{"name": "other", "ready": False, "state": {}},
                     {"name": "scrubber", "ready": self.ready == "true", "state": state}]  # fmt: skip
-        return {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": {"nodeName": self.node},
+        spec = {"nodeName": self.node, "serviceAccountName": self.account, "hostPID": self.host_pid}
+        return {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": spec,
                 "status": {"phase": self.phase, "containerStatuses": statuses}}  # fmt: skip
 
 
 PLAIN, LATER = Pod("scrubber-a"), "2026-11-22T03:00:01Z"
+FORGED = {
+    "of no owner": Pod("forged", owner="-"),
+    "of another account": Pod("forged", account="default"),
+    "without the processes of the node": Pod("forged", host_pid=False),
+    "of another namespace": Pod("forged", namespace="team-a"),
+}
 CLUSTER = (PLAIN, Pod("scrubber-b", node="gpu-2"), Pod("plugin-a", component="plugin"))
 
 
@@ -110,11 +138,16 @@ class Shell:
         (programs / "kubectl").chmod(0o755)
         self.environment = {"PATH": f"{programs}:{os.defpath}", "CLUSTER": str(self.cluster)}
 
-    def has(self, *pods: Pod, code: int = 0, refuses: str = "", condition: str = "", **rows: str) -> None:
+    def has(
+        self, *pods: Pod, code: int = 0, refuses: str = "", condition: str = "", says: str = "",
+        sets: tuple[Pod, ...] = (PLAIN,), **rows: str,
+    ) -> None:  # fmt: skip
+        """Pods, and a DaemonSet for each of ``sets``."""
         listed = [{"labels": pod.labels(), "line": pod.line(), **vars(pod)} for pod in pods]
         rows = {name.replace("_", "-"): text for name, text in rows.items()}
-        about = {"nodes": NODES, "exit": code, "refuses": refuses, "condition": condition, "rows": rows}
-        self.cluster.write_text(json.dumps({"pods": listed, **about}))
+        about = {"nodes": NODES, "exit": code, "refuses": refuses, "condition": condition, "says": says, "rows": rows}
+        made = [pod.made_by() for pod in sets]
+        self.cluster.write_text(json.dumps({"pods": listed, "sets": made, **about}))
 
     def run(self, *words: str, script: Path = SCRIPT) -> tuple[int, str, str]:
         run = subprocess.run(
@@ -147,7 +180,32 @@ EXEC = ["exec", "--namespace=autoclave", "scrubber-a", "--container=scrubber", "
 def test_a_verb_runs_in_the_scrubber_pod_of_the_node(shell, node):
     assert shell.run(node, "explain", "0", "-o", "json") == (0, "", "")
     assert shell.asked()[-1] == [*EXEC, "explain", "0", "-o", "json"]
-    assert len(shell.asked()) == 2
+    assert len(shell.asked()) == 3
+
+
+@pytest.mark.parametrize("flags", [(), ("-n", "autoclave")])
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_no_verb_runs_in_a_pod_of_a_tenant(shell, forged, flags):
+    """Also while the pod of the node is replaced."""
+    shell.has(forged, forged=FREE)
+    code, _, problem = shell.run(*flags, "gpu-1", "quarantine", "0", "--reason", "x")
+    assert (code, "cannot find a pod of the scrubber on node gpu-1 in namespace autoclave" in problem) == (3, True)
+    assert ("pod autoclave/forged has the labels" in problem) == (forged.namespace == "autoclave")
+    assert shell.run(*flags, "status", "-A")[:2] == (3, "")
+    assert not [words for words in shell.asked() if "exec" in words]
+    shell.has(PLAIN, forged)
+    assert shell.run(*flags, "gpu-1", "status")[0] == 0
+    assert shell.asked()[-1] == [*EXEC, "status"]
+
+
+@pytest.mark.parametrize("words", [("gpu-1", "quarantine", "0"), ("status", "-A")])
+def test_with_daemonsets_in_two_namespaces_one_must_be_named(shell, words):
+    theirs = Pod("theirs", namespace="team-a")
+    shell.has(theirs, sets=(PLAIN, theirs))
+    code, out, problem = shell.run(*words)
+    assert (code, out) == (2, "")
+    assert "cannot choose a namespace: DaemonSets in autoclave team-a have the labels of the scrubber; name" in problem
+    assert not [asked for asked in shell.asked() if "exec" in asked]
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 137])
@@ -170,15 +228,19 @@ def test_words_of_the_verb_arrive_as_they_were_typed(shell):
 
 
 def test_one_of_two_releases_on_a_node_is_chosen(shell):
-    shell.has(PLAIN, Pod("scrubber-t", namespace="trial", release="second"))
-    code, _, problem = shell.run("gpu-1", "status")
+    second, elsewhere = Pod("scrubber-s", release="second"), Pod("scrubber-t", namespace="trial", release="third")
+    shell.has(PLAIN, second, elsewhere, sets=(PLAIN, second, elsewhere))
+    code, _, problem = shell.run("-n", "autoclave", "gpu-1", "status")
     assert code == 2
     assert "autoclave/scrubber-a of release autoclave\n" in problem
-    assert "trial/scrubber-t of release second\n" in problem
+    assert "autoclave/scrubber-s of release second\n" in problem
     assert not [words for words in shell.asked() if "exec" in words]
-    for flags in (["-n", "trial"], ["--namespace=trial"], ["--release", "second"], ["--release=second"]):
+    for flags, namespace, pod in (
+        (["-n", "trial"], "trial", "scrubber-t"), (["--namespace=trial"], "trial", "scrubber-t"),
+        (["--release", "second"], "autoclave", "scrubber-s"), (["--release=third"], "trial", "scrubber-t"),
+    ):  # fmt: skip
         assert shell.run(*flags, "gpu-1", "status")[0] == 0
-        assert shell.asked()[-1][:3] == ["exec", "--namespace=trial", "scrubber-t"]
+        assert shell.asked()[-1][:3] == ["exec", f"--namespace={namespace}", pod]
 
 
 def test_while_an_update_waits_the_pod_that_lasts_longest_is_asked(shell):
@@ -237,6 +299,17 @@ def test_nodes_without_an_answer_are_named_with_their_condition(shell):
     assert missing.endswith(out_of)
 
 
+HOSTILE = "\x1b]0;owned\x07\x1b[2Ja\r\x9b\u0085b\u202f\u00fc\tc\x7f\n"
+HARMLESS = "]0;owned[2Jab\u202f\u00fc\tc\n"
+
+
+def test_what_a_node_says_brings_no_control_characters(shell):
+    shell.has(*CLUSTER, scrubber_a=f"0 GPU-a clean 1s yes {HOSTILE}", scrubber_b="", condition=HOSTILE)
+    _, out, problem = shell.run("status", "-A")
+    assert out.endswith(f"yes      {HARMLESS}")
+    assert problem.endswith(f"(Forbidden): pods/exec. Its condition is {HARMLESS}")
+
+
 def test_a_node_that_is_late_holds_up_no_other(shell):
     shell.has(*CLUSTER, scrubber_a="late", scrubber_b=SICK)
     code, out, said = shell.run("status", "-A", "--within", "1")
@@ -257,12 +330,12 @@ PROBLEMS = {
     "no such label": ((), ("status", "-l", "pool=x"), 2, "cannot find a node with the labels pool=x: see 'kubectl "),
     "no number": ((), ("status", "-A", "--within", "1m"), 2, "cannot read --within 1m: give a number of seconds"),
     "no such node": ((), ("gpu-9", "status"), 2, "cannot find node gpu-9: see 'kubectl get nodes'"),
-    "no pod on the node": ((), ("cpu-1", "status"), 3, "find a pod of the scrubber on node cpu-1: see 'kubectl get "),
+    "no pod on the node": ((), ("cpu-1", "status"), 3, "of the scrubber on node cpu-1 in namespace autoclave: see "),
     "no pod in the namespace": (
-        (), ("-n", "default", "gpu-1", "status"), 3, "a pod of the scrubber on node gpu-1 in namespace default: see ",
+        (), ("-n", "default", "gpu-1", "status"), 3, "find a DaemonSet of the scrubber in namespace default: see ",
     ),
     "no pod of the release": (
-        (), ("--release=x", "gpu-1", "status"), 3, "a pod of the scrubber on node gpu-1 of release x: see ",
+        (), ("--release=x", "gpu-1", "status"), 3, "cannot find a DaemonSet of the scrubber of release x: see ",
     ),
     "the container waits": (
         (replace(PLAIN, started="", phase="Pending", waiting="PodInitializing"),), ("gpu-1", "status"), 3,
@@ -291,6 +364,7 @@ def test_a_problem_is_named_and_no_command_runs(shell, pods, words, code, proble
 @pytest.mark.parametrize(
     ("refused", "node", "problem"),
     [
+        ("daemonsets", "gpu-1", "cannot ask the cluster for the DaemonSets of the scrubber"),
         ("pods", "gpu-1", "cannot ask the cluster for the pods of node gpu-1"),
         ("nodes", "gpu-9", "cannot find a pod of the scrubber on node gpu-9, and cannot ask whether the node exists"),
     ],
@@ -328,6 +402,24 @@ def test_only_a_terminal_gets_a_terminal(shell, piped):
     assert shell.asked()[-1] == (["exec"] if piped else ["exec", "--stdin", "--tty"]) + [*EXEC[1:], "status"]
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_terminal_gets_no_control_characters_of_a_verb(shell, stream):
+    """A file or a pipe gets every byte."""
+    shell.has(*CLUSTER, code=1, says=HOSTILE)
+    ours, theirs = pty.openpty()
+    try:
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: theirs}
+        run = subprocess.run([SCRIPT, "gpu-1", "scrub", "0"], env=shell.environment, stdin=subprocess.DEVNULL,
+                             check=False, **streams)  # fmt: skip
+        shown = os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert run.returncode == 1
+    assert shown.decode().replace("\r\n", "\n") == HARMLESS
+    assert (run.stderr if stream == "stdout" else run.stdout).decode() == HOSTILE
+
+
 def test_nodes_and_verbs_are_completed(shell):
     assert shell.run("gp", script=COMPLETION) == (0, "gpu-1\ngpu-2\n:4\n", "")
     code, out, _ = shell.run("gpu-1", "", script=COMPLETION)
@@ -339,22 +431,39 @@ def test_nodes_and_verbs_are_completed(shell):
 
 
 @pytest.mark.parametrize("case", manifests.MATRIX)
-def test_the_labels_are_those_of_the_chart(case):
-    pods = [doc["spec"]["template"] for doc in manifests.objects(case) if doc["kind"] == "DaemonSet"]
-    labels = [dict(label.split("=") for label in line.removeprefix("LABELS=").split(","))
-              for line in SCRIPT.read_text().splitlines() if line.startswith("LABELS=")]  # fmt: skip
-    (found,) = (pod for pod in pods if labels[0].items() <= pod["metadata"]["labels"].items())
-    assert "scrubber" in [one["name"] for one in found["spec"]["containers"]]
+def test_the_chart_makes_the_daemonset_that_is_looked_for(case):
+    [line] = [line for line in SCRIPT.read_text().splitlines() if line.startswith("LABELS=")]
+    labels = dict(label.split("=") for label in line.removeprefix("LABELS=").split(",")).items()
+    [found] = [doc for doc in manifests.objects(case) if labels <= doc["metadata"].get("labels", {}).items()
+               and doc["kind"] == "DaemonSet"]  # fmt: skip
+    template = found["spec"]["template"]
+    assert labels <= template["metadata"]["labels"].items()
+    assert template["spec"]["hostPID"] is True
+    assert template["spec"]["serviceAccountName"].endswith("-scrubber")
+    assert "scrubber" in [one["name"] for one in template["spec"]["containers"]]
 
 
 POD_RESOURCE = {"name": "pods", "namespaced": True, "kind": "Pod", "shortNames": ["po"], "verbs": ["get", "list"]}
+SET_RESOURCE = {"name": "daemonsets", "namespaced": True, "kind": "DaemonSet", "verbs": ["get", "list"]}
+APPS = {"groupVersion": "apps/v1", "version": "v1"}
+SET: dict[str, object] = {
+    "kind": "DaemonSet", "apiVersion": "apps/v1", "metadata": {"namespace": "autoclave", "uid": PLAIN.uid()},
+    "spec": {"template": {"spec": {"serviceAccountName": PLAIN.account}}},
+}  # fmt: skip
+DYING = Pod("dying", deleted="2026-11-22T03:00:00Z", ready="false", waiting="\x1b|x\nautoclave|b")
 API: dict[str, dict[str, object]] = {
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1",
+              "groups": [{"name": "apps", "versions": [APPS], "preferredVersion": APPS}]},
+    "/apis/apps/v1": {"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": [SET_RESOURCE]},
+    "/apis/apps/v1/daemonsets": {"kind": "DaemonSetList", "apiVersion": "apps/v1", "metadata": {}, "items": [SET]},
     "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [POD_RESOURCE]},
-    "/api/v1/pods": {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [PLAIN.document()]},
+    "/api/v1/namespaces/autoclave/pods": {
+        "kind": "PodList", "apiVersion": "v1", "metadata": {},
+        "items": [PLAIN.document(), *(pod.document() for pod in (Pod("bare", phase="", host_pid=False), DYING))],
+    },
     "/api/v1/namespaces/autoclave/pods/scrubber-a": PLAIN.document(),
-}
+}  # fmt: skip
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -388,7 +497,11 @@ def test_the_real_kubectl_runs_the_verb_in_that_pod(tmp_path):
                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
         server.shutdown()
     assert run.returncode != 0
-    (listed,) = (parse_qs(urlsplit(path).query) for path in Answers.asked if path.startswith("/api/v1/pods?"))
+    (listed,) = (
+        parse_qs(urlsplit(path).query)
+        for path in Answers.asked
+        if path.startswith("/api/v1/namespaces/autoclave/pods?")
+    )
     assert listed["fieldSelector"] == ["spec.nodeName=gpu-1"]
     assert listed["labelSelector"] == ["app.kubernetes.io/name=autoclave,app.kubernetes.io/component=scrubber"]
     execs = {path for path in Answers.asked if "/exec?" in path}
