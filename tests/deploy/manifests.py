@@ -42,7 +42,8 @@ dashboards:
 policy: {policy: {inline: "name: mine\\n", operatorNamespaces: [site-gpus]}}
 policy of others: {policy: {existingConfigMap: theirs, key: site.yaml}}
 runtime class: {runtimeClass: {create: true}}
-no runtime class: {runtimeClass: {name: ''}, gpuNodesOnly: false, tolerations: [], priorityClassName: ''}
+no runtime class:
+  {runtimeClass: {name: ''}, gpuNodesOnly: false, tolerations: [{operator: Exists}], priorityClassName: ''}
 mig: {plugin: {migStrategy: mixed, passDeviceSpecs: true, driverRoot: /run/nvidia/driver}}
 envvar: {plugin: {strategy: [envvar]}}
 two strategies: {plugin: {strategy: [cdi-cri, volume-mounts]}}

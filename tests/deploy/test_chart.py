@@ -63,6 +63,7 @@ def test_object_names_are_unique_and_selectors_match(case):
     docs = manifests.objects(case)
     assert len({generate.key(doc) for doc in docs}) == len(docs)
     labels = [doc["spec"]["template"]["metadata"]["labels"] for doc in docs if doc["kind"] == "DaemonSet"]
+    labels += [doc["metadata"]["labels"] for doc in docs if doc["kind"] == "Pod"]
     for doc in docs:
         selector = doc["spec"].get("selector", doc["spec"].get("podSelector")) if "spec" in doc else None
         if selector is not None:
@@ -259,6 +260,23 @@ def test_only_metrics_go_through_the_network(case):
         assert ports == ([443, 6443] if (case, side) == ("reports", "plugin") else [])
 
 
+def test_the_pod_of_helm_test_uses_no_network():
+    policy = manifests.of("default", "NetworkPolicy", "-test")
+    assert (policy["spec"]["ingress"], policy["spec"]["egress"]) == ([], [])
+    hooks = policy["metadata"]["annotations"]
+    assert (hooks["helm.sh/hook"], int(hooks["helm.sh/hook-weight"]) < 0) == ("test", True)
+    assert not [doc for doc in manifests.objects("bare") if doc["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize("case", ["default", "cdi", "dra"])
+def test_every_container_has_limits(case):
+    """A limit of CPU or memory would end or slow down a scrub."""
+    for called, _, one in manifests.containers(case):
+        wanted = {"ephemeral-storage"} if called == "scrubber" else {"cpu", "memory", "ephemeral-storage"}
+        assert one["resources"]["limits"].keys() == wanted
+        assert one["resources"]["requests"].keys() == {"cpu", "memory", "ephemeral-storage"}
+
+
 def test_metrics_and_probes_listen_on_the_pods_address():
     """Of whichever family: the program knows one of version 6 without brackets, too."""
     for side, port in (("scrubber", 9475), ("plugin", 9476)):
@@ -383,6 +401,20 @@ def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
     assert "kubectl autoclave -n gpus NODE status" in notes
     for side in ("scrubber", "plugin"):
         assert f"kubectl -n gpus rollout status daemonset/x-autoclave-{side}\n" in notes
+
+
+@pytest.mark.parametrize(
+    ("case", "side", "step"),
+    [
+        ("plugin in front", "plugin", "KUBELET_SOCKET=/var/lib/kubelet/device-plugins/vendor/kubelet.sock"),
+        ("dra in front", "dra", "kubeletRegistrarDirectoryPath=/var/lib/kubelet/plugins_gated"),
+    ],
+)
+def test_notes_wait_for_pods_behind_another_plugin_last(case, side, step):
+    """These pods are ready only when the other plugin has registered."""
+    before, found, after = manifests.notes(MATRIX[case]).partition(step)
+    wait = f"rollout status daemonset/x-autoclave-{side}\n"
+    assert (found, wait in before, wait in after) == (step, False, True)
 
 
 def test_notes_promise_a_proof_only_if_the_policy_does():

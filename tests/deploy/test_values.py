@@ -31,7 +31,10 @@ WRONG = [
     ("policy: {inline: a, existingConfigMap: b}", "leave one of them empty"),
     ("policy: {inline: a, shipped: fast}", "another policy replaces it"),
     ("clusterReports: {taint: true}", "set clusterReports.enabled too"),
-    ("clusterReports: {enabled: true, taint: true}, tolerations: [{key: a, operator: Exists}]", "a tainted node never"),
+    (
+        "clusterReports: {enabled: true, taint: true}, tolerations: [{key: a, operator: Exists}]",
+        "or a node with this taint never comes back",
+    ),
     ("runtimeClass: {create: true, name: ''}", "set runtimeClass.name"),
     ("plugin: {extraArgs: [--run-dir=/x]}", "plugin.extraArgs: --run-dir is set by a value"),
     ("scrubber: {extraArgs: [--evidenc-rows=9]}", "/scrubber/extraArgs/0.*not match"),
@@ -56,6 +59,9 @@ WRONG = [
     ("directories: {state: /host/state}", "directories.state: /host/state is taken"),
     ("directories: {run: /tmp}", "directories.run: /tmp is taken"),
     ("serviceMonitor: {enabled: true}, fullnameOverride: 1a", "set fullnameOverride"),
+    ("policy: {nodeLabel: pool}", "policy.nodeLabel: no node with this label would get a scrubber; set policy.byNode"),
+    ("tolerations: []", "tolerations: .* must tolerate autoclave.dev/no-healthy-devices, or a node with this taint"),
+    ("doctor: {resources: {limits: {memory: lots}}}", "/doctor/resources/limits/memory.*does not match"),
     ("nodeSelector: {pool: a b}", "/nodeSelector/pool.*does not match"),
     ("tolerations: [{key: a, operator: Is}]", "/tolerations/0/operator"),
     ("prometheusRule: {alertLabels: {severity: page}}", "invalid propertyName 'severity'"),
@@ -95,6 +101,9 @@ WRONG = [
     ("admissionPolicy: {kubeletDirectories: [Deny, Warn]}", "exclude each other"),
 ]
 FOR_EACH_SIDE = [
+    ("resources: {limits: {memory: lots}}", "resources/limits/memory.*does not match"),
+    ("resources: {requests: {cpu: -1}}", "resources/requests/cpu.*minimum"),
+    ("resources: {limits: {mem: 1Gi}}", "invalid propertyName 'mem'"),
     ("podLabels: {app.kubernetes.io/component: a}", "invalid propertyName 'app"),
     ("podLabels: {team: a b}", "podLabels/team.*does not match"),
     ("podAnnotations: {kubectl.kubernetes.io/default-container: a}", "invalid propertyName 'kubectl"),

@@ -16,6 +16,9 @@
 {{- if and $v.policy.nodeLabel $v.affinity -}}
 {{- fail "policy.nodeLabel: the chart needs the affinity to keep nodes apart; leave affinity empty, and use nodeSelector" -}}
 {{- end -}}
+{{- if and $v.policy.nodeLabel (not $v.policy.byNodeLabel) -}}
+{{- fail "policy.nodeLabel: no node with this label would get a scrubber; set policy.byNodeLabel too, or leave policy.nodeLabel empty" -}}
+{{- end -}}
 {{- if and $v.policy.inline $v.policy.existingConfigMap -}}
 {{- fail "policy.inline and policy.existingConfigMap: there can be one policy; leave one of them empty" -}}
 {{- end -}}
@@ -25,16 +28,14 @@
 {{- if and $v.clusterReports.taint (not $v.clusterReports.enabled) -}}
 {{- fail "clusterReports.taint: it is a part of the reports; set clusterReports.enabled too" -}}
 {{- end -}}
-{{- if $v.clusterReports.taint -}}
-  {{- $borne := false -}}
-  {{- range $v.tolerations -}}
-    {{- if and (eq (.operator | default "Equal") "Exists") (or (not .key) (eq .key "autoclave.dev/no-healthy-devices")) (or (not .effect) (eq .effect "NoSchedule")) -}}
-      {{- $borne = true -}}
-    {{- end -}}
+{{- $tolerated := false -}}
+{{- range $v.tolerations -}}
+  {{- if and (eq (.operator | default "Equal") "Exists") (or (not .key) (eq .key "autoclave.dev/no-healthy-devices")) (or (not .effect) (eq .effect "NoSchedule")) -}}
+    {{- $tolerated = true -}}
   {{- end -}}
-  {{- if not $borne -}}
-  {{- fail "clusterReports.taint: tolerations must bear autoclave.dev/no-healthy-devices, or a tainted node never comes back" -}}
-  {{- end -}}
+{{- end -}}
+{{- if not $tolerated -}}
+{{- fail "tolerations: the pods must tolerate autoclave.dev/no-healthy-devices, or a node with this taint never comes back; add {key: autoclave.dev/no-healthy-devices, operator: Exists}" -}}
 {{- end -}}
 {{- if and $v.runtimeClass.create (not $v.runtimeClass.name) -}}
 {{- fail "runtimeClass.create: it has no name; set runtimeClass.name" -}}
