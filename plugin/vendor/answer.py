@@ -1,23 +1,34 @@
 """Does a vendor's answer to Allocate give a container the granted GPUs, and no other?
 
-Vendors name GPUs in many ways: by CDI device, by variable, by mount, by device node; by UUID or by index. Every name in
-an answer is looked up. What names another GPU, or no known one, is refused, and so is an answer that leaves out a GPU.
+An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each name of
+a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.response import MOUNTS, VARIABLE
-from plugin.vendor import cdi
+from plugin.response import MOUNTED, MOUNTS, VARIABLE
+from plugin.vendor import cdi, nodes
 from scrubber.ground.device_messages import AdvertisedDevice
-from scrubber.ground.errors import Reason, Refused
+from scrubber.ground.errors import InvalidRequest, Reason, Refused
+
+MOST = 1024  # mounts, device nodes, or CDI devices of one container: a request has at most 256 devices
 
 _NO_NAMES = frozenset({"", "none", "void", MOUNTS})  # of the variable: other parts of the answer name the devices
-_CDI_ANNOTATION = "cdi.k8s.io/"
+_CHANNEL = re.compile(r"[0-9]+")  # of IMEX
+_VARIABLES = {
+    "NVIDIA_IMEX_CHANNELS": re.compile(r"[0-9]+(,[0-9]+)*"),
+    "NVIDIA_GDRCOPY": re.compile("enabled"),
+    "NVIDIA_GDS": re.compile("enabled"),
+    "NVIDIA_MOFED": re.compile("enabled"),
+}
+# The GPU operator has NVIDIA's plugin write the second prefix.
+_ANNOTATION = re.compile(r"(nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin_[A-Za-z0-9_.-]+")
+_CDI_NAME = re.compile(r"k8s\.device-plugin\.nvidia\.com/(gpu|imex-channel|gdrcopy|gds|mofed)=[A-Za-z0-9_.:-]+")
 
 
 def check(
@@ -40,48 +51,69 @@ def _check_container(
     on_node: Collection[AdvertisedDevice],
     cdi_dirs: Collection[Path],
 ) -> None:
-    edits: list[object] = [_as_edits(response)]
-    for name in _cdi_names(response):
-        edits += [name.partition("=")[2], *cdi.edits(name, cdi_dirs)]
-    for each in edits:
-        if found := cdi.foreign(each, granted, on_node):
-            raise _wrong(f"it names {found}, which was not granted")
-    named = {device.uuid for device in granted if cdi.names(device, edits)}
-    for way in (_in_variable(response), _in_mounts(response)):
-        named |= {_uuid(text, granted, on_node) for text in way}
+    names = list(_cdi_names(response))
+    if (count := max(len(response.mounts), len(response.devices), len(names))) > MOST:
+        raise _wrong(f"it has {count} parts of one kind, and at most {MOST} are allowed")
+    named = {_uuid(text, granted, on_node) for text in (*_in_variables(response), *_in_mounts(response))}
+    device_nodes = list(_device_nodes(response, granted))
+    try:
+        edits = cdi.check(names, cdi_dirs, granted, on_node)
+    except InvalidRequest as error:
+        raise _wrong(error.message) from error
+    for way in ([{"devicenodes": device_nodes}], edits):
+        named |= {device.uuid for device in granted if cdi.gives(way, device)}
     if missing := sorted({device.uuid for device in granted} - named):
         raise _wrong(f"it does not name {missing[0]}, which was granted")
 
 
-def _as_edits(response: wire.ContainerAllocateResponse) -> Mapping[str, Any]:
-    """The answer in the words of CDI, without the parts that name devices by index."""
-    return {
-        "env": [f"{key}={value}" for key, value in response.envs.items() if key != VARIABLE],
-        "deviceNodes": [{"path": node.container_path, "hostPath": node.host_path} for node in response.devices],
-        "mounts": [{"containerPath": it.container_path, "hostPath": it.host_path} for it in response.mounts],
-        "annotations": [text for key, text in response.annotations.items() if not key.startswith(_CDI_ANNOTATION)],
-    }
+def _in_variables(response: wire.ContainerAllocateResponse) -> Iterator[str]:
+    """The GPUs that the variable names. Refused if there is another variable than those of NVIDIA's plugin."""
+    for name, value in response.envs.items():
+        if name == VARIABLE:
+            yield from value.split(",") if value not in _NO_NAMES else ()
+        elif name not in _VARIABLES or not _VARIABLES[name].fullmatch(value):
+            raise _wrong(f"it sets the variable {name} to {value!r}")
+
+
+def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterator[str]:
+    """The GPUs that mounts name, each by the path of an empty file. Refused if there is another mount."""
+    for mount in response.mounts:
+        directory, slash, name = mount.container_path.rpartition("/")
+        if mount.host_path != MOUNTED or not slash or directory not in (MOUNTS, f"{MOUNTS}/imex"):
+            raise _wrong(f"it mounts {mount.host_path!r} at {mount.container_path!r}")
+        if directory == MOUNTS:
+            yield name
+        elif not _CHANNEL.fullmatch(name):
+            raise _wrong(f"it names the IMEX channel {name!r}")
+
+
+def _device_nodes(
+    response: wire.ContainerAllocateResponse, granted: Collection[AdvertisedDevice]
+) -> Iterator[dict[str, str]]:
+    """The device nodes, in the words of CDI. Refused if a container may not have one."""
+    for each in response.devices:
+        node = {"path": each.container_path, "hostpath": each.host_path}
+        if each.permissions != "rw":
+            raise _wrong(f"it gives {each.container_path!r} the permissions {each.permissions!r}, and not 'rw'")
+        if why := nodes.fault(node, granted):
+            raise _wrong(f"it {why}")
+        yield node
 
 
 def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
-    yield from (device.name for device in response.cdi_devices)
-    for key, names in response.annotations.items():
-        if key.startswith(_CDI_ANNOTATION):
-            yield from names.split(",")
+    """The CDI devices. Refused if one is of another kind, or if an annotation says anything else."""
+    found = [device.name for device in response.cdi_devices]
+    for key, value in response.annotations.items():
+        if not _ANNOTATION.fullmatch(key):
+            raise _wrong(f"it sets the annotation {key!r}")
+        found += value.split(",")
+    for name in dict.fromkeys(found):
+        if not _CDI_NAME.fullmatch(name):
+            raise _wrong(f"it names the CDI device {name!r}")
+        yield name
 
 
-def _in_variable(response: wire.ContainerAllocateResponse) -> Iterator[str]:
-    value = response.envs.get(VARIABLE, "")
-    if value not in _NO_NAMES:
-        yield from value.split(",")
-
-
-def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterable[str]:
-    paths = (mount.container_path for mount in response.mounts)
-    return (path.removeprefix(f"{MOUNTS}/") for path in paths if path.startswith(f"{MOUNTS}/"))
-
-
-def _uuid(text: str, granted: Collection[AdvertisedDevice], on_node: Iterable[AdvertisedDevice]) -> str:
+def _uuid(text: str, granted: Collection[AdvertisedDevice], on_node: Collection[AdvertisedDevice]) -> str:
     """The granted device that is meant, by UUID or by the index of a whole GPU; Refused if it is another one."""
     for device in on_node:
         if text == device.uuid or (text == str(device.index) and not device.mig):

@@ -1,94 +1,106 @@
 """The CDI specifications that a vendor's driver names in its answers: which GPUs they give to a container.
 
-The rule is simple, because a mistake here would give a container a GPU that was not proven clean: no text of the
-specification may name another GPU, by UUID, by PCI address or by device node. A specification is read as container
-runtimes read it: the case of a key does not matter, and one path has many spellings.
+The rule is strict, because a mistake here would give a container a GPU that was not proven clean. Device nodes and
+mounts must have one of the forms that NVIDIA's programs write, and no text may name another GPU, by UUID, by PCI
+address or by device node. A specification is read as container runtimes read it: the case of a key does not matter.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import re
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from plugin.devices import pci_bus_id
+from plugin.vendor import nodes
 from scrubber.ground.device_messages import AdvertisedDevice
 from scrubber.ground.errors import InvalidRequest
 
+LARGEST = 2**20  # bytes of a specification: those of NVIDIA's programs have some ten thousand
+LONGEST = 4096  # characters of a text: the longest path of the kernel
+
+Edits: TypeAlias = Mapping[str, Any]  # what a specification does to a container, with keys in lower case
+
 _FORMATS = {".json", ".yaml", ".yml"}
 _NODE = re.compile(r"/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)(?![0-9A-Za-z])")
-_SAME = re.compile(r"/(?:\.?/)+")  # of a path: two slashes, or the directory itself
-_WAY_UP = re.compile(r"/(?!\.\./)[^/]+/\.\.(?=/|$)")  # of a path: into a directory, and out of it
-_OF_DEVICES = re.compile(r"(.*/dev(/nvidia-caps)?)?/?")  # a directory with the nodes of all devices
-_NUMBER = re.compile(r"[0-9]+$")
 _VARIABLE = "NVIDIA_VISIBLE_DEVICES="
 _NOTHING = {"", "none", "void"}
+_HIDES = (b"\\", b"!", b"\0")  # in a specification: a name may be written otherwise than by its characters
+_PARTS = {"env": str, "devicenodes": Mapping, "mounts": Mapping, "hooks": Mapping, "additionalgids": int}
+_SETTINGS = {"X11", "egl", "glvnd", "nvidia", "vulkan"}  # directories of settings for graphics, and of firmware
+_OTHERS = ("/nvidia-fabricmanager/socket", "/nvidia-persistenced/socket", "/etc/cufile.json", "/run/udev")
 
 
 def check(
-    cdi_ids: Iterable[str],
+    cdi_ids: Collection[str],
     directories: Collection[Path],
     taken: Collection[AdvertisedDevice],
     known: Collection[AdvertisedDevice],
-) -> None:
-    """Raise InvalidRequest if one of these CDI devices cannot be read, or gives away a device that is not taken."""
-    for cdi_id in cdi_ids:
-        for each in (cdi_id, *edits(cdi_id, directories)):
-            if found := foreign(each, taken, known):
-                raise InvalidRequest(f"the CDI device {cdi_id} names {found}, which was not granted")
+) -> list[Edits]:
+    """What these CDI devices do; InvalidRequest if one cannot be read, or gives away a device that is not taken."""
+    found = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
+    for each in found:
+        if why := fault(each, taken, known):
+            raise InvalidRequest(f"a CDI device of the answer {why}")
+    return found
 
 
-def names(device: AdvertisedDevice, edits: object) -> bool:
-    """Whether these edits name the device: by its UUID, or by all of its nodes."""
-    texts = list(_texts(edits))
-    uuid = device.uuid.lower()
-    return any(uuid in text.lower() for text in texts) or (
-        bool(device.nodes) and all(any(text.endswith(node) for text in texts) for node in device.nodes)
-    )
+def gives(edits: Collection[Edits], device: AdvertisedDevice) -> bool:
+    """Whether a container gets the device by these edits: all nodes of it, or its UUID if no node is known."""
+    if device.nodes:
+        return {str(node.get("path")) for each in edits for node in each.get("devicenodes") or ()} >= {*device.nodes}
+    return any(device.uuid.lower() in text.lower() for each in edits for text in _texts(each))
 
 
-def foreign(edits: object, taken: Collection[AdvertisedDevice], known: Collection[AdvertisedDevice]) -> str:
-    """The first thing in an object of CDI that belongs to another device than those taken; empty: there is none."""
-    nodes = {node for device in taken for node in device.nodes}
-    uuids = {device.uuid.lower() for device in taken}
-    edits = _folded(edits)
-    theirs = {device.uuid.lower() for device in known} - uuids
+def fault(edits: Edits, taken: Collection[AdvertisedDevice], known: Collection[AdvertisedDevice]) -> str:
+    """Why a container that was given the devices of ``taken`` may not have these edits; empty: it may."""
+    theirs = {device.uuid.lower() for device in known} - {device.uuid.lower() for device in taken}
     theirs |= {pci_bus_id(device) for device in known} - {pci_bus_id(device) for device in taken} - {""}
-    for text in chain.from_iterable((it, _resolved(it)) for it in _texts(edits)):
-        low = text.lower()
-        if found := next((word for word in sorted(theirs) if word in low), ""):
-            return found
-        if found := next((match[0] for match in _NODE.finditer(text) if match[0] not in nodes), ""):
-            return found
-        if text.startswith(_VARIABLE) and set(low.removeprefix(_VARIABLE.lower()).split(",")) - uuids - _NOTHING:
-            return text
-    return next(chain(_misnumbered(edits), _directories(edits)), "")
+    words = re.compile("|".join(map(re.escape, sorted(theirs))) or "(?!)")
+    for text in _texts(edits):
+        if len(text) > LONGEST:
+            return f"has a text of {len(text)} characters, and the longest allowed has {LONGEST}"
+        if found := _foreign(text, taken, words) or _foreign(nodes.shortest(text), taken, words):
+            return f"names {found}, which was not granted"
+    for node in edits.get("devicenodes") or ():
+        if why := nodes.fault(node, taken):
+            return why
+    for mount in edits.get("mounts") or ():
+        path = str(mount.get("hostpath") or "")
+        if not (nodes.plain(path) and _of_driver(path)):
+            return f"mounts {path!r}, which is no file of NVIDIA's driver"
+    return ""
 
 
-def _folded(value: object) -> object:
-    """The same with all keys in lower case. ValueError if two keys of one mapping differ in their case only."""
-    match value:
-        case Mapping():
-            folded = {str(key).lower(): _folded(each) for key, each in value.items()}
-            if len(folded) < len(value):  # a runtime merges them
-                raise ValueError("a key twice")
-            return folded
-        case list() | tuple():
-            return [_folded(each) for each in value]
-        case _:
-            return value
+def _of_driver(path: str) -> bool:
+    """Whether NVIDIA's programs mount this path: a file of the driver, a socket of it, or a directory of MPS."""
+    *parents, name = path.split("/")
+    if "dev" in parents:
+        return False
+    if name.endswith((".bin", ".conf", ".json")) and not _SETTINGS.isdisjoint(parents):
+        return True
+    is_library, is_program = name.endswith(".so") or ".so." in name, name.startswith("nvidia-")
+    of_claim = name in ("pipe", "shm") and parents[-2:-1] == ["mps"]  # for one claim, by NVIDIA's DRA driver
+    return is_library or is_program or of_claim or path.endswith(_OTHERS)
 
 
-def _resolved(text: str) -> str:
-    """The shortest spelling of the paths in a text."""
-    text, count = _SAME.sub("/", text), 1
-    while count:
-        text, count = _WAY_UP.subn("", text, count=1)
-    return text
+def _foreign(text: str, taken: Collection[AdvertisedDevice], words: re.Pattern[str]) -> str:
+    """The first name in a text that belongs to another device than those taken. ``words``: UUIDs and PCI addresses."""
+    low = text.lower()
+    if found := words.search(low):
+        return found[0]
+    own = {node for device in taken for node in device.nodes}
+    if found := next((match for match in _NODE.finditer(text) if match[0] not in own), None):
+        return found[0]
+    if not text.startswith(_VARIABLE):
+        return ""
+    uuids = {device.uuid.lower() for device in taken}
+    return text if {*low.removeprefix(_VARIABLE.lower()).split(",")} - uuids - _NOTHING else ""
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -105,50 +117,25 @@ def _texts(value: object) -> Iterator[str]:
             return
 
 
-def _misnumbered(edits: object) -> Iterator[str]:
-    """Device nodes whose number is not the one in their name: the kernel goes by the number."""
-    parts = edits if isinstance(edits, Mapping) else {}
-    for node in parts.get("devicenodes") or ():
-        path = str(node.get("hostpath") or node.get("path") or "")
-        number = _NUMBER.search(path)
-        # With a major number, a minor number that is left out is 0: NVIDIA's driver leaves it out.
-        if _NODE.search(path) and number and node.get("major") and node.get("minor", 0) != int(number[0]):
-            yield f"{path} with the number {node.get('minor', 0)}"
-
-
-def _directories(edits: object) -> Iterator[str]:
-    """Mounts of a directory that has the device nodes of all GPUs."""
-    parts = edits if isinstance(edits, Mapping) else {}
-    for mount in parts.get("mounts") or ():
-        path = str(mount.get("hostpath") or "")
-        if _OF_DEVICES.fullmatch(_resolved(path)):
-            yield f"all devices in {path.rstrip('/') or '/'}"
-
-
-def edits(cdi_id: str, directories: Iterable[Path]) -> list[object]:
-    """All that this CDI device does to a container, in every specification that has it."""
-    kind, _, name = cdi_id.partition("=")
-    found: list[object] = []
-    for specification in _specifications(name, directories):
-        devices = [it for it in specification.get("devices") or () if it.get("name") == name]
-        if specification.get("kind") == kind and devices:
-            found += [specification.get("containeredits"), *(it.get("containeredits") for it in devices)]
-    if not found:
-        raise InvalidRequest(f"no CDI specification of this node has the device {cdi_id}; see --cdi-dir")
-    return found
-
-
-def _specifications(name: str, directories: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
-    """The specifications that may have this name: a node may have a hundred others, which are not parsed."""
-    for file in sorted(file for directory in directories for file in _files(directory)):
+def _edits(cdi_ids: Collection[str], directories: Iterable[Path]) -> list[Edits]:
+    """All that these CDI devices do to a container, in every specification that has one of them."""
+    found: list[Edits] = []
+    missing, wanted = set(cdi_ids), frozenset(cdi_ids)
+    for file in sorted(file for directory in directories for file in _files(directory)) if cdi_ids else ():
         try:
-            text = file.read_bytes()
-            if name.encode() in text:
-                yield _parsed(file, text)
+            document = _read(file, cdi_ids)
+            devices = [(f"{document['kind']}={_name(it)}", it) for it in document.get("devices") or ()]
+            asked = [(name, _form(it)) for name, it in devices if name in wanted]
+            found += [_form(document), *(edits for _, edits in asked)] if asked else []
         except FileNotFoundError:
             continue  # of a claim that has just ended
         except Exception as error:  # a parser fails in many ways on a broken file
-            raise InvalidRequest(f"cannot read the CDI specification {file.name}: {type(error).__name__}") from error
+            why = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+            raise InvalidRequest(f"cannot read the CDI specification {file.name}: {why}") from error
+        missing -= {name for name, _ in asked}
+    if missing:
+        raise InvalidRequest(f"no CDI specification of this node has the device {min(missing)}; see --cdi-dir")
+    return found
 
 
 def _files(directory: Path) -> list[Path]:
@@ -158,11 +145,58 @@ def _files(directory: Path) -> list[Path]:
         return []
 
 
-def _parsed(file: Path, text: bytes) -> Mapping[str, Any]:
+def _read(file: Path, cdi_ids: Iterable[str]) -> Edits:
+    """The specification, if it may have one of the devices: a node may have a hundred others, which are not parsed."""
+    state = file.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    if state.st_size > LARGEST:
+        raise OSError(errno.EFBIG, f"it is larger than {LARGEST} bytes")
+    text = file.read_bytes()
+    if not any(sign in text for sign in (*_HIDES, *(it.partition("=")[2].encode() for it in cdi_ids))):
+        return {}
     # Imported by name: only this mode needs it, and the client library of the API server brings it.
-    is_json = file.suffix == ".json"
-    document = json.loads(text) if is_json else importlib.import_module("yaml").safe_load(text)
+    document = json.loads(text) if file.suffix == ".json" else importlib.import_module("yaml").safe_load(text)
     folded = _folded(document)
     if not isinstance(folded, Mapping):
         raise TypeError
     return folded
+
+
+def _folded(value: object) -> object:
+    """The same with all keys in lower case. ValueError if two keys of one mapping differ in their case only."""
+    match value:
+        case Mapping():
+            folded = {str(key).lower(): _folded(each) for key, each in value.items()}
+            if len(folded) < len(value):  # a runtime merges them
+                raise ValueError("a key twice")
+            return folded
+        case list() | tuple():
+            return [_folded(each) for each in value]
+        case _:
+            return value
+
+
+def _name(device: Edits) -> str:
+    """The name of a device; TypeError if it is no text: runtimes and our parser would read it differently."""
+    if not isinstance(device["name"], str):
+        raise TypeError
+    return device["name"]
+
+
+def _form(document: Edits) -> Edits:
+    """The edits of a specification or of one of its devices; TypeError if a part has another form than in CDI."""
+    edits = document.get("containeredits") or {}
+    if not isinstance(edits, Mapping) or not edits.keys() <= _PARTS.keys():
+        raise TypeError
+    for key, values in edits.items():
+        if not isinstance(values, list | None) or not all(isinstance(each, _PARTS[key]) for each in values or ()):
+            raise TypeError
+        for each in values or ():
+            if isinstance(each, Mapping) and not all(map(_is_flat, each.values())):
+                raise TypeError
+    return edits
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, str | int | None) or (isinstance(value, list) and all(isinstance(it, str) for it in value))

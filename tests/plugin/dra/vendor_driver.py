@@ -23,8 +23,8 @@ class VendorDriver(DoNothingDriver):
         self.gives: dict[str, list[str]] = {}  # by claim: the UUIDs of what a container gets
 
     async def prepared(self, claim):
-        nodes = [{"path": f"/dev/{uuid}"} for uuid in self.gives[claim.uid]]
-        device = {"name": f"{claim.uid}-gpu", "containerEdits": {"deviceNodes": nodes}}
+        visible = f"NVIDIA_VISIBLE_DEVICES={','.join(self.gives[claim.uid])}"  # simulated GPUs have no nodes
+        device = {"name": f"{claim.uid}-gpu", "containerEdits": {"env": [visible]}}
         document = {"cdiVersion": "0.6.0", "kind": "k8s.gpu.nvidia.com/claim", "devices": [device]}
         (self.cdi / f"claim_{claim.uid}.json").write_text(json.dumps(document))
         answer = wire.NodePrepareResourceResponse()

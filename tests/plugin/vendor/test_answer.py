@@ -1,107 +1,252 @@
-"""Which answers of a vendor's plugin give a container the granted GPUs, and no other."""
+"""Which answers of a vendor's plugin give a container the granted GPUs, and nothing else.
+
+``nvidia_answers.json`` has what NVIDIA's plugin 0.19.0 has answered and written, with two GPUs and its driver below
+/run/nvidia/driver.
+"""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.vendor import answer
+from plugin.vendor import answer, nodes
 from scrubber.ground.device_messages import AdvertisedDevice
 from scrubber.ground.errors import Refused
 
-KIND = "k8s.device-plugin.nvidia.com/gpu"
+RECORDED = json.loads(Path(__file__).with_name("nvidia_answers.json").read_text())
+KIND = "k8s.device-plugin.nvidia.com"
+CAPS = "/dev/nvidia-caps/nvidia-cap"
+DRIVERS = """Character devices:
+  1 mem
+ 10 misc
+195 nvidia
+226 drm
+231 infiniband_verbs
+504 gdrdrv
+505 nvidia-fs
+506 nvidia-caps-imex-channels
+507 nvidia-uvm
+508 nvidia-caps
+
+Block devices:
+259 nvidia-uvm
+"""
 
 
-def gpu(number, *nodes, mig=False):
-    more = {"index": number, "mig": mig, "nodes": nodes or (f"/dev/nvidia{number}",)}
-    uuid = f"{'MIG' if mig else 'GPU'}-000{number}"
-    return AdvertisedDevice(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **more)
+def gpu(number, uuid, *more, mig=False):
+    about = {"index": number, "mig": mig, "nodes": (f"/dev/nvidia{number}", *more)}
+    about["pci_address"] = f"00000000:{number + 1}B:00.0"
+    return AdvertisedDevice(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **about)
 
 
-GRANTED, OTHER = gpu(0), gpu(1)
-SLICE = gpu(0, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", mig=True)
+GRANTED, OTHER = (gpu(number, uuid) for number, uuid in enumerate(RECORDED["devices"]))
+SLICE = gpu(1, "MIG-1", f"{CAPS}12", f"{CAPS}13", mig=True)
 NODE = [GRANTED, OTHER, SLICE]
 
 
-@pytest.fixture
-def cdi(tmp_path):
-    """The specification that NVIDIA's plugin writes, with names by UUID and by index."""
-    devices = [
-        {"name": name, "containerEdits": {"deviceNodes": [{"path": node} for node in it.nodes]}}
-        for it in (GRANTED, OTHER, SLICE)
-        for name in (it.uuid, str(it.index))
-        for node in it.nodes[:1]
-        if not (it.mig and name == "0")
-    ]
-    text = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices})
-    (tmp_path / "nvidia.json").write_text(text)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def cdi_dir(tmp_path, monkeypatch):
+    """A node with NVIDIA's drivers and with the specifications of its plugin; tests add devices to ``more.json``."""
+    (tmp_path / "devices").write_text(DRIVERS)
+    for device, numbers in ((GRANTED, "0"), (OTHER, "1")):
+        for name in (f"card{numbers}", f"renderD12{8 + int(numbers)}"):
+            (tmp_path / f"pci/0000:{device.index + 1}b:00.0/drm/{name}").mkdir(parents=True)
+    monkeypatch.setattr(nodes, "DRIVERS", tmp_path / "devices")
+    monkeypatch.setattr(nodes, "PCI", tmp_path / "pci")
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    for files in RECORDED["specifications"].values():
+        for name, document in files.items():
+            kind = document["kind"].partition("/")[2]
+            (folder / f"{document['devices'][0]['name']}-{kind}-{name}").write_text(json.dumps(document))
+    return folder
 
 
-def response(**parts):
-    return wire.ContainerAllocateResponse(**parts)
+def check(response, granted, folder):
+    whole = wire.AllocateResponse(container_responses=[wire.ContainerAllocateResponse(**response)])
+    answer.check(whole, [granted], NODE, [folder])
 
 
-def visible(value):
-    return response(envs={"NVIDIA_VISIBLE_DEVICES": value})
+@pytest.mark.parametrize("recorded", RECORDED["answers"], ids=lambda it: f"{it['strategy']} {it['ids']}")
+def test_each_answer_of_nvidias_plugin_passes(recorded, cdi_dir):
+    check(recorded["answer"], [GRANTED], cdi_dir)
+    with pytest.raises(Refused, match=r"which was not granted|which is no GPU"):
+        check(recorded["answer"], [OTHER], cdi_dir)
 
 
-def by_cdi(*names):
-    return response(cdi_devices=[wire.CDIDevice(name=f"{KIND}={name}") for name in names])
+def variable(value, **more):
+    return {"envs": {"NVIDIA_VISIBLE_DEVICES": value, **more}}
 
 
-def by_annotation(*names):
-    return response(annotations={"cdi.k8s.io/nvidia-device-plugin_1": ",".join(f"{KIND}={name}" for name in names)})
+RIGHT = variable(GRANTED.uuid)
 
 
-def by_mount(*names):
-    mounts = [
-        wire.Mount(container_path=f"/var/run/nvidia-container-devices/{it}", host_path="/dev/null") for it in names
-    ]
-    return response(envs={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, mounts=mounts)
+def node(path, host=None, permissions="rw"):
+    return {"devices": [{"container_path": path, "host_path": host or path, "permissions": permissions}]}
 
 
-def by_node(*paths):
-    return response(devices=[wire.DeviceSpec(container_path=it, host_path=it, permissions="rw") for it in paths])
+def mount(container, host="/dev/null"):
+    return {"mounts": [{"container_path": container, "host_path": host}]}
+
+
+def named(*names):
+    return {"cdi_devices": [{"name": f"{KIND}/{name}"} for name in names]}
+
+
+def described(folder, name="gpu=mine", **edits):
+    """Another specification of the node, with one device; returns the answer that names it."""
+    kind, _, device = name.partition("=")
+    document = {"kind": f"{KIND}/{kind}", "devices": [{"name": device, "containerEdits": edits}]}
+    (folder / "more.json").write_text(json.dumps(document))
+    return named(name)
 
 
 @pytest.mark.parametrize(
-    "right",
+    ("granted", "more"),
     [
-        visible("GPU-0000"), visible("0"), by_mount("GPU-0000"), by_mount("0"), by_cdi("GPU-0000"), by_cdi("0"),
-        by_annotation("GPU-0000"), by_annotation("0"), by_node("/dev/nvidiactl", "/dev/nvidia0"),
-    ],
-)  # fmt: skip
-def test_an_answer_that_names_the_granted_gpu_passes(cdi, right):
-    answer.check(wire.AllocateResponse(container_responses=[right]), [[GRANTED]], NODE, [cdi])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (visible("GPU-0000,GPU-0001"), "GPU-0001, which was not granted"),
-        (visible("1"), "GPU-0001, which was not granted"),
-        (visible("all"), "'all', which is no GPU"),
-        (visible("void"), "does not name GPU-0000"),
-        (by_mount("GPU-0000", "GPU-0001"), "GPU-0001, which was not granted"),
-        (by_mount("1"), "GPU-0001, which was not granted"),
-        (by_cdi("GPU-0000", "GPU-0001"), "GPU-0001, which was not granted"),
-        (by_cdi("1"), "/dev/nvidia1, which was not granted"),
-        (by_annotation("GPU-0000", "1"), "/dev/nvidia1, which was not granted"),
-        (by_node("/dev/nvidia0", "/dev/nvidia1"), "/dev/nvidia1, which was not granted"),
-        (by_node("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12"), "nvidia-cap12, which was not granted"),
-        (response(mounts=[wire.Mount(container_path="/dev", host_path="/dev")]), "all devices in /dev"),
-        (response(envs={"OTHER": "GPU-0001"}), "GPU-0001, which was not granted"),
+        ([GRANTED], variable("void", NVIDIA_IMEX_CHANNELS="0,1") | node("/dev/nvidia0")),
+        ([GRANTED], RIGHT | node("/dev/nvidia-uvm-tools", "/run/nvidia/driver/dev/nvidia-uvm-tools")),
+        ([GRANTED], RIGHT | node("/dev/nvidia-caps-imex-channels/channel0")),
+        ([GRANTED], RIGHT | mount("/var/run/nvidia-container-devices/imex/0")),
+        ([GRANTED, OTHER], variable(f"{GRANTED.uuid},{OTHER.uuid}")),
+        ([GRANTED], {"annotations": {"nvidia.cdi.k8s.io/nvidia-device-plugin_1": f"{KIND}/gpu=0"}}),
+        ([SLICE], variable("MIG-1")),
+        ([SLICE], mount("/var/run/nvidia-container-devices/MIG-1")),
     ],
 )
-def test_an_answer_that_names_another_gpu_is_refused(cdi, wrong, why):
-    with pytest.raises(Refused, match=f"(?i){why}"):
-        answer.check(wire.AllocateResponse(container_responses=[wrong]), [[GRANTED]], NODE, [cdi])
+def test_other_forms_of_nvidias_plugin_pass(granted, more, cdi_dir):
+    check(more, granted, cdi_dir)
 
 
-def test_each_container_gets_its_own_answer(cdi):
-    swapped = wire.AllocateResponse(container_responses=[visible("GPU-0001"), visible("GPU-0000")])
+@pytest.mark.parametrize(
+    ("granted", "edits"),
+    [
+        ([SLICE], {"deviceNodes": [{"path": path} for path in SLICE.nodes]}),
+        ([SLICE], {"deviceNodes": [{"path": "/dev/nvidia1", "major": 195, "minor": 1},
+                                   {"path": f"{CAPS}12", "major": 508, "minor": 12, "type": "c"},
+                                   {"path": f"{CAPS}13", "major": 508, "minor": 13}]}),
+        ([GRANTED], {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/dri/card0", "major": 226},
+                                     {"path": "/dev/dri/renderD128", "major": 226, "minor": 128}],
+                     "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-ctk", "args":
+                                ["nvidia-ctk", "hook", "create-symlinks", "--link",
+                                 "../card0::/dev/dri/by-path/pci-0000:1b:00.0-card"]}],
+                     "additionalGids": [44]}),
+        ([GRANTED], {"deviceNodes": [{"path": "/dev/nvidia0"},
+                                     {"path": "/dev/nvidia-caps-imex-channels/channel3", "major": 506, "minor": 3}],
+                     "mounts": [{"hostPath": path, "containerPath": path} for path in (
+                         "/usr/lib/xorg/modules/drivers/nvidia_drv.so", "/usr/share/nvidia/nvoptix.bin",
+                         "/opt/nvidia/vulkan/icd.d/nvidia_icd.json", "/tmp/nvidia-mps",
+                         "/nix/store/x/lib/libcuda.so.580.95.05", "/usr/bin/nvidia-cuda-mps-control",
+                         "/usr/share/X11/xorg.conf.d/10-nvidia.conf", "/run/nvidia-fabricmanager/socket")]}),
+    ],
+    ids=["a slice", "a slice by number", "graphics", "files of the driver"],
+)  # fmt: skip
+def test_other_specifications_of_nvidias_programs_pass(granted, edits, cdi_dir):
+    check(described(cdi_dir, **edits), granted, cdi_dir)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        *((node(path), "names the device node") for path in (
+            "/dev", "/", "/dev/char/195:1", "/dev/dri/renderD129", "/dev/nvidia-caps", "/dev/nvidia1", "/dev/mem", "",
+            "/dev//nvidia0", "/dev/nvidia0/", "dev/nvidia0", f"{CAPS}12", "/dev/nvidia-nvswitch0", "/dev/sda")),
+        *((node("/dev/nvidia0", host), "which is not the same path") for host in (
+            "/dev/nvidia1", "/dev/char/195:1", "/dev/../dev/nvidia0", "//dev/nvidia0", "/proc/1/root/dev/nvidia0",
+            "x/dev/nvidia0", "/dev", "/x\0/dev/nvidia0")),
+        (node("/dev/nvidia0", f"{'/x' * 4096}/dev/nvidia0"), "with the number none"),
+        (node("/dev/nvidia0", permissions="rwm"), "the permissions 'rwm'"),
+        *((mount(path), f"mounts '/dev/null' at '{path}'") for path in (
+            "//var/run/nvidia-container-devices/all", "/var/run/nvidia-container-devices", "/etc/ld.so.preload",
+            "/var/run/nvidia-container-devices/x/all", "var/run/nvidia-container-devices/all")),
+        (mount("/var/run/nvidia-container-devices/all"), "'all', which is no GPU"),
+        (mount("/var/run/nvidia-container-devices/1"), "which was not granted"),
+        (mount("/var/run/nvidia-container-devices/imex/all"), "the IMEX channel 'all'"),
+        *((mount(f"/var/run/nvidia-container-devices/{GRANTED.uuid}", host), f"mounts '{host}'") for host in (
+            "/proc/1/root", "/run/autoclave", "/etc/cdi", "/dev", "/")),
+        *((mount("/x", host), f"mounts '{host}'") for host in ("/proc/1/root", "/run/autoclave", "/etc/cdi")),
+        *(({"annotations": {key: "x"}}, f"sets the annotation '{key}'") for key in (
+            "io.kubernetes.cri-o.Labels", "io.kubernetes.cri.sandbox-uid", "cdi.k8s.io/other", "")),
+        ({"annotations": {"cdi.k8s.io/nvidia-device-plugin_1": f"{KIND}/gpu=0,{KIND}/gpu=1"}}, "/dev/nvidia1"),
+        ({"annotations": {"nvidia.cdi.k8s.io/nvidia-device-plugin_1": f"{KIND}/gpu=1"}}, "/dev/nvidia1"),
+        *((variable(value), "which") for value in ("all", "0,1", OTHER.uuid, f"{GRANTED.uuid},{OTHER.uuid}", " 0")),
+        *((RIGHT["envs"] and {"envs": RIGHT["envs"] | {name: value}}, f"sets the variable {name}") for name, value in (
+            ("OTHER", OTHER.uuid), ("LD_PRELOAD", "/x.so"), ("NVIDIA_MIG_CONFIG_DEVICES", "all"),
+            ("NVIDIA_IMEX_CHANNELS", "all"), ("NVIDIA_GDS", "/dev/nvidia1"), ("CUDA_MPS_PIPE_DIRECTORY", "/mps"))),
+        *((named(name), "names the CDI device") for name in ("gpu=a/b", "gpu", "nvswitch=all", "gpu=", "gpu=0\n")),
+        ({"cdi_devices": [{"name": "management.nvidia.com/gpu=all"}]}, "names the CDI device"),
+        (named("gpu=7"), "no CDI specification of this node has the device"),
+        (named(f"gpu={OTHER.uuid}"), "which was not granted"),
+        ({"mounts": mount("/var/run/nvidia-container-devices/0")["mounts"] * 1025}, "1025 parts of one kind"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_form_is_refused(more, why, cdi_dir):
+    with pytest.raises(Refused, match=r"^the answer of the vendor's plugin is refused: ") as refused:
+        check(RIGHT | more, [GRANTED], cdi_dir)
+    assert why in str(refused.value)
+
+
+MINE = {"path": "/dev/nvidia0"}
+
+
+@pytest.mark.parametrize(
+    ("edits", "why"),
+    [
+        ({"deviceNodes": [MINE, {"path": "/dev/mine", "major": 195, "minor": 1}]}, "the device node '/dev/mine'"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "major": 195, "minor": 1}]}, "with the number 195:1"),
+        ({"deviceNodes": [MINE, {"path": "/dev/nvidiactl", "major": 195, "minor": 1}]}, "with the number 195:1"),
+        ({"deviceNodes": [MINE, {"path": "/dev/nvidia-uvm", "major": 195}]}, "with the number 195:0"),
+        ({"deviceNodes": [MINE, {"path": "/dev/nvidia-uvm", "major": 259}]}, "with the number 259:0"),
+        ({"deviceNodes": [MINE, {"path": "/dev/gdrdrv", "major": 1, "minor": 1}]}, "with the number 1:1"),
+        ({"deviceNodes": [MINE, {"path": "/dev/nvidia-fs0", "major": 195, "minor": 1}]}, "with the number 195:1"),
+        ({"deviceNodes": [MINE, {"path": "/dev/dri/renderD128", "major": 226, "minor": 129}]}, "the number 226:129"),
+        ({"deviceNodes": [MINE, {"path": "/dev/dri/renderD129"}]}, "the device node '/dev/dri/renderD129'"),
+        ({"deviceNodes": [MINE, {"path": "/dev/dri/../dri/renderD128"}]}, "the device node"),
+        ({"deviceNodes": [MINE, {"path": f"{CAPS}12"}]}, f"{CAPS}12"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "type": "b"}]}, "with the type 'b'"),
+        ({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/char/195:1"}]}, "not the same path"),
+        ({"deviceNodes": [MINE], "mounts": [{"hostPath": "/etc/cdi", "containerPath": "/x"}]}, "mounts '/etc/cdi'"),
+        ({"deviceNodes": [MINE], "mounts": [{"hostPath": "/x/../proc/1/root/libx.so"}]}, "mounts '/x/../proc"),
+        ({"deviceNodes": [MINE], "mounts": [{"hostPath": "/proc/1/root/libx.so"}]}, "mounts '/proc/1"),
+        ({"deviceNodes": [MINE], "netDevices": [{"hostInterfaceName": "eth0"}]}, "cannot read the CDI specification"),
+        ({"deviceNodes": [MINE], "env": [{}]}, "cannot read the CDI specification"),
+        ({"deviceNodes": [MINE], "hooks": [{"args": [["/dev/nvidia1"]]}]}, "cannot read the CDI specification"),
+        ({"deviceNodes": MINE}, "cannot read the CDI specification"),
+        ({"deviceNodes": [{"path": "/dev/nvidiactl"}]}, f"does not name {GRANTED.uuid}"),
+        ({"deviceNodes": [MINE], "env": ["X=" + "/a/.." * 50_000]}, "a text of 250002 characters"),
+        ({"deviceNodes": [MINE], "env": ["x" * 4096] * 300}, "larger than 1048576 bytes"),
+    ],
+)
+def test_a_specification_of_another_form_is_refused(edits, why, cdi_dir):
+    with pytest.raises(Refused) as refused:
+        check(described(cdi_dir, **edits), [GRANTED], cdi_dir)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize("way", ["deviceNodes", "devices"])
+def test_a_link_to_another_device_is_refused(way, cdi_dir, tmp_path):
+    """Container runtimes follow links. Here the link leads to /dev/null."""
+    host = tmp_path / "dev/nvidia0"
+    host.parent.mkdir()
+    host.symlink_to(os.devnull)
+    answers = {
+        "deviceNodes": described(cdi_dir, deviceNodes=[MINE | {"hostPath": str(host)}]),
+        "devices": node("/dev/nvidia0", str(host)),
+    }
+    with pytest.raises(Refused, match="/dev/nvidia0 with the number 1:3, which is not its own"):
+        check(answers[way], [GRANTED], cdi_dir)
+    host.unlink()
+    host.touch()
+    with pytest.raises(Refused, match="/dev/nvidia0 with the number none"):
+        check(answers[way], [GRANTED], cdi_dir)
+
+
+def test_each_container_gets_its_own_answer(cdi_dir):
+    responses = [wire.ContainerAllocateResponse(**variable(device.uuid)) for device in (OTHER, GRANTED)]
+    swapped = wire.AllocateResponse(container_responses=responses)
     with pytest.raises(Refused, match="which was not granted"):
-        answer.check(swapped, [[GRANTED], [OTHER]], NODE, [cdi])
+        answer.check(swapped, [[GRANTED], [OTHER]], NODE, [cdi_dir])
     with pytest.raises(Refused, match="for 2 containers, and 1 were asked for"):
-        answer.check(swapped, [[GRANTED, OTHER]], NODE, [cdi])
+        answer.check(swapped, [[GRANTED, OTHER]], NODE, [cdi_dir])

@@ -11,14 +11,14 @@ from scrubber.ground.errors import InvalidRequest
 CDI_ID = "k8s.gpu.nvidia.com/claim=uid-gpu-0"
 
 
-def device(number, *nodes, mig=False):
-    uuid = f"{'MIG' if mig else 'GPU'}-000{number}"
-    more = {"pci_address": f"00000000:1{number}:00.0", "nodes": (f"/dev/nvidia{number}", *nodes), "mig": mig}
-    return Device(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **more)
+def device(number):
+    return Device(
+        f"GPU-000{number}", healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu",
+        pci_address=f"00000000:1{number}:00.0", nodes=(f"/dev/nvidia{number}",),
+    )  # fmt: skip
 
 
 TAKEN, OTHER = device(0), device(1)
-SLICE = device(2, "/dev/nvidia-caps/nvidia-cap12", mig=True)
 
 
 def edits(**more):
@@ -41,40 +41,37 @@ def edits(**more):
         ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "NVIDIA_VISIBLE_DEVICES=all"),
         ({"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "NVIDIA_VISIBLE_DEVICES=1"),
         ({"env": ["GPU=gpu-0001"]}, "gpu-0001"),
-        ({"deviceNodes": [{"path": "/dev/nvidia1"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/driver/dev/nvidia1"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"path": "/dev/nvidia0", "major": 195, "minor": 1}]}, "/dev/nvidia0 with the number 1"),
-        ({"deviceNodes": [{"path": "/dev/nvidia0", "major": 195}]}, ""),
+        ({"env": ["X=/dev//nvidia1"]}, "/dev/nvidia1"),
+        ({"env": ["X=/dev/dri/by-path/../../nvidia1"]}, "/dev/nvidia1"),
         ({"deviceNodes": [{"path": "/dev/nvidia10"}]}, "/dev/nvidia10"),
         ({"deviceNodes": [{"path": "/dev/nvidia-caps/nvidia-cap12"}]}, "/dev/nvidia-caps/nvidia-cap12"),
         ({"deviceNodes": [{"path": "/dev/nvidia-uvm-tools"}, {"path": "/dev/nvidia-modeset"}]}, ""),
         ({"mounts": [{"hostPath": "/dev/nvidia1", "containerPath": "/gpu"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"path": "/dev//nvidia1"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"path": "/gpu", "hostPath": "/dev/././/nvidia1"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"path": "/gpu", "hostPath": "/dev/dri/by-path/../../nvidia1"}]}, "/dev/nvidia1"),
-        ({"deviceNodes": [{"Path": "/dev/nvidia0", "Major": 195, "MINOR": 1}]}, "/dev/nvidia0 with the number 1"),
-        ({"mounts": [{"hostPath": "/dev/", "containerPath": "/gpus"}]}, "all devices in /dev"),
-        ({"mounts": [{"hostPath": "/driver/dev", "containerPath": "/d"}]}, "all devices in /driver/dev"),
-        ({"mounts": [{"hostpath": "/", "containerPath": "/host"}]}, "all devices in /"),
-        ({"mounts": [{"hostPath": "/dev/shm", "containerPath": "/dev/shm"}]}, ""),
+        ({"mounts": [{"hostPath": "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/1/shm"}]}, ""),
         ({"hooks": [{"args": ["../card1::/dev/dri/by-path/pci-0000:11:00.0-card"]}]}, "0000:11:00.0"),
     ],
-)  # fmt: skip
-def test_the_first_thing_of_another_gpu_is_found(more, found):
-    assert vendor_cdi.foreign(edits(**more), [TAKEN], [TAKEN, OTHER]) == found
+)
+def test_the_first_thing_of_another_gpu_is_found(tmp_path, more, found):
+    specify(tmp_path, containerEdits=edits(**more))
+    if not found:
+        check(tmp_path)
+        return
+    with pytest.raises(InvalidRequest, match=f"of the answer names {found}, which was not granted"):
+        check(tmp_path)
 
 
-def test_a_slice_has_its_own_and_its_gpus_nodes():
-    nodes = [{"path": path} for path in SLICE.nodes]
-    assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE, OTHER]) == ""
-    nodes.append({"path": "/dev/nvidia-caps/nvidia-cap13"})
-    assert vendor_cdi.foreign({"deviceNodes": nodes}, [SLICE], [SLICE]) == "/dev/nvidia-caps/nvidia-cap13"
+def test_a_number_counts_in_any_spelling_of_its_key(tmp_path):
+    specify(tmp_path, containerEdits={"deviceNodes": [{"Path": "/dev/nvidia0", "Major": 195, "MINOR": 1}]})
+    with pytest.raises(InvalidRequest, match="names /dev/nvidia0 with the number 195:1"):
+        check(tmp_path)
 
 
-def test_a_missing_number_means_the_first_gpu():
-    node = {"path": "/dev/nvidia1", "major": 195}
-    assert vendor_cdi.foreign({"deviceNodes": [node]}, [OTHER], [TAKEN, OTHER]) == "/dev/nvidia1 with the number 0"
-    assert vendor_cdi.foreign({"deviceNodes": [node | {"minor": 1}]}, [OTHER], [TAKEN, OTHER]) == ""
+def test_a_missing_number_means_the_first_gpu(tmp_path):
+    specify(tmp_path, containerEdits={"deviceNodes": [{"path": "/dev/nvidia0", "major": 195}]})
+    check(tmp_path)
+    specify(tmp_path, containerEdits={"deviceNodes": [{"path": "/dev/nvidia1", "major": 195}]})
+    with pytest.raises(InvalidRequest, match="names /dev/nvidia1 with the number 195:0"):
+        vendor_cdi.check([CDI_ID], [tmp_path], [TAKEN, OTHER], [TAKEN, OTHER])
 
 
 def specify(folder, file="claim.yaml", name="uid-gpu-0", **more):
@@ -116,6 +113,8 @@ OTHERS_NODE = {"deviceNodes": [{"path": "/dev/nvidia1"}]}
     [
         ("a.json", '"devices"', '"Devices"'),
         ("a.yaml", '"kind"', '"KIND"'),
+        ("a.json", "uid-gpu-0", r"uid-gpu-\u0030"),
+        ("a.yaml", '"uid-gpu-0"', r'"uid-gpu-\x30"'),
     ],
 )
 def test_a_device_that_a_runtime_reads_otherwise_written_counts(tmp_path, file, written, hidden):
@@ -125,6 +124,14 @@ def test_a_device_that_a_runtime_reads_otherwise_written_counts(tmp_path, file, 
     assert written in text
     (tmp_path / file).write_text(text.replace(written, hidden))
     with pytest.raises(InvalidRequest, match="/dev/nvidia1"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["!!binary dWlkLWdwdS0w", "7"])
+def test_a_name_that_is_no_plain_text_is_refused(tmp_path, name):
+    specify(tmp_path)
+    (tmp_path / "a.yaml").write_text(f"kind: k8s.gpu.nvidia.com/claim\n# !\ndevices: [{{name: {name}}}]\n")
+    with pytest.raises(InvalidRequest, match=r"cannot read the CDI specification a\.yaml: TypeError"):
         check(tmp_path)
 
 
