@@ -44,7 +44,8 @@ def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availab
 
 def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
     """Whether to advertise this device as Healthy, and why."""
-    answer = _by_record(record, policy, now, waits=waits(policy, facts))
+    stuck = facts.blocked and record.setback is not None  # its scrub failed, and what is in the way is still there
+    answer = _by_record(record, policy, now, waits=waits(policy, facts) and not stuck)
     if not answer.healthy:
         return answer
     # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
@@ -77,7 +78,8 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
         case State.SCRUBBING if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
         case State.DIRTY if waits and _lately(record, now, WAITED_FOR):
-            return answers.Offer(healthy=True, why="released; containers wait for its scrub")
+            why = "released" if record.setback is None else "its scrub failed and is tried again soon"
+            return answers.Offer(healthy=True, why=f"{why}; containers wait for its scrub")
         case State.SCRUBBING if _within_budget(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
         case State.DIRTY if _within_budget(record, policy, now):
@@ -87,21 +89,22 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
 
 
 def _lately(record: Record, now: Moment, within: float) -> bool:
-    """Whether a tenant has left, or a scrub has begun, so lately that the device is probably clean soon.
+    """Whether a tenant has left, or a scrub has begun or failed, so lately that the device is probably clean soon.
 
-    A device that is dirty for longer has a holder that does not leave.
+    A device that is dirty for longer has a holder that does not leave. A scrub that fails again and again, with longer
+    and longer pauses, does not fail for a passing reason.
     """
-    job = record.job
-    if record.setback is not None or (job is not None and job.trigger is Trigger.REINSTATE):
+    job, failed = record.job, record.setback
+    if failed is not None and (failed.stuck or 2 * pauses.until_retry(failed) > within):
         return False
-    if job is None:
-        return record.tenancy_began is not None and now.uptime - record.since.uptime <= within
-    return now.uptime - job.started.uptime <= within
+    if job is not None:
+        return job.trigger is not Trigger.REINSTATE and now.uptime - job.started.uptime <= within
+    return (record.tenancy_began is not None or failed is not None) and now.uptime - record.since.uptime <= within
 
 
 def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
     """Whether its scrub probably ends while Allocate waits for it."""
     path = proof.next_path(record, policy) if record.job is None else record.job.path
-    if path is not ScrubPath.FAST or not pauses.fits_allocate_budget(record, policy):
+    if record.setback is not None or path is not ScrubPath.FAST or not pauses.fits_allocate_budget(record, policy):
         return False
     return _lately(record, now, policy.budgets.allocate)

@@ -6,6 +6,8 @@ from policies.hardware import Probation
 from policies.model import Policy
 from scrubber.core.model import Moment, Quarantine, Record, Setback
 
+RETRY_FIRST = 1.0  # seconds until a failed scrub is tried again ...
+RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try reads all of /proc
 INTERRUPTED_FIRST = 60.0  # seconds until a probation that a crash or a reboot interrupted is tried again ...
 INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the probation itself may be what brings the node down
 
@@ -44,6 +46,11 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
     known = {(it.pid, it.started) for it in before.stuck} if before is not None else set()
     same = any((it.pid, it.started) in known for it in stuck)
     return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at)
+
+
+def until_retry(failed: Setback) -> float:
+    """How long after its failure a scrub is tried again."""
+    return growing(RETRY_FIRST, 2, RETRY_LONGEST, failed.count - 1)
 
 
 def given_up(record: Record, policy: Policy, now: Moment) -> bool:

@@ -29,8 +29,6 @@ from scrubber.core.model import (
 
 FLAPPING = "it returned from quarantine {count} times within the flap window"
 NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
-RETRY_FIRST = 1.0  # seconds until a failed scrub is tried again ...
-RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try reads all of /proc
 
 
 def interruption(record: Record, why: str, now: Moment) -> ev.Event:
@@ -361,10 +359,9 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
-    if record.setback is not None:
-        pause = pauses.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
-        if now.uptime - record.setback.at.uptime < pause:
-            return answers.Proceed()
+    failed = record.setback
+    if failed is not None and now.uptime - failed.at.uptime < pauses.until_retry(failed):
+        return answers.Proceed()
     if proof.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:

@@ -87,9 +87,18 @@ def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
 
 
 CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
+SETBACK = lives.SET_BACK.setback
+assert SETBACK is not None
 WAITED = rows(
     ("just released", lives.DIRTY, True),
     ("on its fast path", lives.SCRUBBING, True),
+    ("soiled", lives.SOILED, False),
+    ("its scrub failed", lives.SET_BACK, True),
+    ("its scrub failed, without a tenant before", replace(lives.SET_BACK, tenancy_began=None), True),
+    ("its scrub failed, and runs again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), True),
+    ("its scrub failed five times", replace(lives.SET_BACK, setback=replace(SETBACK, count=5)), True),
+    ("its scrub failed six times", replace(lives.SET_BACK, setback=replace(SETBACK, count=6)), False),
+    ("a process does not end", replace(lives.SET_BACK, setback=replace(SETBACK, stuck=(lives.FOREIGN,))), False),
 )
 
 
@@ -98,6 +107,11 @@ def test_where_containers_wait_a_dirty_device_is_offered_longer(record, healthy)
     offers = [offering.offer(record, CREATE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
     assert offers == [healthy, healthy, False]
     assert offering.offer(record, CREATE, later(1)) == offering.offer(record, ENFORCE, later(1))
+
+
+@pytest.mark.parametrize(("record", "healthy"), [(lives.DIRTY, True), (lives.SET_BACK, False)])
+def test_a_device_whose_failed_scrub_cannot_be_repeated_is_not_offered(record, healthy):
+    assert offering.offer(record, CREATE, AT, OfferFacts(gated=True, blocked="a process")).healthy is healthy
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
