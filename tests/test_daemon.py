@@ -21,8 +21,8 @@ from autoclave.cli import service_call
 from policies import load
 from scrubber import daemon
 from scrubber.api import client
-from scrubber.devices.simulated import drills, layout, tenants
-from scrubber.ground import unix_sockets
+from scrubber.devices.simulated import drills, tenants
+from scrubber.ground import private_files, unix_sockets
 from scrubber.ground.errors import AutoclaveError, Reason
 from scrubber.workers.nursery import Nursery
 from tests import forking
@@ -413,7 +413,7 @@ def test_a_stop_ends_a_service_on_standby_at_once(service):
 def test_the_probes_are_answered_while_the_driver_opens(service):
     service.stop()
     service.command += ["--metrics-address", "127.0.0.1:0"]
-    with layout.locked(service.simulated_dir):
+    with private_files.locked(service.simulated_dir):
         service.start("showing metrics")
         address = json.loads(service.log_lines[-1])["address"]
         assert fetch(address, "/healthz") == (200, "ok\n")

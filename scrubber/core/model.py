@@ -404,3 +404,4 @@ class Facts:
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process was too slow to read, if the holders are unknown for that reason
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
+    unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then

@@ -89,6 +89,17 @@ def try_lock(path: Path) -> int | None:
     return lock
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory, which only one block on this machine holds at a time. The directory is no link."""
+    handle = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def content(path: Path) -> bytes:
     """All that a file of our own holds."""
     with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:

@@ -246,6 +246,8 @@ class ScrubJob:
             return self._aborted(step, fenced)
         if step is Step.EVICT:
             order = replace(order, unused=facts.holders == ())
+        if step is Step.CLEAR:  # it overwrites what was written before this moment
+            self._clear_began = self._context.now().uptime
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
@@ -378,8 +380,6 @@ class ScrubJob:
     async def _append_steps(self, step: Step | None, *events: ev.StepStarted | ev.StepFinished) -> None:
         """Record the events in one transaction. ``step`` is the present step after them."""
         self.step = step
-        if step is Step.CLEAR:
-            self._clear_began = self._context.now().uptime
         await self._ledger.append(self.op, *((self.device, event) for event in events))
 
     def _own_record(self) -> Record | None:
@@ -428,7 +428,8 @@ class ScrubJob:
         if fenced is not None:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
         if self._clear_began is not None and facts.observed_since > self._clear_began:
-            why = "after it was cleared, the device was not observed for a while, or a process had it open"
+            after = facts.observed_since - self._clear_began
+            why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
             return verdict.failed(Step.HEALTH, Blame.SERVICE, why)
         return judged
 

@@ -5,6 +5,9 @@ description lives until its last use ends: a descriptor, a mapping, a message in
 io_uring. So the answer counts holders that do not show under /proc, and holders that fork or open and close the file
 faster than anyone can read /proc. The lease belongs to the inode, so names, mounts and namespaces do not matter.
 
+Whoever asks, and each worker that opens or closes a file, holds the lock of its directory. Otherwise they would take
+each other for a holder: during open(2) and close(2), the file is open and no process shows a descriptor of it.
+
 Device nodes have no leases: for them the answer is always None. Where the kernel refuses to answer about another file,
 nothing is known: a tenant may have given away its file, whose lease only the owner may ask for.
 """
@@ -17,15 +20,14 @@ import fcntl
 import os
 import signal
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import MappingProxyType
 
+from scrubber.ground import private_files
 from scrubber.node.proc import ENDED, status
 
-_TRIES = 3  # a process of ours may open or close the file between two questions, or ask the same question
-_ONE_AT_A_TIME = threading.Lock()  # two threads that ask at once would take each other for a holder
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILE = 0
 _PIDFD_GETFD = 438  # the same number on every architecture
@@ -53,24 +55,19 @@ def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool
 
 
 def _is_open(path: str, beside: Beside) -> bool | None:
-    """Ask again before a yes: another process that only asks the same question counts as a holder."""
-    for _ in range(_TRIES):
-        with _ONE_AT_A_TIME:
-            held = _asked(path, beside)
-        if held is not True:
-            return held
-    return True
-
-
-def _asked(path: str, beside: Beside) -> bool | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
             return None
-        # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder. To
-        # read only: a tenant may have taken away the right to write.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with private_files.locked(Path(path).parent):
+            return _asked(path, beside)
     except OSError as error:
         return _refused(error)
+
+
+def _asked(path: str, beside: Beside) -> bool | None:
+    # O_NONBLOCK: do not wait for a process that has a lease, which is a holder. To read only: a tenant may have taken
+    # away the right to write.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         held = _others_have(handle)
         if held is not True or not beside:

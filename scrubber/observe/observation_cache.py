@@ -25,16 +25,18 @@ class ObservedSince:
         self._began = began
         self._now = now
         self._last: dict[str, float] = {}
-        self._since: dict[str, float] = {}
+        self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, float] = {}
         self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
-    def interrupt(self, device: str) -> None:
+    def interrupt(self, device: str, why: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
 
-        A scrub that has already cleared the memory is not valid either: for the scrub this is a gap.
+        A scrub that has already cleared the memory is not valid either: for the scrub this is a gap. ``why``: what had
+        the device open, for operators.
         """
-        self._since[device] = self._used_at[device] = self._now().uptime
+        self._used_at[device] = self._now().uptime
+        self._since[device] = self._used_at[device], why
 
     def seen_open(self, device: str) -> None:
         """A quick observation says that the device has a holder."""
@@ -59,11 +61,14 @@ class ObservedSince:
             self.used(device, seen)
         if facts.holders is not None:
             now = self._now().uptime
-            if now - self._last.get(device, now) > self._unobserved:
-                self._since[device] = now
+            gap = now - self._last.get(device, now)
+            if gap > self._unobserved:
+                why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
+                self._since[device] = now, why
             self._last[device] = now
         used_at = self._used_at.get(device, facts.used_at)
-        return replace(facts, observed_since=self._since.get(device, self._began), used_at=used_at)
+        since, why = self._since.get(device, (self._began, ""))
+        return replace(facts, observed_since=since, unobserved=why, used_at=used_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from scrubber.core import presence
+from scrubber.core import ownership, presence
 from scrubber.core.model import Facts, Incarnation, KubeletAssignment, Record, State
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
@@ -197,11 +197,17 @@ class Observer:
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
-            unnamed = uuid in search.left or (held is None and uuid in search.open)
             self._observed_since.used(uuid, search.last_uses.get(uuid, -math.inf))
-            unrecorded = seen is not record and seen.state is State.CLEAN and held
-            if unnamed or unrecorded:  # it may leave before the next observation, and leave its bytes behind
-                self._observed_since.interrupt(uuid)
+            if uuid in search.left:
+                why = "a process had it open, and left before the service found it"
+            elif held is None and uuid in search.open:
+                why = "a process had it open that the service did not find"
+                why += f": {search.held_up}" if search.held_up else ""
+            elif held and seen is not record and seen.state is State.CLEAN:
+                why = f"it was used by {ownership.holder_names(held)}"
+            else:
+                continue
+            self._observed_since.interrupt(uuid, why)  # it may leave before the next observation, with its bytes left
         unstamped = Facts(
             incarnation,
             self.epoch(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.ground.private_files import locked
 from scrubber.node import open_check
 from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status
@@ -122,6 +123,17 @@ def test_a_check_without_an_answer_is_unknown(memory: Path) -> None:
     with pytest.raises(RefusedError):
         is_open([str(memory.with_name("missing"))])
     assert (is_open([os.devnull]), is_open([])) == (None, None)
+
+
+def test_a_question_waits_while_a_worker_opens_or_closes_the_file(memory: Path, launch) -> None:
+    """Meanwhile the file is open, and the worker shows no descriptor of it."""
+    with ThreadPoolExecutor() as threads:
+        with locked(memory.parent):
+            worker = launch(IN_TRANSIT, memory)
+            answer = threads.submit(is_open, [str(memory)], {worker.pid: None})
+            worker.kill()
+            worker.wait()
+        assert answer.result() is False
 
 
 def test_two_simultaneous_checks_are_no_holders(memory: Path) -> None:

@@ -140,6 +140,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
+    assert left.unobserved == "a process had it open that the service did not find: pid 0 took 0.0 s to read"
 
 
 @pytest.mark.usefixtures("no_uses")
@@ -160,6 +161,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
     assert left.holders == ()
     assert left.used_at >= before
     assert left.observed_since >= before, "a scrub under way is not valid either"
+    assert left.unobserved == "a process had it open, and left before the service found it"
 
 
 @pytest.mark.usefixtures("no_uses")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -263,7 +264,33 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await asyncio.sleep(A_WHILE)
     running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
-    assert (running.receipt, "the device was not observed" in running.why) == (None, True)
+    assert running.receipt is None
+    assert re.fullmatch(
+        r"18[.]. s after its clear began, the service noticed: it was not observed for 17[.]. s; at most 15 s may pass",
+        running.why,
+    )
+    await world.clean(device)
+
+
+@pytest.mark.parametrize(("step", "passes"), [(Step.CLEAR, True), (Step.VERIFY, False)])
+async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkeypatch, step, passes):
+    """The observation before the clear is recorded as a part of its step. The clear overwrites what it found."""
+    device, observer = world.uuids[0], world.life.observer
+    full, left = observer.full, list[Step]()
+
+    async def leaving(record, *siblings, **options) -> Facts:
+        if record.device.uuid == device and record.job is not None and record.job.step is step and not left:
+            left.append(step)
+            await asyncio.sleep(0.1)
+            observer._observed_since.interrupt(device, "somebody left")
+        facts: Facts = await full(record, *siblings, **options)
+        return facts
+
+    monkeypatch.setattr(observer, "full", leaving)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await running.finished.wait()
+    assert (len(left), running.receipt is not None) == (1, passes)
+    assert running.why.endswith("" if passes else "s after its clear began, the service noticed: somebody left")
     await world.clean(device)
 
 

@@ -30,15 +30,12 @@ def scrub(place: GpuFiles, key: bytes) -> Scratched:
     A unit is faulty if it fails twice. NotNowError if it does not fail the second time.
     """
     try:
-        handle = layout.open_memory(place.chip)
-        try:
+        with layout.opened(place.chip) as handle:
             os.ftruncate(handle, 0)
             os.ftruncate(handle, _BYTES)
             faulty = [unit for unit in range(UNITS) if not _holds(handle, unit, key)]
             if any(_holds(handle, unit, key) for unit in faulty):
                 raise NotNowError("another process wrote to the on-chip memory meanwhile; the memory itself is good")
-        finally:
-            os.close(handle)
     except OSError as error:
         raise DeviceError(f"cannot open the on-chip memory of {place.directory.name}: {error}") from error
     return Scratched(UNITS, UNITS, len(faulty))

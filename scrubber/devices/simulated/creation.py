@@ -29,7 +29,7 @@ def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boo
     A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with layout.locked(root):  # not through a link
+    with private_files.locked(root):  # not through a link
         root.chmod(0o700)
         if not _same_boot(root, boot_id):
             load_driver(root, boot_id)
@@ -52,7 +52,7 @@ def _same_boot(root: Path, boot_id: str) -> bool:
 
 def _reboot(place: GpuFiles) -> None:
     """Reset counters and error events; a failed row remap stays, and so do faults."""
-    with layout.locked(place.directory):
+    with private_files.locked(place.directory):
         counters = layout.read(place.counters, Counters)
         layout.write(place.counters, Counters(remap_failed=counters.remap_failed))
         layout.write(place.settings, SimulatedSettings())

@@ -15,6 +15,7 @@ from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, layout
 from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
+from scrubber.ground import private_files
 
 T = TypeVar("T", Counters, Faults, Measured, SimulatedSettings)
 _BITS = 8
@@ -117,5 +118,5 @@ def _change(root: Path, uuid: str, kind: type[T], change: Callable[[T], T]) -> N
         Measured: place.readings,
         SimulatedSettings: place.settings,
     }
-    with layout.locked(place.directory):
+    with private_files.locked(place.directory):
         layout.write(files[kind], change(layout.read(files[kind], kind)))

@@ -14,6 +14,7 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Pro
 from scrubber.devices.simulated import chip, layout, memory
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
 from scrubber.devices.simulated.memory import Pattern
+from scrubber.ground import private_files
 
 _TESTS = ("random", "arithmetic")
 
@@ -32,7 +33,7 @@ class SimulatedGpu:
         time.sleep(faults.reset_seconds)
         if faults.reset is Resetting.FAILS:
             raise DeviceError("cannot reset: the device did not come back")
-        with layout.locked(self._place.directory):
+        with private_files.locked(self._place.directory):
             counters = layout.read(self._place.counters, Counters)
             layout.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
             layout.write(self._place.settings, SimulatedSettings())
@@ -112,7 +113,7 @@ class SimulatedGpu:
     def restore_settings(self) -> Findings:
         """Restore the baseline; returns the settings that had changed."""
         self._answer()
-        with layout.locked(self._place.directory):
+        with private_files.locked(self._place.directory):
             current = layout.read(self._place.settings, SimulatedSettings)
             baseline = layout.read(self._place.baseline, SimulatedSettings)
             if current != baseline:

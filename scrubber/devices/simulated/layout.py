@@ -6,7 +6,6 @@ unexpected is a ``DeviceError``, never a healthy default.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -164,8 +163,22 @@ class GpuFiles:
         return read(self.device, DeviceInfo)
 
 
-def open_memory(path: Path) -> int:
-    """Open a memory file, with its owner and mode restored: its tenant may change them, as those of any file."""
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Open a memory file, with its owner and mode restored: its tenant may change them, as those of any file.
+
+    The lock lets nobody ask the kernel who has the file open (``open_check``) while a worker opens or closes it.
+    """
+    with private_files.locked(path.parent):
+        handle = _opened(path)
+    try:
+        yield handle
+    finally:
+        with private_files.locked(path.parent):
+            os.close(handle)
+
+
+def _opened(path: Path) -> int:
     made = path.parent.stat()  # no tenant sees the directory
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -209,17 +222,6 @@ def find(root: Path, uuid: str) -> GpuFiles:
         if place.info().uuid == uuid:
             return place
     raise DeviceError(f"cannot find {uuid}: no simulated GPU has this UUID under {root}")
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory's documents against all other processes, to read, change and write them."""
-    handle = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def faults(place: GpuFiles) -> Faults:

@@ -122,12 +122,9 @@ def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory
     """Open the memory during the block only: an idle worker is not a holder."""
     size = place.info().memory_bytes
     try:
-        handle = layout.open_memory(place.memory)
-        try:
+        with layout.opened(place.memory) as handle:
             os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
             yield MemoryFile(handle, size, stuck_bits)
-        finally:
-            os.close(handle)
     except OSError as error:
         raise DeviceError(f"cannot open the memory of {place.directory.name}: {error}") from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -51,3 +53,37 @@ def test_an_invalid_document_is_an_error_not_a_default(tmp_path: Path, text: str
         (tmp_path / "faults.json").write_text(text)
     with pytest.raises(DeviceError, match=r"cannot read faults\.json"):
         layout.read(tmp_path / "faults.json", Faults)
+
+
+def test_memory_is_opened_and_closed_under_the_lock_of_its_directory(bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks which process has it open holds the same lock."""
+    memory, locked, handles = bank.place(bank.first).memory, list[bool](), list[int]()
+    open_, close = os.open, os.close
+
+    def note_lock() -> None:
+        directory = open_(memory.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked.append(False)
+        except BlockingIOError:
+            locked.append(True)
+        close(directory)
+
+    def opening(path, *flags) -> int:
+        handle = open_(path, *flags)
+        if path == memory:
+            note_lock()
+            handles.append(handle)
+        return handle
+
+    def closing(handle: int) -> None:
+        close(handle)
+        if handle in handles:
+            note_lock()
+            handles.remove(handle)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "close", closing)
+    with layout.opened(memory):
+        note_lock()
+    assert locked == [True, True, True, False, True], "it is opened twice, and closed twice"
