@@ -165,8 +165,8 @@ PLANTED = [
     Mutant(
         OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
     ),
-    Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
-    Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else chosen", "if chosen else ()", tests=ROSTER),
+    Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
+    Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "if (wrong := cleared.mismatch) is not None", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if (left := verified.mismatch) is not None", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not verified.covered_bytes", "if False", tests=ROSTER),

@@ -171,14 +171,8 @@ def _fault(name: str, about: str, act: Callable[[Path, str], None], said: str) -
 _fault("lost", "Make the GPU fall off the bus.", drills.lose, "the GPU fell off the bus")
 _fault("hang", "Make driver calls for the GPU hang.", drills.hang, "driver calls for the GPU hang")
 _fault("stall-clears", "Make clears stall.", drills.stall_clears, "clears stall")
-_fault(
-    "skip-clears", "Make clears report success and write nothing.", drills.skip_clears,
-    "clears report success and write nothing",
-)  # fmt: skip
-_fault(
-    "skip-scratch", "Make scratch overwrite nothing and report success.", drills.skip_scratch,
-    "scratch reports success and overwrites nothing",
-)  # fmt: skip
+_fault("skip-clears", "Make clears write nothing.", drills.skip_clears, "clears write nothing")
+_fault("skip-scratch", "Make scratch write nothing.", drills.skip_scratch, "scratch writes nothing")
 
 
 @drill

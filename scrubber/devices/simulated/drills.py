@@ -72,12 +72,12 @@ def stall_clears(root: Path, uuid: str) -> None:
 
 
 def skip_clears(root: Path, uuid: str) -> None:
-    """Clears report success and write nothing."""
+    """Clears write nothing, and read back what is there."""
     _change(root, uuid, Faults, lambda old: replace(old, skip_clears=True))
 
 
 def skip_scratch(root: Path, uuid: str) -> None:
-    """Overwriting the on-chip memory reports success and does nothing."""
+    """Scratch writes nothing to the on-chip memory, and reads back what is there."""
     _change(root, uuid, Faults, lambda old: replace(old, skip_scratch=True))
 
 

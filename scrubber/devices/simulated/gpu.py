@@ -48,16 +48,15 @@ class SimulatedGpu:
         """Count the old data, cut it off, write each pattern and read it back, but the last one only to confirm."""
         chosen = _patterns(patterns, key)
         faults = self._answer()
-        written = () if faults.skip_clears else chosen
-        with memory.opened(self._place, faults.stuck_bits) as cells:
+        with memory.opened(self._place, faults.stuck_bits, writes=not faults.skip_clears) as cells:
             # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
             step = _counted(stalling, cells.size * (1 + len(chosen) + confirm))
-            residue, begins = cells.residue(step, cut=bool(written))
-            if written:
-                cells.fill(written[0], step)
+            residue, begins = cells.residue(step, cut=bool(chosen))
+            if chosen:
+                cells.fill(chosen[0], step)
             mismatch: Mismatch | None = None
-            for pattern, *then in zip_longest(written if confirm else written[:-1], written[1:]):
+            for pattern, *then in zip_longest(chosen if confirm else chosen[:-1], chosen[1:]):
                 self._answer()
                 layout.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
@@ -85,10 +84,7 @@ class SimulatedGpu:
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
-        faults = self._answer()
-        if faults.skip_scratch:
-            return Scratched(chip.UNITS, chip.UNITS)
-        return chip.scrub(self._place, key)
+        return chip.scrub(self._place, key, writes=not self._answer().skip_scratch)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test random data and arithmetic, as far as the time allows. Writing zeros afterwards takes extra time."""

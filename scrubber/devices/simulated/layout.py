@@ -93,12 +93,12 @@ class Faults:
     lost: bool = False
     hang: bool = False
     stall_clears: bool = False
-    skip_clears: bool = False  # a clear reports success and writes nothing; verify must find it
+    skip_clears: bool = False  # what a clear writes is lost: it must find that, or verify
     reset: Resetting = Resetting.WORKS
     reset_seconds: float = 0.0
     stuck_bits: tuple[StuckBit, ...] = ()
     bad_units: tuple[int, ...] = ()  # units that compute wrong results
-    skip_scratch: bool = False  # scratch reports success and does nothing
+    skip_scratch: bool = False  # what scratch writes is lost: it must find that
     signs: tuple[Sign, ...] = ()  # reported until the device is healed
 
 

@@ -37,6 +37,7 @@ class MemoryFile:
     handle: int
     size: int
     stuck_bits: tuple[StuckBit, ...]
+    writes: bool = True  # False: what is written is lost, and what was there before is read
 
     def residue(self, step: Step, *, cut: bool) -> tuple[int, tuple[int, ...]]:
         """Count the bytes that are not zero, from the end to the beginning, and find where they begin.
@@ -49,7 +50,7 @@ class MemoryFile:
             if chunk != zero(number, len(chunk)):
                 count += len(chunk) - chunk.count(0)
                 begins.insert(0, number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
-            if cut:
+            if cut and self.writes:
                 os.ftruncate(self.handle, number * CHUNK)
         os.ftruncate(self.handle, self.size)
         return count, tuple(begins[:PLACES])
@@ -103,6 +104,8 @@ class MemoryFile:
         return into
 
     def _write(self, offset: int, data: memoryview) -> None:
+        if not self.writes:
+            return
         if os.pwrite(self.handle, self._as_held(offset, data), offset) != len(data):
             raise DeviceError(f"cannot write memory at offset {offset}: only a part was written")
 
@@ -118,13 +121,13 @@ class MemoryFile:
 
 
 @contextmanager
-def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[MemoryFile]:
+def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...], *, writes: bool = True) -> Iterator[MemoryFile]:
     """Open the memory during the block only: an idle worker is not a holder."""
     size = place.info().memory_bytes
     try:
         with layout.opened(place.memory) as handle:
             os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
-            yield MemoryFile(handle, size, stuck_bits)
+            yield MemoryFile(handle, size, stuck_bits, writes)
     except OSError as error:
         raise DeviceError(f"cannot open the memory of {place.directory.name}: {error}") from error
 

@@ -175,10 +175,20 @@ def test_crossed_addresses_are_found_by_clear_and_self_test(bank, monkeypatch) -
         assert mismatch.count > CHUNK
 
 
-def test_a_clear_that_lies_is_caught_by_verify(bank) -> None:
+@pytest.mark.parametrize("held", [b"", b"secret"], ids=["clean memory", "a secret"])
+def test_a_clear_that_writes_nothing_does_not_find_its_pattern(bank, held: bytes) -> None:
+    bank.place(bank.first).memory.write_bytes(held + bytes(size_of(bank) - len(held)))
+    drills.skip_clears(bank.root, bank.first)
+    mismatch = bank.gpu(bank.first).clear(KEY, BOTH, nowhere, confirm=False).mismatch
+    assert mismatch is not None
+    assert mismatch.count > size_of(bank) // 2
+    assert bank.place(bank.first).memory.read_bytes().startswith(held)
+
+
+def test_verify_finds_what_a_clear_neither_wrote_nor_read(bank) -> None:
     bank.place(bank.first).memory.write_bytes(b"secret" + bytes(size_of(bank) - 6))
     drills.skip_clears(bank.root, bank.first)
-    assert bank.gpu(bank.first).clear(KEY, BOTH, nowhere).mismatch is None
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere, confirm=False).mismatch is None
     assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(0, 0, ord("s"), 6)
 
 
