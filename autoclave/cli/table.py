@@ -134,7 +134,7 @@ def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views
 def _result(result: views.ScrubResult) -> list[str]:
     if result.running:
         return ["running", *_NOTHING]
-    if result.left_alone:
+    if result.left_alone or result.withdrawn:
         return ["yes" if result.state == "clean" else result.state, *_NOTHING]
     receipt = result.receipt
     if not result.clean or receipt is None:

@@ -985,6 +985,7 @@ class ScrubResult(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     clean: _builtins.bool
     state: _builtins.str
     """The state of the device now."""
@@ -994,6 +995,8 @@ class ScrubResult(_message.Message):
     """A word of scrubber.ground.errors.Reason if the device is not clean."""
     running: _builtins.bool
     """The caller did not want to wait. The job goes on."""
+    withdrawn: _builtins.bool
+    """A quarantine that waited for the end of a use was withdrawn. There was no scrub."""
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     def __init__(
@@ -1005,10 +1008,11 @@ class ScrubResult(_message.Message):
         reason: _builtins.str = ...,
         receipt: Global___Receipt | None = ...,
         running: _builtins.bool = ...,
+        withdrawn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "reason", b"reason", "receipt", b"receipt", "running", b"running", "state", b"state", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "reason", b"reason", "receipt", b"receipt", "running", b"running", "state", b"state", "why", b"why", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -170,7 +170,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             return scrub_pb2.HistoryResponse(entries=[scrub_pb2.HistoryEntry(**asdict(entry)) for entry in entries])
 
     async def _jobs(
-        self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob]], *,
+        self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,
         no_wait: bool = False,
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """Start or join a job on each device and stream their progress."""
@@ -179,17 +179,23 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             yield scrub_pb2.ScrubProgress(**asdict(progress))
 
     async def _job(
-        self, asked: Request, begin: Callable[[str], Awaitable[ScrubJob]], *, no_wait: bool
+        self, asked: Request, begin: Callable[[str], Awaitable[ScrubJob | None]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Start or join a job and stream its progress. A refusal is reported as the result of this device."""
         (uuid,) = asked.devices
         try:
             async with logged(asked):
                 running = await begin(uuid)
-                asked.job = running.id
+                asked.job = running.id if running is not None else ""
         except AutoclaveError as error:
             state = self._service.context.ledger.records[uuid].state.value
             result = views.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
+            yield views.ScrubProgress(uuid, "", result=result)
+            return
+        if running is None:
+            state = self._service.context.ledger.records[uuid].state.value
+            why = "the quarantine that waited for the end of its use is withdrawn"
+            result = views.ScrubResult(clean=False, state=state, why=why, withdrawn=True)
             yield views.ScrubProgress(uuid, "", result=result)
             return
         if not no_wait:

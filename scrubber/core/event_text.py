@@ -53,6 +53,8 @@ def tell(event: ev.Event) -> str:
             return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
             return f"reinstated WITHOUT EVIDENCE by {by}; it is scrubbed as after a tenant"
+        case ev.QuarantineWithdrawn(by):
+            return f"the quarantine that waited for the end of its use was withdrawn by {by}"
         case ev.AilmentFound(ailment):
             return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):

@@ -182,6 +182,13 @@ class Reinstated:
     by: str  # the person, with the reason
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantineWithdrawn:
+    """A person withdrew a quarantine that waited for the end of a use. The device was never quarantined for it."""
+
+    by: str  # the person, with the reason
+
+
 Event = (
     Discovered
     | Described
@@ -203,6 +210,7 @@ Event = (
     | Quarantined
     | ErrorsNoted
     | Reinstated
+    | QuarantineWithdrawn
 )
 
 

@@ -16,7 +16,8 @@ The table does not show everything. ``ownership`` has the table of owners. Five 
 fields of the record:
 
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
-  into a quarantine; until then the device is not offered, and no scrub may start on it.
+  into a quarantine; until then the device is not offered, and no scrub may start on it. ``QuarantineWithdrawn`` ends
+  an ailment that an operator has named, no other one.
 * ``due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The start of
   a burn-in, or of the first look at a device that was proven before, does not change it: such a test may end for a
   request. An ailment makes the path due that ``remedy.path`` names, and a grave error from before the first observation
@@ -38,7 +39,19 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import leftover, ownership, pauses, remedy
-from scrubber.core.model import Baseline, Job, Moment, Receipt, Record, ScrubPath, State, Step, Trigger, most_thorough
+from scrubber.core.model import (
+    AilmentKind,
+    Baseline,
+    Job,
+    Moment,
+    Receipt,
+    Record,
+    ScrubPath,
+    State,
+    Step,
+    Trigger,
+    most_thorough,
+)
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -49,6 +62,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.PutInUse: State.IN_USE,  # found in use: the service was restarted, or its ledger was lost
         ev.GrantedUnproven: State.GRANTED,
         ev.Quarantined: State.QUARANTINED,
+        ev.QuarantineWithdrawn: State.UNKNOWN,
     },
     State.DIRTY: {
         ev.Described: State.DIRTY,
@@ -57,6 +71,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.ScrubStarted: State.SCRUBBING,
         ev.GrantedUnproven: State.GRANTED,
         ev.Quarantined: State.QUARANTINED,
+        ev.QuarantineWithdrawn: State.DIRTY,
     },
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
@@ -87,6 +102,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.PutInUse: State.IN_USE,
         ev.Released: State.DIRTY,
         ev.AilmentFound: State.GRANTED,
+        ev.QuarantineWithdrawn: State.GRANTED,
     },
     State.IN_USE: {
         ev.Described: State.IN_USE,
@@ -96,6 +112,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.PutInUse: State.IN_USE,
         ev.Released: State.DIRTY,
         ev.AilmentFound: State.IN_USE,
+        ev.QuarantineWithdrawn: State.IN_USE,
     },
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
@@ -159,6 +176,9 @@ def guard(record: Record, event: ev.Event) -> None:
             )
         case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Released() | ev.Soiled():
             pass
+        case ev.QuarantineWithdrawn():
+            asked = record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR
+            _demand(asked, "no operator has asked for its quarantine")
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
             pass
 
@@ -237,6 +257,9 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             )  # fmt: skip
         case ev.Reinstated():
             return replace(record, quarantine=None, setback=None, due_path=None, returns=())
+        case ev.QuarantineWithdrawn():
+            due = None if record.due_path is ScrubPath.FAST else record.due_path  # the ailment has made it FAST
+            return replace(record, ailment=None, due_path=due)
         case ev.AilmentFound():
             return replace(
                 record, ailment=event.ailment, due_path=most_thorough(record.due_path, remedy.path(event.ailment))

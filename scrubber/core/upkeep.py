@@ -27,6 +27,7 @@ from scrubber.core.model import (
     Vitals,
 )
 
+ASKED = "; an operator has asked for its quarantine: "
 FLAPPING = "it returned from quarantine {count} times within the flap window"
 NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
 
@@ -103,7 +104,7 @@ def quarantine(
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
     # A device that is lost while in quarantine has not returned, so it does not flap.
     lost = record.quarantine is not None and ailment.kind in presence.GONE
-    person = remedy.of(ailment).course is remedy.Course.PERSON  # an ailment that needs a person is worse than flapping
+    person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in remedy.BLAMELESS
     if len(recent) >= rules.flap_limit and not person and not excused:
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
@@ -114,8 +115,7 @@ def quarantine(
         ailment = before.ailment
     pause = pauses.until_probation(rules, probes, chance)
     # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
-    person = remedy.of(ailment).course is remedy.Course.PERSON
-    sticky = person or (before is not None and before.next_probe is None)
+    sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = found.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
@@ -129,19 +129,25 @@ def quarantine(
 
 
 def operator_ailment(record: Record, words: str) -> Ailment:
-    """The ailment of a device in use that an operator quarantines. A present ailment that needs a person stays."""
+    """The ailment of a device in use that an operator quarantines.
+
+    A present ailment of the hardware that needs a person stays. The words replace those of an earlier request.
+    """
     present = record.ailment
-    if present is not None and remedy.of(present).course is remedy.Course.PERSON:
-        return replace(present, detail=f"{present.detail}; {words}")
+    if present is not None and present.kind is not AilmentKind.OPERATOR and _needs_person(present):
+        return replace(present, detail=f"{present.detail.partition(ASKED)[0]}{ASKED}{words}")
     return Ailment(AilmentKind.OPERATOR, words, sticky=True)
 
 
 def _keeps_reason(before: Quarantine, ailment: Ailment) -> bool:
     """Whether the quarantine keeps its present reason, because a person still has to decide about it."""
-    person = remedy.Course.PERSON
     if ailment.kind is AilmentKind.OPERATOR:
-        return remedy.of(before.ailment).course is person
-    return before.next_probe is None and remedy.of(ailment).course is not person and ailment.kind not in presence.GONE
+        return before.ailment.kind is not AilmentKind.OPERATOR and _needs_person(before.ailment)
+    return before.next_probe is None and not _needs_person(ailment) and ailment.kind not in presence.GONE
+
+
+def _needs_person(ailment: Ailment) -> bool:
+    return remedy.of(ailment).course is remedy.Course.PERSON
 
 
 def _since(record: Record, now: Moment) -> Moment:

@@ -156,6 +156,7 @@ class ScrubResult:
     reason: str = ""
     receipt: ReceiptView | None = None
     running: bool = False
+    withdrawn: bool = False  # a quarantine that waited for the end of a use was withdrawn; there was no scrub
 
     @property
     def left_alone(self) -> bool:

@@ -41,6 +41,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "quarantined": events.Quarantined,
         "errors-noted": events.ErrorsNoted,
         "reinstated": events.Reinstated,
+        "quarantine-withdrawn": events.QuarantineWithdrawn,
     }
 )
 KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})

@@ -78,10 +78,12 @@ class Operations:
 
     async def reinstate(
         self, device: str, reason: str, by: str, *, op: str = "", without_proof: bool = False
-    ) -> ScrubJob:
+    ) -> ScrubJob | None:
         """Start at least the slow path on a quarantined device. The quarantine ends when the job passes.
 
         ``without_proof``: the quarantine ends now, and the device is scrubbed as after any pod.
+
+        A quarantine that waits for the end of a use is withdrawn instead, and there is no job.
         """
         context = self._context
         async with context.jobs.locks.of([device]):
@@ -89,6 +91,10 @@ class Operations:
             await context.close_orphaned_job(device, op)
             running = context.jobs.of(device)
             record = context.record(device)
+            who = f"{by}: {reason}" if reason else by
+            if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
+                await context.ledger.append(op, (device, ev.QuarantineWithdrawn(who)))
+                return None
             asked_before = record.job is not None and record.job.trigger is Trigger.REINSTATE
             if running is not None and asked_before and not without_proof:
                 return running
@@ -96,12 +102,14 @@ class Operations:
             if record.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
             if context.record(device).state is not State.QUARANTINED:
-                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
+                why = "it is not quarantined"
+                if record.ailment is not None:
+                    why += f" yet: it is sick ({record.ailment.kind.value}), and is quarantined after its release"
+                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: {why}")
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)
             _require_free(*await context.observe(device, op, follow_up=True), device_policy.policy)
             await self._note_earlier_errors(device, op)
-            who = f"{by}: {reason}" if reason else by
             if without_proof:
                 await context.ledger.append(op, (device, ev.Reinstated(who)))
             path = proof.next_path(context.record(device), device_policy.policy)

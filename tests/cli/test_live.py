@@ -188,6 +188,12 @@ def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
 
 def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
     output_of(autoclave("acquire", gpu))
+    waits = output_of(autoclave("quarantine", gpu, "--reason", "wrong node"))
+    assert "sick: wrong node (asked by user " in waits
+    withdrawn = autoclave("reinstate", gpu)
+    assert (withdrawn.exit_code, withdrawn.stderr) == (
+        0, f"autoclave: GPU {gpu} is granted: the quarantine that waited for the end of its use is withdrawn\n"
+    )  # fmt: skip
     assert "is healthy" in output_of(autoclave("wait", gpu, "--for", "healthy"))
     late = autoclave("wait", gpu, "--timeout", "0s", "-o", "json")
     (item,) = json.loads(late.stdout)["items"]

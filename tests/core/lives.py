@@ -221,6 +221,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Quarantined(quarantine()),
         ev.ErrorsNoted(((13, 2),), record.baseline.last_xid + 2),
         ev.Reinstated("ann: it was the cable"),
+        ev.QuarantineWithdrawn("ann: it was another node"),
     )
     return {type(event): event for event in every}
 

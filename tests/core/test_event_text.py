@@ -72,6 +72,8 @@ LIFE = [
      "the driver reported xid 79 that no scrub has judged, so a reset is due"),
     (ev.Reinstated("ann: it was the cable"),
      "reinstated WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed as after a tenant"),
+    (ev.QuarantineWithdrawn("ann: wrong node"),
+     "the quarantine that waited for the end of its use was withdrawn by ann: wrong node"),
     (ev.Released("its owner is gone"), "released: its owner is gone"),
     (ev.Quarantined(lives.quarantine()),
      "quarantined by autoclave (lost): the device has fallen off its bus; Autoclave will test it again"),

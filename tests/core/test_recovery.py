@@ -340,8 +340,9 @@ def test_an_operators_quarantine_does_not_replace_a_lasting_ailment():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
     assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
-    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
-    assert reported == replace(ROW, detail=f"{ROW.detail}; {words}")
+    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
+    again = upkeep.operator_ailment(replace(lives.IN_USE, ailment=reported), words)
+    assert again == replace(ROW, detail=f"{ROW.detail}; an operator has asked for its quarantine: {words}")
 
 
 def test_only_a_probation_sets_last_try():

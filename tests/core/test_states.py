@@ -35,6 +35,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.AilmentFound: {it: it for it in IN_USE},
     ev.Quarantined: dict.fromkeys(set(State) - IN_USE, State.QUARANTINED),  # never while a tenant has the device
     ev.Reinstated: {State.QUARANTINED: State.DIRTY},  # nothing was proven
+    ev.QuarantineWithdrawn: {it: it for it in (State.UNKNOWN, State.DIRTY, *IN_USE)},  # where an ailment waits
 }
 MOVES = {(state, kind, to) for kind, row in LAW.items() for state, to in row.items() if to is not state}
 
@@ -178,6 +179,12 @@ CHANGES = [
      {"quarantine": None, "due_path": None, "returns": ()}),
     ("a sickness waits", lives.IN_USE, ev.AilmentFound(lives.LOST),
      {"ailment": lives.LOST, "due_path": ScrubPath.RESET}),
+    ("a quarantine that is withdrawn leaves no path due",
+     live(lives.IN_USE, ev.AilmentFound(lives.PULLED)), ev.QuarantineWithdrawn("ann"),
+     {"ailment": None, "due_path": None}),
+    ("a quarantine that is withdrawn leaves the reset due that a fault asked for",
+     live(lives.IN_USE, ev.AilmentFound(lives.LOST), ev.AilmentFound(lives.PULLED)), ev.QuarantineWithdrawn("ann"),
+     {"ailment": None, "due_path": ScrubPath.RESET}),
     ("a quarantine takes the sickness over, and what is known of the health", lives.SICK_DIRTY,
      ev.Quarantined(replace(lives.quarantine(), baseline=MARKED)),
      {"ailment": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),

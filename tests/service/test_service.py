@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core import answers
 from scrubber.core import events as ev
-from scrubber.core.model import ScrubPath, State
+from scrubber.core.model import AilmentKind, ScrubPath, State
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import advert, rows, scrubs
@@ -179,6 +179,41 @@ async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world, how)
     with pytest.raises(Refused) as refused:
         await getattr(world.operations, how)(world.uuids[0], "", "ops")
     assert refused.value.reason is Reason.NOT_QUARANTINED
+
+
+@pytest.mark.parametrize("how", ["reinstate", "reinstate_without_proof"])
+async def test_a_quarantine_that_waits_for_the_end_of_a_use_can_be_withdrawn(world, how):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    await world.reach(device, State.IN_USE)
+    for reason in ("smells", "hums"):
+        await world.operations.quarantine(device, reason, "ann")
+    assert world.record(device).ailment.detail == "hums (asked by ann)"
+    assert await getattr(world.operations, how)(device, "wrong node", "bob") is None
+    assert rows(world, ev.QuarantineWithdrawn, device) == [ev.QuarantineWithdrawn("bob: wrong node")]
+    assert (world.state(device), world.record(device).due_path) == (State.IN_USE, None)
+    assert world.life.reporter.device(device).healthy
+    with pytest.raises(Refused, match="it is not quarantined"):
+        await getattr(world.operations, how)(device, "", "bob")
+
+
+async def test_only_an_operators_quarantine_can_be_withdrawn(world):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    await world.reach(device, State.IN_USE)
+    world.node.report(device, (79,))
+    await world.upkeep.reconcile(device)
+    with pytest.raises(Refused, match=r"not quarantined yet: it is sick \(xid\)") as refused:
+        await world.operations.reinstate(device, "", "bob")
+    assert refused.value.reason is Reason.NOT_QUARANTINED
+    assert world.record(device).ailment.kind is AilmentKind.XID
+
+
+async def test_a_repeated_quarantine_replaces_its_reason(world):
+    device = world.uuids[0]
+    for reason in ("smells", "hums"):
+        await world.operations.quarantine(device, reason, "ann")
+    assert world.record(device).quarantine.ailment.detail == "hums"
 
 
 async def test_a_changed_device_is_proven_again(world):

@@ -124,6 +124,9 @@ def reinstate(
     If the scrub of a GPU does not pass, the GPU stays quarantined and the exit code is 1. A GPU that is not quarantined
     is left as it is, and the exit code is 4.
 
+    If an operator quarantined a GPU that is granted or in use, the quarantine waits for the end of the use. Until then,
+    reinstate withdraws it, without a scrub, and the exit code is 0.
+
     With --without-scrub the quarantine ends at once, without a reset and without a test. The ledger stores who asked
     for it. The GPU is dirty then: it is cleared and read back before it is handed out.
     """
@@ -200,7 +203,7 @@ def report(results: Results, devices: Devices, output: str) -> int:
         document.emit(document.listing("ScrubResult", items), output)
     for uuid, it in results.items():  # also of a device that the service found after it was asked for all
         result = it.result or MISSING
-        if _code(result) != DONE:
+        if _code(result) != DONE or result.withdrawn:
             human.warn(f"GPU {_refusal(result, devices[uuid].name if uuid in devices else uuid)}")
     return worst(_code(it.result or MISSING) for it in results.values())
 
@@ -210,11 +213,13 @@ def _code(result: views.ScrubResult) -> int:
         return LATE
     if result.left_alone:
         return LEFT_ALONE
-    return DONE if result.clean or result.running else NOT_CLEAN
+    return DONE if result.clean or result.running or result.withdrawn else NOT_CLEAN
 
 
 def _refusal(result: views.ScrubResult, name: str) -> str:
     why = result.why or result.reason or result.state
+    if result.withdrawn:
+        return f"{name} is {result.state}: {why}"
     if result.left_alone:
         return f"{name} is {result.state} and left as it is: {why}"
     if result is OVERDUE:
