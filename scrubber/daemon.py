@@ -51,7 +51,8 @@ def run(config: ScrubberConfig) -> int:
     if lock is None and not config.standby:
         directory = config.run_dir
         raise FatalError(
-            f"cannot start: another autoclave scrubber runs in {directory}; stop that first, or use --standby"
+            f"cannot start: another autoclave scrubber runs in {directory}; `autoclave doctor` says whether it "
+            "answers; stop that first, or use --standby"
         )
     with ExitStack() as turn:  # ends after the threads of the event loop
         if lock is not None:

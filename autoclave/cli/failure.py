@@ -33,7 +33,7 @@ def report(error: Exception) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NOT_CLEAN
         case Unreachable():
-            return _print(error.message, UNREACHABLE)
+            return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)
         case InvalidRequest():
             return _print(_invalid_request(error), WRONG_USAGE)
         case FatalError() | DocumentError():

@@ -21,7 +21,7 @@ from scrubber.ledger import audit, store
 from scrubber.service.history import MAX_ENTRIES, History
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
-ADVICE = "start the scrub service: until it answers, no GPU is handed out; `autoclave doctor` says why it does not run"
+ADVICE = "until the scrub service answers, no GPU is handed out; `autoclave doctor` says what is wrong with it"
 
 
 class Offline:

@@ -17,10 +17,11 @@ from scrubber.api import client
 from scrubber.core import views
 from scrubber.ground import paths, unix_sockets
 from scrubber.ground.documents import units
-from scrubber.ground.errors import Unreachable
+from scrubber.ground.errors import RESTART, START, Unreachable
 from scrubber.node import proc
 
 T = TypeVar("T")
+C = TypeVar("C", client.AdminClient, client.ScrubberClient)
 
 # What a connection attempt finds while a service starts. Another error, such as a denied access, does not go away.
 STARTING = (FileNotFoundError, ConnectionRefusedError)
@@ -40,16 +41,20 @@ def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -
 
 def ask_now(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
     """The answer. Unreachable says why the service cannot be reached, as far as this process can find out."""
-    socket = paths.admin_socket(run_dir)
+    return asyncio.run(_explained(client.AdminClient, paths.admin_socket(run_dir), question))
 
-    async def ask() -> T:
-        async with client.AdminClient(socket) as admin:
-            try:
-                return await question(admin)
-            except Unreachable as error:
-                raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
 
-    return asyncio.run(ask())
+def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
+    """The answer of the socket for programs that hand out devices. It knows devices by UUID only."""
+    return asyncio.run(_explained(client.ScrubberClient, paths.scrubber_socket(run_dir), request))
+
+
+async def _explained(kind: Callable[[Path], C], socket: Path, question: Callable[[C], Awaitable[T]]) -> T:
+    async with kind(socket) as connection:
+        try:
+            return await question(connection)
+        except Unreachable as error:
+            raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
 
 
 def _wait_for_service(socket: Path) -> None:
@@ -68,16 +73,6 @@ def _wait_for_service(socket: Path) -> None:
         time.sleep(TRIED_EVERY)
 
 
-def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
-    """The answer of the socket for programs that hand out devices. It knows devices by UUID only."""
-
-    async def ask() -> T:
-        async with client.ScrubberClient(paths.scrubber_socket(run_dir)) as scrubber:
-            return await request(scrubber)
-
-    return asyncio.run(ask())
-
-
 async def find(admin: client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:
     """The GPUs with these names by UUID, in the order of their index; all GPUs without a name."""
     return {device.device: device for device in (await admin.status(names)).devices}
@@ -93,13 +88,24 @@ def asker() -> str:
 
 
 def _hint(socket: Path) -> str:
+    """Why the service cannot be reached, and what to do."""
     pid = proc.lock_holder(Path("/proc"), socket.parent / unix_sockets.LOCK)
     if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
         return f"the service (pid {pid}) has no socket, because it starts or stops; wait, and then read its log"
     try:
-        socket.stat()
+        pid = unix_sockets.listener(socket)
+    except FileNotFoundError:
+        return f"the socket does not exist; pass the --run-dir of the service, or {START}"
     except PermissionError:
-        return f"this user may not open {socket.parent}; run the command as the user of the service (usually root)"
-    except OSError:
-        return "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir"
-    return "no process listens on it; start `autoclave scrubber` again"
+        return f"this user may not open {socket}; run the command as the user of the service (usually root)"
+    except ConnectionRefusedError:
+        return f"no process listens on it; {START}"
+    except OSError as error:
+        return f"{error.strerror}; {RESTART}"
+    try:
+        process = proc.status(f"/proc/{pid}")
+    except OSError:  # of another PID namespace
+        return f"its process listens and does not answer; {RESTART}"
+    since = human.local(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started)
+    stopped = f"; it is stopped by a signal: `kill -CONT {pid}`, or" if process.state == "T" else ";"
+    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {RESTART}"

@@ -217,7 +217,7 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
             return InvalidRequest(message, reason)
         return (NotReady if code in RETRIED else Refused)(reason, message)
     if code is grpc.StatusCode.UNAVAILABLE:
-        hint = "is `autoclave scrubber` running, and is --run-dir the same?"
+        hint = "is the scrub service running, and is --run-dir the same?"
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")

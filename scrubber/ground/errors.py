@@ -80,6 +80,10 @@ class LedgerUnavailable(AutoclaveError):
         super().__init__(Reason.LEDGER_UNAVAILABLE, message)
 
 
+START = "start the service: `systemctl start autoclave-scrubber`, or on a Kubernetes node `kubectl describe` its pod"
+RESTART = "restart the service: `systemctl restart autoclave-scrubber`, or on a Kubernetes node delete its pod"
+
+
 class Unreachable(AutoclaveError):
     """The scrub service does not answer."""
 

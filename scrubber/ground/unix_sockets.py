@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from scrubber.ground import private_files
@@ -16,6 +17,7 @@ from scrubber.ground.errors import FatalError
 
 LOCK = "lock"  # in a directory with sockets: the file that its server holds locked
 MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def lock_run_dir(directory: Path) -> int | None:
@@ -54,11 +56,21 @@ def demand_free(path: Path, if_too_long: str) -> None:
 
 
 def connect_error(path: Path) -> OSError | None:
-    """Why no server answers on the path, or None if one does. A unix socket connects or fails without a wait."""
+    """Why no process accepts connections on the path, or None if one does. A process that hangs accepts them, too."""
+    try:
+        listener(path)
+    except OSError as error:
+        return error
+    return None
+
+
+def listener(path: Path) -> int:
+    """The pid of the process that listens on the path; 0 if this PID namespace does not show it. Sends no request.
+
+    OSError if there is no connection. A unix socket connects or fails without a wait.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError as error:
-            return error
-    return None
+        probe.connect(os.fspath(path))
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])

@@ -177,7 +177,9 @@ def test_a_missing_service_is_one_finding_among_the_others(driven):
     assert (code, set(found)) == (1, SEEN_WITHOUT_SERVICE)
     assert {name for name, level in levels(found).items() if level != "ok"} == {"service", "run-dir"}
     assert "cannot reach the scrub service" in only(found, "service", "broken")
-    assert found["service"][0]["remedy"] == "start `autoclave scrubber`, or pass its --run-dir"
+    assert found["service"][0]["remedy"].startswith(
+        "pass the --run-dir of the service, or start the service: `systemctl start autoclave-scrubber`"
+    )
     assert "no such file or directory" in only(found, "run-dir", "broken")
 
 

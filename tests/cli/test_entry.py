@@ -246,7 +246,8 @@ def test_a_closed_pipe_prints_no_error(verb):
 def test_without_a_service_the_exit_code_is_3(autoclave, tmp_path):
     run = autoclave("--service-wait", "0s", "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
-    assert "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir" in run.stderr
+    assert "the socket does not exist; pass the --run-dir of the service, or start the service: " in run.stderr
+    assert run.stderr.endswith("; `autoclave doctor` says more\n")
 
 
 def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_path):
@@ -261,8 +262,8 @@ def test_a_service_that_starts_or_stops_differs_from_a_missing_one(autoclave, tm
     """So does one that hangs in its stop, and keeps a service on standby waiting."""
     lock = unix_sockets.lock_run_dir(tmp_path / "run")
     assert lock is not None
-    for verb in ("status", "doctor"):
-        run = autoclave("--service-wait", "0s", verb, "--run-dir", tmp_path / "run")
+    for verb in (["status"], ["doctor", "--host-root", tmp_path]):
+        run = autoclave("--service-wait", "0s", *verb, "--run-dir", tmp_path / "run")
         said = " ".join((run.stdout + run.stderr).split())
         assert f"the service (pid {os.getpid()}) has no socket, because it starts or stops" in said
         assert "wait, and then read its log" in said

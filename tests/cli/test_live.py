@@ -344,9 +344,8 @@ def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     state_dir = own_service.root / "state"
     run = autoclave("history", "-o", "json", "--state-dir", state_dir, **down)
     assert json.loads(run.stdout) == {**up, "from_file": f"{state_dir}/ledger.db"}
-    assert (
-        f"no process listens on it; start `autoclave scrubber` again; this is what its ledger {state_dir}" in run.stderr
-    )
+    assert "no process listens on it; start the service: `systemctl start autoclave-scrubber`, or " in run.stderr
+    assert f"; this is what its ledger {state_dir}" in run.stderr
     run = autoclave("explain", 0, "--state-dir", state_dir, **down)
     assert "last    quarantined since" in run.stdout
     assert (
@@ -356,7 +355,7 @@ def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     (state_dir / "ledger.db").write_bytes(b"x" * 4096)
     run = autoclave("explain", 0, "--state-dir", state_dir, **down)
     assert run.exit_code == 3
-    assert "start `autoclave scrubber` again; without it, cannot " in run.stderr
+    assert "`kubectl describe` its pod; without it, cannot " in run.stderr
     own_service.start()
 
 

@@ -1,6 +1,7 @@
 """A verb that is typed while the service starts waits for the service, but not for ever."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -53,6 +54,20 @@ def test_a_forbidden_socket_is_not_waited_for(autoclave, tmp_path, monkeypatch):
     run = autoclave("--service-wait", LONG, "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
     assert "waiting" not in run.stderr
+
+
+@pytest.mark.parametrize(("args", "name"), [(["status"], "admin"), (["release", "--owner", "job 1"], "scrubber")])
+def test_a_service_that_hangs_is_not_called_dead(autoclave, short_tmp, args, name):
+    service = Service(short_tmp, 1)
+    service.settled(0, "clean")
+    pid = service.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    run = autoclave(*args, AUTOCLAVE_RUN_DIR=str(short_tmp / "run"))
+    os.kill(pid, signal.SIGCONT)
+    service.stop()
+    assert run.exit_code == 3
+    assert f"{name}.sock: it does not answer: pid {pid}, which runs since 20" in run.stderr
+    assert f"it is stopped by a signal: `kill -CONT {pid}`, or restart the service: `systemctl restart" in run.stderr
 
 
 @pytest.mark.parametrize("args", [("doctor",), ("xid", "79")])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from autoclave.doctor.base import CheckFault, Process
 from autoclave.doctor.facts import safe_read
 from scrubber.core.model import Holder
+from scrubber.ground import unix_sockets
 from scrubber.node.cgroups import Containers
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
 from scrubber.node.processes import Processes
 
 MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 _WITHIN = 5.0  # seconds: a doctor that finds nothing in time says nothing
@@ -54,9 +52,10 @@ def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:
 
 def server(path: Path, proc: Path) -> Process | CheckFault:
     """The process that serves a socket, as the kernel reports it; no request is sent."""
-    pid = _listener(path)
-    if isinstance(pid, CheckFault):
-        return pid
+    try:
+        pid = unix_sockets.listener(path)
+    except OSError as error:
+        return safe_read.fault(error)
     if pid == 0:
         return CheckFault("its process is not visible in this PID namespace")
     seen = sees_all(proc, str(pid))
@@ -73,19 +72,11 @@ def server(path: Path, proc: Path) -> Process | CheckFault:
 
 def pids(path: Path) -> tuple[int, ...]:
     """The pid of the process that serves a socket; empty if it is not known."""
-    pid = _listener(path)
-    return (pid,) if isinstance(pid, int) and pid else ()
-
-
-def _listener(path: Path) -> int | CheckFault:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0)
-        try:
-            probe.connect(os.fspath(path))
-            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError as error:
-            return safe_read.fault(error)
-    return int(_CREDENTIALS.unpack(credentials)[0])
+    try:
+        pid = unix_sockets.listener(path)
+    except OSError:
+        return ()
+    return (pid,) if pid else ()
 
 
 def openers(

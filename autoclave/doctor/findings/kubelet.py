@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from autoclave.doctor import base
 from scrubber.core import views
 from scrubber.core.model import State
+from scrubber.ground.errors import RESTART
 
 GATE = "create-gate"
-AGAIN = "restart `autoclave scrubber`, which installs it"
+AGAIN = f"{RESTART}; the service installs it when it starts"
 SWITCH_ON = (
     "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
     "later have it on), and let it read the directory of --gate-cdi-dir"
@@ -50,7 +51,7 @@ def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Findin
     for path, fault in gate.sockets.items():
         if fault is not None:
             text = f"no container with a GPU is created, because there is no answer at {path}"
-            yield base.unseen(GATE, text, fault, "restart `autoclave scrubber`")
+            yield base.unseen(GATE, text, fault, RESTART)
 
 
 def _asked(gate: base.CreateGate, status: views.Status) -> base.Finding:

@@ -10,7 +10,7 @@ from scrubber.core import views
 from scrubber.core.measurements import own_memory
 from scrubber.core.model import State
 from scrubber.ground import calendar_time
-from scrubber.ground.errors import AutoclaveError, Reason, Unreachable
+from scrubber.ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
@@ -26,14 +26,14 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
         case Unreachable() if facts.last_error is not None:
             at = calendar_time.utc(facts.last_error.at).astimezone().isoformat(sep=" ", timespec="seconds")
             text, _, remedy = facts.last_error.text.partition("; ")
-            remedy = remedy or "correct that, and start `autoclave scrubber` again"
+            remedy = remedy or f"correct that, and {START}"
             yield base.broken("service", f"the scrub service does not run. It ended at {at}: {text}", remedy)
         case Unreachable(message=message):
             text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")
         case AutoclaveError() as error:
             text = f"the scrub service gives no status: {error.message}"
-            yield base.broken("service", text, "read its log; restart it")
+            yield base.broken("service", text, f"read its log; {RESTART}")
 
 
 def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -43,7 +43,7 @@ def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     it = facts.scrubber_socket
     if it.fault is not None:
         text = f"the plugin cannot ask the scrub service at {it.path}: {it.fault.text}"
-        yield base.broken("scrubber-socket", text, "restart `autoclave scrubber`")
+        yield base.broken("scrubber-socket", text, RESTART)
     else:
         yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {it.path}")
 
@@ -51,7 +51,7 @@ def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     it = facts.run_dir
     if it.fault is not None:
-        remedy = "start `autoclave scrubber`, which makes it, or name its --run-dir"
+        remedy = f"name the --run-dir of the service, which makes it, or {START}"
         text = f"cannot use the run directory {it.path}: {it.fault.text}"
         yield base.broken("run-dir", text, base.as_root(it.fault, remedy))
     elif not it.ours:
