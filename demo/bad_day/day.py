@@ -170,7 +170,6 @@ async def hot(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """Heat slows the GPU down; its results stay correct."""
     root, uuid = node.stage.simulated, node.stage.uuids[gpu]
     drills.heat(root, uuid, 95)
-    drills.sign(root, uuid, AilmentKind.HEAT, "hardware thermal slowdown")
     yield
     drills.heal(root, uuid)
 

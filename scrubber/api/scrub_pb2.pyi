@@ -1122,7 +1122,10 @@ class ExplainResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     POLICY_WHY_FIELD_NUMBER: _builtins.int
+    USED_BY_FIELD_NUMBER: _builtins.int
     policy_why: _builtins.str
+    used_by: _builtins.str
+    """The processes that have the device open, while it is handed out or quarantined. Empty if they are not known."""
     @_builtins.property
     def device(self) -> Global___DeviceStatus: ...
     @_builtins.property
@@ -1138,10 +1141,11 @@ class ExplainResponse(_message.Message):
         entries: _abc.Iterable[Global___HistoryEntry] | None = ...,
         advice: _abc.Iterable[_builtins.str] | None = ...,
         policy_why: _builtins.str = ...,
+        used_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "device", b"device", "entries", b"entries", "policy_why", b"policy_why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "device", b"device", "entries", b"entries", "policy_why", b"policy_why", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,7 +47,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     if exclusive and record.state in (State.GRANTED, State.IN_USE):
         if ownership.until_release(record) and ownership.acquired_for(record, owner):
             return answers.Proceed()
-        why = f"it is {record.state.value}; run `autoclave release` once its owner has ended"
+        why = f"it is {record.state.value}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
@@ -70,7 +70,7 @@ def partly_held(replies: Mapping[str, answers.AcquireAnswer]) -> answers.Refuse 
     if not held or len(held) == len(replies):
         return None
     other = next(device for device in replies if device not in held)
-    why = f"this owner already has {held[0]}; run `autoclave release` first, or acquire the other devices alone"
+    why = f"this owner already has {held[0]}; run `autoclave release {held[0]}` first, or acquire the others alone"
     return answers.Refuse(Reason.IN_USE, f"cannot {Action.HAND_OUT.value} {other}: {why}")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from policies.model import Policy
 from scrubber.core import answers, presence, proof, remedy, verdict, views
-from scrubber.core.model import Job, Moment, Quarantine, Receipt, Record, ScrubPath, State, Vitals
+from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
@@ -134,20 +134,36 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
 
 
-def advice(record: Record, blocked: str = "", *, reset_forbidden: bool = False) -> tuple[str, ...]:
-    """What a person should do now; empty when there is nothing. ``blocked`` says what blocks the device's scrub."""
+def advice(
+    record: Record, blocked: str = "", *, reset_forbidden: bool = False, used_by: str = "", signs: Iterable[Sign] = ()
+) -> tuple[str, ...]:
+    """What a person should do now; empty when there is nothing.
+
+    ``blocked`` says what blocks the device's scrub, ``used_by`` which processes have the device open. ``signs`` are
+    those that the device reports.
+    """
+    # The index of a device that is gone may be that of another one.
+    gpu = record.device.uuid if presence.is_gone(record) else record.device.name
     if record.quarantine is not None:
-        if reset_forbidden and remedy.of(record.quarantine.ailment).course is not remedy.Course.PERSON:
-            return (f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}",)
         asked = remedy.of(record.quarantine.ailment)
-        if record.quarantine.next_probe is None and asked.course is not remedy.Course.PERSON:
-            return ("run `autoclave reinstate` to test the GPU again; Autoclave does not do that by itself",)
-        return (asked.advice,)
+        person = asked.course is remedy.Course.PERSON
+        what = asked.advice
+        if reset_forbidden and not person:
+            what = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}"
+        elif record.quarantine.next_probe is None and not person:
+            what = "run `autoclave reinstate {gpu}` to test the GPU again; Autoclave does not do that by itself"
+        first = (f"end {used_by} first: no test can pass while a process has the GPU open",) if used_by else ()
+        return (*first, what.format(gpu=gpu))
+    if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
+        return (f"wait for the end of its pod or job; `autoclave reinstate {gpu}` withdraws the quarantine",)
     if record.ailment is not None:
-        return (f"let its pod or job end first; then {remedy.of(record.ailment).advice}",)
+        return (f"let its pod or job end first; then {remedy.of(record.ailment).advice.format(gpu=gpu)}",)
     if blocked or record.setback is not None:
         return ("remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",)
+    served = "the GPU stays in service, as the policy says (quarantine.signs)"
+    found = tuple(f"{it.kind.value}: {remedy.of_sign(it.kind).format(gpu=gpu)}; {served}" for it in signs)
     if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
         who = shlex.quote(record.grant.owner)
-        return (f"if its owner {who} has ended and did not give it back: `autoclave release --owner {who}`",)
-    return ()
+        end = f"end {used_by}, then " if used_by else ""
+        return (*found, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
+    return found

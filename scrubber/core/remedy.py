@@ -22,7 +22,10 @@ class Course(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way back. ``doubtful``: while the ailment lasts, the device may compute wrongly or leak data."""
+    """One way back. ``doubtful``: while the ailment lasts, the device may compute wrongly or leak data.
+
+    ``advice`` has ``{gpu}`` where the name of the device belongs.
+    """
 
     course: Course
     advice: str
@@ -30,10 +33,10 @@ class Remedy:
 
 
 _BACK = "Autoclave tests the GPU again automatically"
-_RMA = "replace the GPU (RMA){}; then `autoclave reinstate`"
+_RMA = "replace the GPU (RMA){}; then `autoclave reinstate {{gpu}}`"
 _REBOOT = "drain and reboot the node"
 RESET_BY_PERSON = (
-    "reboot the node, or reset the device and run `autoclave reinstate --without-scrub --i-know --reason TEXT`,"
+    "reboot the node, or reset the device and run `autoclave reinstate {gpu} --without-scrub --i-know --reason TEXT`,"
     " or allow resets in the policy"
 )
 _RESET = f"wait: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
@@ -55,7 +58,7 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, _RMA.format(", because its memory does not hold what is written")),
     AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, _RMA.format(", because it computes wrongly")),
     AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"wait: {_BACK}; if that keeps failing, {_REBOOT}"),
-    AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see which step failed with `autoclave explain`; {_BACK}"),
+    AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see above which step failed; {_BACK}"),
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
     AilmentKind.FABRIC: Remedy(Course.WAIT, f"check the fabric manager and the switches; {_BACK} once they work"),
     AilmentKind.SWITCH: Remedy(Course.RESET, f"look for the NVSwitch in the kernel log; {_BACK}, with a reset"),
@@ -75,14 +78,14 @@ REMEDIES: dict[AilmentKind, Remedy] = {
         f" {_REBOOT}; {_BACK} once no process holds the GPU",
     ),
     AilmentKind.FLAPPING: Remedy(Course.PERSON, _RMA.format(", because it keeps failing")),
-    AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on the GPU is done"),
+    AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate {gpu}` when your work on the GPU is done"),
 }
 
 # These ailments are no faults of the device: a return from one of them does not count as flapping.
 BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {
-    Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate`"),
+    Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate {gpu}`"),
     Action.CHECK_MECHANICALS: Remedy(Course.RESET, f"check the seating, power leads and cables; {_BACK}"),
     Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, also after the reboot"),
     Action.UPDATE_SOFTWARE: Remedy(Course.RESET, f"bring driver and firmware up to date; {_BACK}"),
@@ -95,6 +98,11 @@ def of(ailment: Ailment) -> Remedy:
     if ailment.xid is not None:
         remedy = _ASKED.get(required_action(ailment.xid), remedy)
     return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
+
+
+def of_sign(kind: AilmentKind) -> str:
+    """What a person does about a sign of a device that stays in service, for which no test is made."""
+    return REMEDIES[kind].advice.partition(f"; {_BACK}")[0]
 
 
 def path(ailment: Ailment) -> ScrubPath:

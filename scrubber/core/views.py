@@ -207,3 +207,4 @@ class Explanation:
     entries: tuple[HistoryEntry, ...]
     advice: tuple[str, ...]
     policy_why: str
+    used_by: str = ""  # the processes that have the device open, while it is handed out or quarantined

@@ -42,7 +42,7 @@ class Operations:
                 return running
             if record.quarantine is not None:
                 _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
-                why = "it is quarantined; run `autoclave reinstate`"
+                why = f"it is quarantined; run `autoclave reinstate {record.device.name}`"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
@@ -51,7 +51,9 @@ class Operations:
                 device, op, follow_up=True
             )  # the job begins with a complete observation
             if record.state in (State.GRANTED, State.IN_USE):
-                why = f"it is {record.state.value}; end its pod, or run `autoclave release` after its job"
+                by = f", open in {ownership.holder_names(facts.holders)}" if facts.holders else ""
+                back = f"end its pod, or run `autoclave release {record.device.name}` after its job"
+                why = f"it is {record.state.value}{by}; {back}"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             _require_free(record, facts, policy)
             if record.ailment is not None:
@@ -146,6 +148,7 @@ def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None, ver
     """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
     if proof.forbids(policy, path):
         due = proof.reset_forbidden(record, policy)
-        why = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}" if due else RESET_REFUSED
+        by_person = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON.format(gpu=record.device.name)}"
+        why = by_person if due else RESET_REFUSED
         reason = Reason.SICK if due else Reason.INVALID_REQUEST
         raise Refused(reason, f"cannot {verb} {record.device.uuid}: {why}")

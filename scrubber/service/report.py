@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
 from policies.model import Policy, concessions
-from scrubber.core import answers, device_status, nvidia_advice, offering, presence, proof, views
+from scrubber.core import answers, device_status, nvidia_advice, offering, ownership, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
@@ -17,6 +19,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.workers.wire import Ready
 
+LOOK = 1.0  # seconds that an explanation waits at most for the processes of a device
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
@@ -122,12 +125,18 @@ class StatusReporter:
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
-        blocked = self._context.blocked.get(uuid, "")
-        advice = device_status.advice(record, blocked, reset_forbidden=forbidden)
+        blocked, vitals, used_by = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid), ""
+        if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
+            with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
+                async with asyncio.timeout(LOOK):
+                    used_by = ownership.holder_names((await self._context.observer.quick(record)).holders or ())
+        signs = vitals.signs if vitals is not None else ()
+        advice = device_status.advice(record, blocked, reset_forbidden=forbidden, used_by=used_by, signs=signs)
         if blocked or record.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         [device] = await self._with_pods([uuid])
-        return views.Explanation(device, await self.history.of_present_state(uuid), advice, device_policy.why)
+        entries = await self.history.of_present_state(uuid)
+        return views.Explanation(device, entries, advice, device_policy.why, used_by)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

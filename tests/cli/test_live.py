@@ -85,8 +85,8 @@ def test_the_slow_path_quarantines_a_unit_that_computes_wrongly(autoclave, gpu):
         "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most"
         in story
     )
-    assert "        quarantined until `autoclave reinstate`; no probation yet" in story
-    assert "advice  replace the GPU (RMA), because it computes wrongly; then `autoclave reinstate`" in story
+    assert f"        quarantined until `autoclave reinstate {gpu}`; no probation yet" in story
+    assert f"advice  replace the GPU (RMA), because it computes wrongly; then `autoclave reinstate {gpu}`" in story
     output_of(autoclave("simulate", "heal", gpu))
     output_of(autoclave("reinstate", gpu))
 
@@ -98,10 +98,15 @@ def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu
         return device
 
     output_of(autoclave("scrub", gpu))
-    output_of(autoclave("simulate", "sign", gpu, "heat", "--detail", "it is hot"))
-    while "heat: it is hot" not in status()["why"]:
+    output_of(autoclave("simulate", "heat", gpu))
+    while (why := status()["why"]) == "clean":
         assert status()["healthy"]
     assert (status()["state"], status()["healthy"]) == ("clean", True)
+    assert why == "clean; heat: 95 of 90 degrees Celsius: it lowers its clocks"
+    assert why in output_of(autoclave("status", gpu))
+    assert "advice  heat: check cooling and power; the GPU stays in service, as the policy" in output_of(
+        autoclave("explain", gpu)
+    )
     output_of(autoclave("simulate", "sign", gpu, "links", "--detail", "two are down"))
     service.settled(gpu, "quarantined")
     assert (status()["quarantine"]["reason"], status()["quarantine"]["detail"]) == ("links", "two are down")
@@ -117,7 +122,7 @@ def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gp
     service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
-    assert f"{grant['device']}: it is in_use; run `autoclave release` once its owner has ended" in refused.stderr
+    assert f"{grant['device']}: it is in_use; run `autoclave release {gpu}` once its owner has ended" in refused.stderr
     assert service.settled(gpu, "in_use").job is None
     tenants.kill(pid)
     assert output_of(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
@@ -140,6 +145,21 @@ def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
     assert refused.exit_code == 4
     assert refused.stderr.endswith("it was not acquired for this owner; `autoclave status` names its owner\n")
     assert service.settled(gpu, "granted").owner == "job 4711"
+    advice = f"advice  if its owner 'job 4711' has ended: {{}}run `autoclave release {gpu} --owner 'job 4711'`\n"
+    assert advice.format("") in output_of(autoclave("explain", gpu))
+    output_of(autoclave("simulate", "occupy", gpu))
+    service.settled(gpu, "in_use")
+    early = autoclave("release", gpu)
+    assert early.exit_code == 1
+    (holder,) = re.findall(r'it is still in use by ("\S+" \(pid \d+, tenant\)); end that first, then ', early.stderr)
+    story = output_of(autoclave("explain", gpu))
+    assert f"        open in {holder}\n" in story
+    assert advice.format(f"end {holder}, then ") in story
+    assert (
+        f"it is in_use, open in {holder}; end its pod, or run `autoclave release {gpu}` "
+        in autoclave("scrub", gpu).stderr
+    )
+    output_of(autoclave("simulate", "release", gpu))
     output_of(autoclave("release", gpu, "--owner", "job 4711"))
     assert service.settled(gpu, "clean").receipt.last_owner == "job 4711"
     story = output_of(autoclave("explain", gpu))
@@ -312,7 +332,7 @@ def test_explain_shows_events_in_order_and_what_to_do(autoclave, gpu):
     assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
     assert re.fullmatch(r"policy  \S+ \(.+\): defaults: there are no rules", lines[-2])
-    assert lines[-1] == "advice  run `autoclave reinstate` when your work on the GPU is done"
+    assert lines[-1] == f"advice  run `autoclave reinstate {gpu}` when your work on the GPU is done"
     document = json.loads(output_of(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"

@@ -291,7 +291,7 @@ def test_an_explanation_names_the_pod_and_its_uid():
 
 def test_a_quarantine_without_probation_says_how_to_end_it():
     sticky = replace(SICK, quarantine=replace(QUARANTINE, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
-    assert "        quarantined until `autoclave reinstate`; no probation yet" in story(sticky)
+    assert "        quarantined until `autoclave reinstate 1`; no probation yet" in story(sticky)
 
 
 def test_an_explanation_shows_only_the_start_of_the_last_step():

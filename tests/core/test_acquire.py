@@ -48,7 +48,7 @@ from tests.core.lives import (
 
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
-HELD = "cannot hand out GPU-1: it is {}; run `autoclave release` once its owner has ended"
+HELD = "cannot hand out GPU-1: it is {}; run `autoclave release 0` once its owner has ended"
 GONE = RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(ScrubPath.FAST, Trigger.ACQUIRE)

@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import device_status, offering, remedy, views
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Ailment, AilmentKind, ScrubPath, Step
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, Sign, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -131,18 +131,25 @@ def test_every_ailment_has_its_advice(kind):
     kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))
     in_use = live(lives.IN_USE, ev.AilmentFound(ailment))
     [words] = device_status.advice(kept)
-    assert words == remedy.REMEDIES[kind].advice
+    assert words == remedy.REMEDIES[kind].advice.format(gpu="0")
     assert words.isprintable()
+    assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]
     assert words[0].islower()
-    assert device_status.advice(in_use) == (f"let its pod or job end first; then {words}",)
+    waits = "wait for the end of its pod or job; `autoclave reinstate 0` withdraws the quarantine"
+    by_person = kind is AilmentKind.OPERATOR
+    assert device_status.advice(in_use) == (waits if by_person else f"let its pod or job end first; then {words}",)
+    held = device_status.advice(kept, used_by='"train" (pid 7, pod-a)')
+    assert held == ('end "train" (pid 7, pod-a) first: no test can pass while a process has the GPU open', words)
+    [served] = device_status.advice(lives.CLEAN, signs=(Sign(kind, "so it is"),))
+    assert served.startswith(f"{kind.value}: {words.partition('; Autoclave tests')[0]}; the GPU stays in service")
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():
     """Only the caller that acquired the device knows the end of the owner."""
     acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
     assert device_status.advice(acquired) == (
-        "if its owner 'job 7' has ended and did not give it back: `autoclave release --owner 'job 7'`",
+        "if its owner 'job 7' has ended: run `autoclave release 0 --owner 'job 7'`",
     )
     assert device_status.advice(lives.IN_USE) == ()
 

@@ -82,7 +82,7 @@ async def test_an_owner_of_one_device_is_refused_both(world):
     one, two = world.uuids
     await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
     before = len(world.truth.entries)
-    with pytest.raises(Refused, match=f"cannot hand out {two}: this owner already has {one}; run `autoclave release`"):
+    with pytest.raises(Refused, match=f"cannot hand out {two}: this owner already has {one}; run `autoclave release "):
         await world.handover.acquire([one, two], announced=False, exclusive=True, owner="job 7")
     assert len(world.truth.entries) == before
     assert list(await world.handover.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
@@ -134,7 +134,8 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
 async def test_no_request_scrubs_a_device_in_use(world):
     device = world.uuids[0]
     await world.tenancy(device)
-    with pytest.raises(Refused, match="end its pod, or run `autoclave release` after its job") as refused:
+    said = r"it is granted, open in .*; end its pod, or run `autoclave release 0` after its job"
+    with pytest.raises(Refused, match=said) as refused:
         await world.operations.scrub(device, ScrubPath.FAST)
     assert refused.value.reason is Reason.IN_USE
 
@@ -164,7 +165,7 @@ async def test_a_refusal_names_no_process_or_pod(world):
 async def test_only_reinstate_scrubs_a_quarantined_device(world):
     device = world.uuids[0]
     await world.operations.quarantine(device, "smells", "ops")
-    with pytest.raises(Refused, match="run `autoclave reinstate`"):
+    with pytest.raises(Refused, match="run `autoclave reinstate 0`"):
         await world.operations.scrub(device, None)
     running = await world.operations.reinstate(device, "mended", "ann")
     assert await world.operations.reinstate(device, "mended", "bob") is running

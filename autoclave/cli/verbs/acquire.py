@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from scrubber.api import client
 from scrubber.core import views
+from scrubber.ground.errors import Reason, Refused
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -58,9 +61,14 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         return service_call.ask(run_dir, lambda admin: service_call.find(admin, names))
 
     devices = named(gpus) if gpus else {}
-    released = service_call.ask_for_devices(
-        run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
-    )
+    try:
+        released = service_call.ask_for_devices(
+            run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
+        )
+    except Refused as error:
+        if error.reason is Reason.IN_USE and (by := service_call.ask(run_dir, partial(_user, error.message))):
+            raise Refused(error.reason, f"{error.message} by {by}; end that first, then release it again") from None
+        raise
     if not gpus and released:
         devices = named(sorted(released))
     if not devices:
@@ -72,3 +80,12 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     for uuid, it in devices.items():
         said = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
         human.say(f"GPU {it.name} ({uuid}) {said}")
+
+
+async def _user(refusal: str, admin: client.AdminClient) -> str:
+    """Who uses the device that a refusal names. Tenants may read refusals, so they name no process and no pod."""
+    for device in (await service_call.find(admin, ())).values():
+        if device.device in refusal:
+            explanation = await admin.explain(device.device)
+            return explanation.used_by or explanation.device.pod
+    return ""

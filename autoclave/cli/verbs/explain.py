@@ -57,6 +57,8 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     when = "last" if service is None else "now "
     yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
     yield from _state(device)
+    if explanation.used_by:
+        yield f"        open in {explanation.used_by}"
     if service is not None:
         yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
     broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
@@ -76,7 +78,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
-            yield f"        {_way_back(device.quarantine)}"
+            yield f"        {_way_back(device.quarantine, device.name)}"
     elif note := table.note(device):
         yield f"        {note}"
     if device.owner and device.pod:  # the entries above name the pod by its UID
@@ -90,12 +92,12 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     yield f"        {'' if device.healthy else 'not '}{about}{why}"
 
 
-def _way_back(quarantine: views.QuarantineStatus) -> str:
+def _way_back(quarantine: views.QuarantineStatus, gpu: str) -> str:
     tried = f"probations so far: {quarantine.probes}" if quarantine.probes else "no probation yet"
     if quarantine.last_try:
         tried = f"{tried}, last result: {quarantine.last_try}"
     if quarantine.next_probe_seconds is None:
-        return f"quarantined until `autoclave reinstate`; {tried}"
+        return f"quarantined until `autoclave reinstate {gpu}`; {tried}"
     due = quarantine.next_probe_seconds
     when = f"in {human.span(due)}" if due else "when the cause is gone and no process holds the GPU"
     return f"next probation, on the {quarantine.next_path} path, {when}; {tried}"

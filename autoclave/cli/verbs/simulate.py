@@ -226,7 +226,8 @@ def drift(target: DrillTarget, watts: int) -> str:
 def heat(target: DrillTarget, celsius: int) -> str:
     """Report a high temperature.
 
-    Metrics show it, and no policy acts on it: a policy acts on `simulate sign GPU heat`.
+    From 90 degrees on, the GPU reports the sign heat. The policy (quarantine.signs) says whether that leads to a
+    quarantine.
     """
     drills.heat(target.root, target.uuid, celsius)
     return f"the GPU reports {celsius} degrees Celsius; {target.healed}"

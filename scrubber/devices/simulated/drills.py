@@ -99,7 +99,7 @@ def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
 
 
 def heat(root: Path, uuid: str, celsius: float) -> None:
-    """The device has this temperature until it is healed; the temperature decides nothing."""
+    """The device has this temperature until it is healed. From its limit on, it reports the sign heat."""
     _change(root, uuid, Measured, lambda _: Measured(celsius=float(celsius)))
 
 

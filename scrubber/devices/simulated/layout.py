@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from scrubber.core.model import DeviceInfo, Sign, Vitals, Xid
+from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 from scrubber.ground import private_files
 from scrubber.ground.documents import strict_json
@@ -242,6 +242,8 @@ def vitals(place: GpuFiles) -> Vitals:
     """The health, from the counters, the faults and the event log."""
     found = faults(place)
     counters = read(place.counters, Counters)
+    hot, limit = (measured := read(place.readings, Measured)).celsius, measured.slowdown_celsius
+    heat = (Sign(AilmentKind.HEAT, f"{hot:.0f} of {limit:.0f} degrees Celsius: it lowers its clocks"),)
     return Vitals(
         lost=found.lost,
         xids=xids(place),
@@ -249,7 +251,7 @@ def vitals(place: GpuFiles) -> Vitals:
         remap_pending=counters.remap_pending,
         remap_failed=counters.remap_failed,
         leaked_bytes=counters.leaked_bytes,
-        signs=found.signs,
+        signs=found.signs + (heat if hot >= limit else ()),
     )
 
 

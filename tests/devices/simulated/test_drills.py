@@ -29,11 +29,14 @@ def test_a_fault_shows_in_the_vitals_until_healed(bank, name: str) -> None:
     assert bank.backend.vitals(bank.first) == Vitals(ecc_uncorrectable=sick.ecc_uncorrectable)
 
 
-def test_heat_is_reported_until_healed_and_is_no_ailment(bank) -> None:
+def test_heat_is_a_sign_from_its_limit_on_until_healed(bank) -> None:
     before = bank.backend.readings()
+    drills.heat(bank.root, bank.first, 89)
+    assert bank.backend.vitals(bank.first) == Vitals()
     drills.heat(bank.root, bank.first, 97)
     assert bank.backend.readings()[bank.first].celsius == 97.0
-    assert bank.backend.vitals(bank.first) == Vitals()
+    hot = Sign(AilmentKind.HEAT, "97 of 90 degrees Celsius: it lowers its clocks")
+    assert bank.backend.vitals(bank.first) == Vitals(signs=(hot,))
     drills.heal(bank.root, bank.first)
     assert bank.backend.readings() == before
 
