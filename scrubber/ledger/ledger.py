@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -23,6 +25,7 @@ from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, KEEP_ALL, Kept, Loaded, Retention, Store, Window
 
 T = TypeVar("T")
@@ -32,6 +35,8 @@ Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], Non
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
+READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
+REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
@@ -71,6 +76,7 @@ class Ledger:
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
+        self._from_memory = False  # whether the last rows of the history came from memory
         loaded = loaded or store.load()
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -80,6 +86,7 @@ class Ledger:
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
         self.head = loaded.head  # the newest row; a copy elsewhere shows whether the last rows were cut off
         self._rows = len(loaded.entries)
+        self._recent = deque(loaded.entries, REMEMBERED)
 
     @property
     def seq(self) -> int:
@@ -88,8 +95,11 @@ class Ledger:
 
     @property
     def kept(self) -> Kept:
-        """From which wall times on there are rows."""
-        return self._store.kept
+        """From which wall times on the last history could have rows."""
+        if not self._from_memory:
+            return self._store.kept
+        since = self._recent[0].at.wall if self._recent else self._now().wall
+        return Kept(since, since)
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
@@ -154,6 +164,7 @@ class Ledger:
         entries = await self._write(lambda: self._store.append(drafts))
         self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
+        self._recent.extend(entries)
         self._notify(entries, before, asyncio.get_running_loop().time() - began)
         self._rows += len(drafts)
         if self._rows >= self._most:
@@ -180,7 +191,7 @@ class Ledger:
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(SLOW, self._set_fault, f"a write has taken longer than {SLOW:g} s")
+        alarm = loop.call_later(SLOW, self._stalled)
         try:
             return await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
@@ -189,6 +200,10 @@ class Ledger:
             raise
         finally:
             alarm.cancel()
+
+    def _stalled(self) -> None:
+        logger.error("the ledger has stopped writing: no device is granted until the disk answers", seconds=SLOW)
+        self._set_fault(f"a write has taken longer than {SLOW:g} s; look for a disk that hangs in the kernel log")
 
     def _set_fault(self, fault: str) -> None:
         """A service that cannot record offers no device: wake all waiting calls."""
@@ -220,9 +235,27 @@ class Ledger:
     async def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
-        """The newest entries of the window, of one device or of all, newest last."""
+        """The newest entries of the window, of one device or of all, newest last.
+
+        If the disk hangs, they are the newest ones in memory; ``kept`` then says how far back these reach.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit, window))
+        reading = loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit, window))
+        await asyncio.wait([reading], timeout=READ)
+        self._from_memory = not reading.done()
+        if reading.done():
+            return reading.result()
+        logger.error("the ledger cannot be read: the newest rows are answered from memory", seconds=READ)
+        reading.cancel()  # if it has not begun
+        return tuple(reversed(list(islice(self._remembered(device, since, window), limit))))
+
+    def _remembered(self, device: str | None, since: float | None, window: Window) -> Iterator[LedgerEntry]:
+        for entry in reversed(self._recent):
+            in_time = (since or 0.0) <= entry.at.wall <= (window.until or entry.at.wall)
+            in_rows = window.after < entry.seq < (window.before or entry.seq + 1)
+            wanted = not window.kinds or codec.KINDS[type(entry.event)] in window.kinds
+            if device in (None, entry.device) and in_time and in_rows and wanted:
+                yield entry
 
     async def close(self) -> None:
         """Finish the current write, then close the store."""

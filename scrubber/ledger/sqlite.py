@@ -48,12 +48,16 @@ class SqliteStore:
 
     def load(self) -> store.Loaded:
         """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
-        with database.translated("read the ledger", self._where.database), self._disconnecting():
+        path = self._where.database
+        with self._disconnecting():
             if self._loaded:
-                self._connected()  # deletes the rows that a failed append may have left
-            loaded = self._read()
-            self._connected()  # fails now, not at the first write, when the disk is read-only
-            self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
+                with database.translated("write to the ledger", path):
+                    self._connected()  # deletes the rows that a failed append may have left
+            with database.translated("read the ledger", path):
+                loaded = self._read()
+            with database.translated("write to the ledger", path):
+                self._connected()  # fails now, not at the first write, when the disk is read-only
+                self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
             return loaded
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:

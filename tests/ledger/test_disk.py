@@ -97,6 +97,11 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
     assert len(written) > 10
     assert len(refusals) > 1
     assert all("disk" in message for message in refusals)
+    ledger.disconnect()
+    limit_file_size(0)
+    with pytest.raises(LedgerUnavailable, match="cannot write to the ledger "):  # it can be read
+        ledger.load()
+    limit_file_size(None)
     assert audit.verify(path).broken is None
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
@@ -14,6 +15,7 @@ from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.store import EVERYTHING, Window
 from tests.ledger.memory_store import MemoryStore
 
 BOOT = Incarnation("boot-1", "driver-1")
@@ -41,12 +43,17 @@ class FailingStore(MemoryStore):
         self.appended = 0
         self.loaded = 0
         self.on_append: Callable[[], object] = lambda: None
+        self.on_history: Callable[[], object] = lambda: None
 
     def load(self):
         self.loaded += 1
         if self.unreadable:
             raise LedgerUnavailable("cannot read: the disk is full")
         return super().load()
+
+    def history(self, *wanted):
+        self.on_history()
+        return super().history(*wanted)
 
     def append(self, drafts):
         self.appended += 1
@@ -160,12 +167,37 @@ async def test_the_ledger_reports_a_fault_while_a_write_hangs(ledger, store, mon
     go = threading.Event()
     store.on_append = go.wait
     writing = asyncio.create_task(ledger.append("op", found("GPU-1")))
-    async with asyncio.timeout(5):
-        await ledger.until_notified(ledger.notifications, 5)
+    with capture_logs() as lines:
+        async with asyncio.timeout(5):
+            await ledger.until_notified(ledger.notifications, 5)
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        "the ledger has stopped writing: no device is granted until the disk answers"
+    ]
     assert "taken longer" in (ledger.fault or "")
     go.set()
     await writing
     assert ledger.fault is None
+
+
+WINDOWS = (
+    EVERYTHING, Window(before=3), Window(after=2), Window(kinds=frozenset({"described"})), Window(until=NOW.wall - 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(("device", "since", "limit"), [(None, None, 9), ("GPU-1", NOW.wall, 1), (None, 1e12, 9)])
+async def test_a_history_comes_from_memory_while_a_read_hangs(ledger, store, monkeypatch, window, device, since, limit):
+    await ledger.append("op", found("GPU-1"), found("GPU-2"), described("GPU-1", 7), described("GPU-2", 8))
+    wanted, kept = await ledger.history(device, since, limit, window), ledger.kept
+    monkeypatch.setattr(module, "READ", 0.05)
+    go = threading.Event()
+    store.on_history = go.wait
+    assert await ledger.history(device, since, limit, window) == wanted
+    assert (kept.since, ledger.kept.since) == (0.0, NOW.wall)
+    go.set()
+    monkeypatch.undo()
+    assert await ledger.history(device, since, limit, window) == wanted
+    assert ledger.kept == kept
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):

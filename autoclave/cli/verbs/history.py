@@ -76,12 +76,10 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
         raise click.UsageError("--follow needs -o table or -o jsonl: a document has an end")
 
     async def ask(admin: client.AdminClient) -> None:
-        service = (await admin.status([gpu] if gpu else ())).service
-        seen = service.ledger_rows
-        entries = newest(
-            await admin.history(gpu, since=since, limit=limit + 1, **which),
-            (service.history_since, service.steps_since),
-        )
+        seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
+        found = await admin.history(gpu, since=since, limit=limit + 1, **which)
+        service = (await admin.status([gpu] if gpu else ())).service  # now: a disk that hangs leaves less to tell
+        entries = newest(found, (service.history_since, service.steps_since))
         if not follow:
             _show(entries, output)
             return
