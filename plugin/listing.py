@@ -28,7 +28,7 @@ from plugin.devices import Device, Offer
 from scrubber.api import client
 from scrubber.ground import log
 from scrubber.ground.aio import Changed
-from scrubber.ground.device_messages import AdvertisedDevice
+from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
 
 logger = log.get("listing")
@@ -147,6 +147,17 @@ class Listing:
         self._expire()
         if self._message_timeout is not None and not self._message_timeout.expired():
             self._message_timeout.reschedule(asyncio.get_running_loop().time())
+
+    def begin_with(self, told: AdvertisedDevices) -> None:
+        """Show the list that the service has left, until the service answers or that list expires.
+
+        Only where the create gate holds all containers until the proof: elsewhere the service has to answer first.
+        """
+        if told.devices and all(device.waits and device.gate for device in told.devices):
+            logger.info("showing the last list of the service", valid_seconds=round(told.silence_seconds, 1))
+            self._silence = told.silence_seconds
+            self._store(told.devices)
+            self._expire_after(self._silence)
 
     async def follow(self) -> None:
         """Keep the lists up to date until cancelled, also while the service does not answer."""

@@ -22,7 +22,7 @@ from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.ground import log, paths
+from scrubber.ground import boot, log, paths
 from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.slots import ON_MEMORY
@@ -84,7 +84,7 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    creation.create(config.simulation, config.simulated_gpus, config.simulated_memory, clock.boot_id())
+    creation.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id())
     lock = layout.service_lock(config.simulation)
     if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
@@ -174,6 +174,7 @@ def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGat
     """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
     try:
         if config.create_gate is None:
+            paths.last_list(config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
             installation.open_for_all(config.gate_cdi_dir)
             return None
         socket = paths.gate_socket(config.run_dir)
@@ -219,7 +220,7 @@ def build(
         return ignored_by(active_policy.device_policy(ledger.records[device].device).policy.evict)
 
     ends = ProcessEnds()
-    driver = DriverCalls(backend, clock.boot_id())
+    driver = DriverCalls(backend, boot.boot_id())
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     starter = _WorkerStarter(

@@ -20,9 +20,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scrubber.api import scrub_pb2, scrub_pb2_grpc
+from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.core import views
-from scrubber.ground import operation_id, unix_sockets
+from scrubber.ground import operation_id, paths, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -134,6 +134,14 @@ class ScrubberClient(_Client):
         request = scrub_pb2.ReleaseRequest(devices=devices, owner=owner)
         answer = await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return frozenset(answer.released)
+
+    def last_list(self) -> AdvertisedDevices | None:
+        """The list that the service has left in its run directory, and for how long it is still valid.
+
+        None: there is none, or it is of another boot, or too old.
+        """
+        told = last_list.read(paths.last_list(self.socket.parent))
+        return view(AdvertisedDevices, told) if told is not None else None
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """Yield the full list of devices: first now, then after every change."""

@@ -273,6 +273,35 @@ class WatchResponse(_message.Message):
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
 @_typing.final
+class LastList(_message.Message):
+    """What the service leaves in its run directory for a plugin that starts while the service is away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    UPTIME_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
+    boot_id: _builtins.str
+    uptime: _builtins.float
+    """When the service made the list, in seconds since that boot."""
+    @_builtins.property
+    def told(self) -> Global___WatchResponse: ...
+    def __init__(
+        self,
+        *,
+        boot_id: _builtins.str = ...,
+        uptime: _builtins.float = ...,
+        told: Global___WatchResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["told", b"told"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "told", b"told", "uptime", b"uptime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LastList: _TypeAlias = LastList  # noqa: Y015
+
+@_typing.final
 class Advert(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

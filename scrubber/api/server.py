@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
-from scrubber.ground import private_files, request_limits, unix_sockets
+from scrubber.ground import paths, private_files, request_limits, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
@@ -81,6 +82,12 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See ``scrub.proto``."""
+        async with aclosing(self.lists()) as lists:
+            async for told in lists:
+                yield told
+
+    async def lists(self) -> AsyncGenerator[scrub_pb2.WatchResponse, None]:
+        """The list of devices now, after each change, and as a sign of life."""
         last: AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while not self._service.context.jobs.stopping:
@@ -306,6 +313,11 @@ class GrpcServers(_Servers):
         else:
             scrub_pb2_grpc.add_AdminServicer_to_server(self._admin, server)
         return server
+
+    async def keep_last_list(self) -> None:
+        """Until cancelled, leave each list in the run directory, for a plugin that starts while the service is away."""
+        async with aclosing(self._scrubber.lists()) as lists:
+            await last_list.keep(paths.last_list(self._run_dir), lists)
 
 
 class RefusingServers(_Servers, grpc.GenericRpcHandler):

@@ -31,6 +31,11 @@ def ledger_head(run_dir: Path) -> Path:
     return run_dir / "ledger.head"
 
 
+def last_list(run_dir: Path) -> Path:
+    """The last list of devices, for a plugin that starts while the service is away."""
+    return run_dir / "last-list"
+
+
 def last_error(run_dir: Path) -> Path:
     """The error that ended the last run of the service; missing while it serves, and after a stop."""
     return run_dir / "last-error"

@@ -1,4 +1,4 @@
-"""The one place that reads clocks for events, and that tells this boot and this run of the kubelet from others."""
+"""The one place that reads clocks for events, and that tells this run of the kubelet from others."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ import uuid
 from pathlib import Path
 
 from scrubber.core.model import Moment
+from scrubber.ground import boot
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KUBELET_SOCKET = "kubelet.sock"
 NO_KUBELET = "none"
 
 
 def now() -> Moment:
-    """The current wall time and uptime. Uptime is on the clock of process start times and includes suspends."""
-    return Moment(wall=time.time(), uptime=time.clock_gettime(time.CLOCK_BOOTTIME))
-
-
-def boot_id(file: Path = BOOT_ID) -> str:
-    """The id of this boot; the kernel makes a new one at each boot."""
-    return file.read_text().strip()
+    """The current wall time and uptime."""
+    return Moment(wall=time.time(), uptime=boot.uptime())
 
 
 def kubelet_epoch(directory: Path) -> str:

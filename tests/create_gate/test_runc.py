@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from demo.standins.kubelet import Kubelet
+from scrubber.api import client
+from scrubber.ground import paths
 from tests.create_gate.containers import SPECIFICATION, Containers
 from tests.create_gate.programs import compiled
 from tests.live import Service
+from tests.plugin.live_plugin import Plugin, until_files
 
 RUNS = "it runs\n"
 
@@ -52,6 +56,19 @@ def test_a_container_is_created_on_a_clean_gpu(containers, gpus, service):
     assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
     status = service.settled(0, "in_use")
     assert (status.owner, status.pod) == ("a", "team/train-0/main")
+
+
+async def test_a_plugin_that_starts_needs_no_service_once_the_runtime_has_asked(containers, gpus, service, short_tmp):
+    assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
+    async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber, Kubelet(short_tmp) as kubelet:
+        await until_files(
+            lambda: (left := scrubber.last_list()) and all(it.waits for it in left.devices), service.run_dir
+        )
+        service.kill()
+        plugin = await Plugin(short_tmp).start()
+        await kubelet.until(lambda: kubelet.devices("nvidia.com/gpu") == dict.fromkeys(gpus, "Healthy"))
+        await plugin.clear_away()
+    service.start()
 
 
 def test_each_gpu_of_a_container_is_asked_for(containers, gpus, service):

@@ -1,12 +1,9 @@
-"""Events and process start times are measured on the same clock. Another boot and another kubelet have other ids."""
+"""Events and process start times are measured on the same clock. Another kubelet has another id."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from pathlib import Path
-
-import pytest
 
 from scrubber.node import clock
 
@@ -17,16 +14,6 @@ def test_both_clocks_are_read() -> None:
     after = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before[0] <= moment.wall <= after[0]
     assert before[1] <= moment.uptime <= after[1]
-
-
-def test_the_boot_id_is_a_uuid_and_stays_the_same() -> None:
-    assert uuid.UUID(clock.boot_id()).version == 4
-    assert clock.boot_id() == clock.boot_id()
-
-
-def test_a_missing_boot_id_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        clock.boot_id(tmp_path / "boot_id")
 
 
 def test_a_new_kubelet_socket_starts_a_new_epoch(tmp_path: Path) -> None:

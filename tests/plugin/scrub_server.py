@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc.aio
 
-from scrubber.api import answering, scrub_pb2, scrub_pb2_grpc
-from scrubber.ground import unix_sockets
+from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
+from scrubber.ground import paths, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError
 from tests.patience import WITHIN
@@ -78,6 +78,11 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         self.devices = devices
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
+
+    def leave(self, *devices, silence=60.0):
+        """Leave a last list in the run directory, as a service does that has just gone."""
+        told = scrub_pb2.WatchResponse(**asdict(AdvertisedDevices(devices, silence)))
+        last_list.write(paths.last_list(self.socket.parent), last_list.stamped(told))
 
     async def until(self, holds):
         """Wait until somebody asked for what the test waits for."""

@@ -11,6 +11,7 @@ import pytest
 
 from demo.standins.pods import Phase, Pod
 from plugin.registration import sockets
+from tests.plugin.live_plugin import allocate
 from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, hang
 
@@ -36,6 +37,43 @@ async def test_a_resource_that_appears_later_is_registered_then(scrub_server, ku
     scrub_server.say(gpu(0), gpu(1), gpu(2, mig=True, resource="nvidia.com/mig-1g.10gb"))
     await kubelet.registered("a.io/mig-1g.10gb")
     assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
+
+
+WAITS = {"waits": True, "gate": "autoclave.dev/gate=GPU"}  # the create gate holds the containers
+
+
+async def test_where_the_gate_holds_containers_a_plugin_needs_no_service_to_register(
+    scrub_server, kubelet, plugin, short_tmp
+):
+    await scrub_server.close()
+    scrub_server.leave(gpu(0, **WAITS), gpu(1, **WAITS, healthy=False, quarantined=True))
+    it = await plugin()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": "Healthy", "GPU-0001": "Unhealthy"})
+    answer = await allocate(short_tmp, "GPU-0000")
+    assert [it.name for it in answer.container_responses[0].cdi_devices] == ["nvidia.com/gpu=GPU-0000", WAITS["gate"]]
+    await it.hear("the containers wait for the service")
+    scrub_server.say(gpu(0, **WAITS), gpu(1, **WAITS))
+    await scrub_server.open()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+
+
+@pytest.mark.parametrize("left", ["no gate", "one without", "no name", "expired"])
+async def test_elsewhere_a_plugin_waits_for_the_service(scrub_server, kubelet, plugin, left):
+    await scrub_server.close()
+    match left:
+        case "no gate":
+            scrub_server.leave(gpu(0), gpu(1))
+        case "one without":
+            scrub_server.leave(gpu(0, **WAITS), gpu(1))
+        case "no name":
+            scrub_server.leave(gpu(0, waits=True))
+        case "expired":
+            scrub_server.leave(gpu(0, **WAITS), silence=0.0)
+    it = await plugin()
+    await it.hear("waiting for the scrub service")
+    assert not kubelet.registrations
+    await scrub_server.open()
+    await kubelet.registered(GPU)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -116,6 +116,19 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
         assert len(reader.lists) == 2
 
 
+async def test_a_list_that_the_service_has_left_expires(door, followed, read):
+    await door.close()
+    waiting = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
+    async with followed() as listing:
+        listing.begin_with(AdvertisedDevices((waiting,), 0.5))
+        reader = read(listing)
+        await reader.until(everything(True))
+        await reader.until(everything(False))
+        door.say(waiting, gpu(1))
+        await door.open()
+        await reader.until(exactly(GPU_0000=True, GPU_0001=True))
+
+
 async def test_the_last_list_is_valid_as_long_as_promised(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 60.0)  # what is asked anew would be found out only then
     door.say(gpu(0), gpu(1))

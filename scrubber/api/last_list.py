@@ -1,0 +1,65 @@
+"""The last list of devices, in a file of the run directory: for a plugin that starts while the service is away.
+
+The service replaces the file with each list that a plugin would get. So what the file says of the create gate ends as
+soon as the service knows better. A run without the create gate begins with its removal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from scrubber.api import scrub_pb2
+from scrubber.ground import boot, log, private_files
+
+logger = log.get("last list")
+
+LONGEST = 60.0  # seconds that a list is valid, whatever it says
+
+
+async def keep(path: Path, lists: AsyncIterator[scrub_pb2.WatchResponse]) -> None:
+    """Keep the newest list in the file. After an error there is no file: what it said may be wrong by now."""
+    fault = ""
+    async for told in lists:
+        try:
+            await asyncio.to_thread(write, path, stamped(told))
+            fault = ""
+        except OSError as error:
+            if str(error) != fault:
+                fault = str(error)
+                logger.warning("the last list of devices is not kept", file=str(path), error=fault)
+
+
+def stamped(told: scrub_pb2.WatchResponse) -> bytes:
+    """The content of the file, for a list that the service has made just now."""
+    return scrub_pb2.LastList(boot_id=boot.boot_id(), uptime=boot.uptime(), told=told).SerializeToString()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace the file, or remove it and raise OSError."""
+    try:
+        with private_files.beside(path, content) as aside:
+            aside.replace(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> scrub_pb2.WatchResponse | None:
+    """The list, with the seconds for which it is still valid; None without a valid list."""
+    try:
+        last = scrub_pb2.LastList.FromString(private_files.content(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, DecodeError) as error:
+        logger.warning("cannot read the last list of devices", file=str(path), error=str(error))
+        return None
+    age = boot.uptime() - last.uptime
+    left = min(last.told.silence_seconds, LONGEST) - age
+    if last.boot_id != boot.boot_id() or age < 0 or left <= 0:
+        return None
+    last.told.silence_seconds = left
+    return last.told
