@@ -23,7 +23,7 @@ from demo.handout import RESOURCE
 from demo.stage import Stage
 from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod
-from scrubber.api.client import AdminClient
+from scrubber.api.admin_client import AdminClient
 from scrubber.ledger import database
 from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock

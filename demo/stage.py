@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from demo.containers import ContainerRunner
 from demo.handout import ByPlugin, Handout
 from demo.programs import ServiceProgram
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.ground import paths
 from scrubber.ground.errors import FatalError, Unreachable
@@ -66,9 +66,9 @@ class Stage:
         """The file with the memory of a GPU."""
         return self.simulated / f"gpu{gpu}" / "memory"
 
-    def admin(self) -> client.AdminClient:
+    def admin(self) -> admin_client.AdminClient:
         """A connection for an operator."""
-        return client.AdminClient(paths.admin_socket(self.root / "run"))
+        return admin_client.AdminClient(paths.admin_socket(self.root / "run"))
 
     def scrubber(self) -> client.ScrubberClient:
         """A connection like that of the device plugin."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from tests.patience import WITHIN
 
@@ -57,7 +57,7 @@ class Service:
     def settled(self, gpu, *states):
         """The device, as soon as it is in one of these states."""
 
-        async def until(admin: client.AdminClient) -> views.DeviceStatus:
+        async def until(admin: admin_client.AdminClient) -> views.DeviceStatus:
             status = await admin.status([str(gpu)])
             while status.devices[0].state not in states:
                 status = await admin.status([str(gpu)], newer_than=status.service.ledger_rows, wait=10)

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from autoclave.cli import service_call
 from policies import load
 from scrubber import daemon
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground import private_files, unix_sockets
 from scrubber.ground.errors import AutoclaveError, Reason
@@ -72,7 +72,7 @@ def stalled_scrub(service):
     uuid = service.settled(0, "clean").device
     drills.stall_clears(service.simulated_dir, uuid)
 
-    async def begin(admin: client.AdminClient) -> None:
+    async def begin(admin: admin_client.AdminClient) -> None:
         async for progress in admin.scrub([uuid]):
             if progress.step == "clear" and progress.done_bytes:  # its worker is born, and writes
                 return
@@ -271,7 +271,7 @@ def test_a_full_disk_grants_nothing_until_it_has_room(service):
     assert (shown.state, shown.healthy, shown.why) == ("clean", False, "the ledger cannot be written")
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    async def until_healthy(admin: client.AdminClient) -> None:
+    async def until_healthy(admin: admin_client.AdminClient) -> None:
         while not (status := await admin.status()).devices[0].healthy:
             await admin.status(newer_than=status.service.ledger_rows, wait=5)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.devices.simulated import layout
 from tests.foreign_processes import foreign_process
@@ -60,7 +60,7 @@ def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
             with foreign_process(roundless.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
-    async def clean(admin: client.AdminClient) -> views.DeviceStatus:
+    async def clean(admin: admin_client.AdminClient) -> views.DeviceStatus:
         """Its status once it is clean again; it is in use when this is called."""
         status = await admin.status()
         async with asyncio.timeout(WITHIN):
@@ -131,7 +131,7 @@ def service(short_tmp: Path) -> Iterator[Service]:
 def scrub(service: Service) -> views.ScrubResult:
     """The result of a requested scrub."""
 
-    async def ask(admin: client.AdminClient) -> views.ScrubResult:
+    async def ask(admin: admin_client.AdminClient) -> views.ScrubResult:
         results = [update.result async for update in admin.scrub(["0"])]
         assert results[-1] is not None
         return results[-1]

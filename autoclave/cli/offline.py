@@ -11,7 +11,7 @@ from typing import Unpack
 
 from autoclave.cli import human
 from policies.model import Policy
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import device_status, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
@@ -48,7 +48,7 @@ class Offline:
         return self._file.kept.since, self._file.kept.steps_since
 
     def history(
-        self, gpu: str, *, since: float, limit: int, **which: Unpack[client.Which]
+        self, gpu: str, *, since: float, limit: int, **which: Unpack[admin_client.Which]
     ) -> Sequence[views.HistoryEntry]:
         """The newest events that are asked for, newest last."""
         window = store.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])

@@ -13,7 +13,7 @@ from typing import TypeVar
 import click
 
 from autoclave.cli import human
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.ground import paths, unix_sockets
 from scrubber.ground.documents import units
@@ -21,7 +21,7 @@ from scrubber.ground.errors import RESTART, START, Unreachable
 from scrubber.node import proc
 
 T = TypeVar("T")
-C = TypeVar("C", client.AdminClient, client.ScrubberClient)
+C = TypeVar("C", admin_client.AdminClient, client.ScrubberClient)
 
 # What a connection attempt finds while a service starts. Another error, such as a denied access, does not go away.
 STARTING = (FileNotFoundError, ConnectionRefusedError)
@@ -33,15 +33,15 @@ RETRYING = "service not reachable, retrying"
 TRIED_EVERY = 0.05  # seconds
 
 
-def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+def ask(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:
     """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``)."""
     _wait_for_service(paths.admin_socket(run_dir))
     return ask_now(run_dir, question)
 
 
-def ask_now(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+def ask_now(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:
     """The answer. Unreachable says why the service cannot be reached, as far as this process can find out."""
-    return asyncio.run(_explained(client.AdminClient, paths.admin_socket(run_dir), question))
+    return asyncio.run(_explained(admin_client.AdminClient, paths.admin_socket(run_dir), question))
 
 
 def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Awaitable[T]]) -> T:
@@ -73,7 +73,7 @@ def _wait_for_service(socket: Path) -> None:
         time.sleep(TRIED_EVERY)
 
 
-async def find(admin: client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:
+async def find(admin: admin_client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:
     """The GPUs with these names by UUID, in the order of their index; all GPUs without a name."""
     return {device.device: device for device in (await admin.status(names)).devices}
 

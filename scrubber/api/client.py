@@ -1,4 +1,4 @@
-"""The clients of both sockets. Every call has a deadline; every failure is one of ``scrubber.ground.errors``."""
+"""The client of the socket of the plugin. Every call has a deadline; each failure is in ``scrubber.ground.errors``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import grpc
 import grpc.aio
@@ -21,7 +21,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.core import views
 from scrubber.ground import operation_id, paths, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
@@ -39,21 +38,10 @@ CHANNEL_OPTIONS = (
 )
 _REASONS = {reason.value: reason for reason in Reason}
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-PAGE = 1000  # rows of history in one answer; the service has its own limit, which is higher
 SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
-class Which(TypedDict, total=False):
-    """Which rows of the history: see ``HistoryRequest`` in ``scrub.proto``."""
-
-    after: int
-    until: float
-    kinds: Sequence[str]
-    warnings: bool
-    without_steps: bool
-
-
-class _Client:
+class Client:
     """A connection to one of the sockets. Use it with ``async with``."""
 
     def __init__(self, socket: Path) -> None:
@@ -61,7 +49,7 @@ class _Client:
         if len(os.fsencode(socket)) > limit:
             raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
         self.socket = socket
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,21 +57,22 @@ class _Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await self.channel.close()
 
     async def reachable(self, within: float) -> bool:
         """Whether the socket accepts a connection within this time."""
         try:
-            await asyncio.wait_for(self._channel.channel_ready(), within)
+            await asyncio.wait_for(self.channel.channel_ready(), within)
         except TimeoutError:
             return False
         return True
 
-    async def _ask(self, call: Awaitable[R]) -> R:
+    async def ask(self, call: Awaitable[R]) -> R:
+        """The answer of a call."""
         with translated(self.socket):
             return await call
 
-    async def _stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], kind: type[R]) -> AsyncGenerator[R, None]:
+    async def stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], kind: type[R]) -> AsyncGenerator[R, None]:
         """What the messages say. As long as a message says the same as the one before, the same object again."""
         with translated(self.socket):
             last: tuple[Message, R] | None = None
@@ -96,12 +85,12 @@ class _Client:
                 call.cancel()  # a stream that is only forgotten stays open in the service
 
 
-class ScrubberClient(_Client):
+class ScrubberClient(Client):
     """Client of the socket for the device plugin and ``autoclave acquire``."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
-        self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
+        self._stub = scrub_pb2_grpc.ScrubberStub(self.channel)
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool = False, exclusive: bool = False, owner: str = "",
@@ -114,13 +103,13 @@ class ScrubberClient(_Client):
         for ``release``.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, exclusive=exclusive, owner=owner)
-        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+        answer = await self.ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(view(GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""
         request = scrub_pb2.StartRequest(devices=devices, owner=owner)
-        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+        await self.ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     async def release(
         self, devices: Sequence[str] = (), *, owner: str = "", op: str = "", timeout: float = SHORT
@@ -132,7 +121,7 @@ class ScrubberClient(_Client):
         Returns the devices that were granted or in use.
         """
         request = scrub_pb2.ReleaseRequest(devices=devices, owner=owner)
-        answer = await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+        answer = await self.ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return frozenset(answer.released)
 
     def last_list(self) -> AdvertisedDevices | None:
@@ -145,65 +134,7 @@ class ScrubberClient(_Client):
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """Yield the full list of devices: first now, then after every change."""
-        return self._stream(self._stub.Watch(scrub_pb2.WatchRequest()), AdvertisedDevices)
-
-
-class AdminClient(_Client):
-    """Client of the socket for operators."""
-
-    def __init__(self, socket: Path) -> None:
-        super().__init__(socket)
-        self._stub = scrub_pb2_grpc.AdminStub(self._channel)
-
-    async def status(
-        self, gpus: Sequence[str] = (), *, newer_than: int = 0, wait: float = 0.0, timeout: float = SHORT
-    ) -> views.Status:
-        """All devices, or the named ones. ``wait``: seconds to wait until the ledger has a row after ``newer_than``."""
-        request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
-        answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
-        return view(views.Status, answer)
-
-    def scrub(
-        self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[views.ScrubProgress, None]:  # fmt: skip
-        """Progress of the jobs until each has its result."""
-        request = scrub_pb2.ScrubRequest(gpus=gpus, all=every, path=path, no_wait=no_wait)
-        return self._stream(self._stub.Scrub(request, timeout=timeout), views.ScrubProgress)
-
-    async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> views.DeviceStatus:
-        """Quarantine a device."""
-        request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
-        answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
-        return view(views.DeviceStatus, answer.device)
-
-    def reinstate(
-        self, gpus: Sequence[str], reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
-    ) -> AsyncGenerator[views.ScrubProgress, None]:
-        """End quarantines with a scrub and a self-test; without evidence, at once."""
-        request = scrub_pb2.ReinstateRequest(gpus=gpus, reason=reason, by=by, without_evidence=without_evidence)
-        return self._stream(self._stub.Reinstate(request, timeout=timeout), views.ScrubProgress)
-
-    async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:
-        """Why a device is in its state."""
-        answer = await self._ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
-        return view(views.Explanation, answer)
-
-    async def history(
-        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, **which: Unpack[Which]
-    ) -> tuple[views.HistoryEntry, ...]:
-        """The newest rows of the ledger that are asked for, newest last. Asks page by page."""
-        found: tuple[views.HistoryEntry, ...] = ()
-        while len(found) < limit:
-            request = scrub_pb2.HistoryRequest(
-                gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
-                **which,
-            )  # fmt: skip
-            page = (await self._ask(self._stub.History(request, timeout=SHORT))).entries
-            found = (*(view(views.HistoryEntry, entry) for entry in page), *found)
-            if len(page) < request.limit:
-                break
-        return found
+        return self.stream(self._stub.Watch(scrub_pb2.WatchRequest()), AdvertisedDevices)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scrubber import app
-from scrubber.api import client, server
+from scrubber.api import admin_client, client, server
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.ground import paths, unix_sockets
 from scrubber.metrics.counters import ServiceCounters
@@ -55,7 +55,7 @@ class House:
         return client.ScrubberClient(paths.scrubber_socket(self.config.run_dir))
 
     def admin(self):
-        return client.AdminClient(paths.admin_socket(self.config.run_dir))
+        return admin_client.AdminClient(paths.admin_socket(self.config.run_dir))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from contextlib import suppress
 import grpc.aio
 import pytest
 
-from scrubber.api import answering, client, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.api import admin_client, answering, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
@@ -191,7 +191,7 @@ async def test_a_failed_scrub_reports_cause_and_state(house):
 
 @pytest.mark.parametrize("page", [1, 3, 1000])
 async def test_history_in_several_answers_is_complete_without_repeats(house, monkeypatch, page):
-    monkeypatch.setattr(client, "PAGE", page)
+    monkeypatch.setattr(admin_client, "PAGE", page)
     async with house.admin() as admin:
         everything = await admin.history(limit=10_000)
         assert [it.seq for it in everything] == sorted({it.seq for it in everything})

@@ -13,7 +13,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber import __version__
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.devices.simulated import tenants
 from scrubber.ground.errors import Reason, Refused
@@ -289,7 +289,7 @@ def test_a_refused_gpu_hides_no_other(autoclave, two_gpus, monkeypatch):
     assert autoclave("quarantine", one, "99", "--reason", "test").exit_code == 2
     (bad,) = items(autoclave("status", one, "-o", "json"))
     assert bad["state"] == "clean"  # a GPU that does not exist is found before anything is done
-    really = client.AdminClient.quarantine
+    really = admin_client.AdminClient.quarantine
 
     async def quarantine(self, gpu, *rest) -> views.DeviceStatus:
         if gpu == bad["device"]:
@@ -297,7 +297,7 @@ def test_a_refused_gpu_hides_no_other(autoclave, two_gpus, monkeypatch):
         return await really(self, gpu, *rest)
 
     with monkeypatch.context() as here:
-        here.setattr(client.AdminClient, "quarantine", quarantine)
+        here.setattr(admin_client.AdminClient, "quarantine", quarantine)
         run = autoclave("quarantine", one, two, "--reason", "test")
     assert (run.exit_code, run.stderr) == (1, f"autoclave: cannot quarantine GPU {one}: cannot quarantine it\n")
     assert re.fullmatch(rf"GPU {two} \(GPU-\S+\) is quarantined: .*\n", run.stdout)

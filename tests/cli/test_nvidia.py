@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import nvidia_advice
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
@@ -91,7 +91,7 @@ CANNOT = "no memory of a real GPU can be cleared"
 BROKEN = "CuPy is installed but cannot be loaded: ImportError: libcudart.so.99: no such file"
 
 
-async def idle(admin: client.AdminClient) -> None:
+async def idle(admin: admin_client.AdminClient) -> None:
     """What was begun before the zygote has told is over."""
     status = await admin.status(["0"])
     while status.devices[0].job is not None:

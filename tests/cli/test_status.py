@@ -11,7 +11,7 @@ from rich.console import Console
 from autoclave.cli import document, table, terminal
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.core.model import State
 from tests.cli.test_output import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
@@ -180,7 +180,7 @@ async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):
     async def answer(*_: object, **__: object) -> views.Status:
         return views.Status((answers.pop(0),), SERVICE)
 
-    async with client.AdminClient(Path("/nowhere")) as admin:
+    async with admin_client.AdminClient(Path("/nowhere")) as admin:
         monkeypatch.setattr(admin, "status", answer)
         with pytest.raises(IndexError):  # there is no further answer
             await status.follow(admin, (), status.Form(Selection(), "table", headers=False))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.devices.simulated import layout
 from scrubber.ground import paths
@@ -42,7 +42,7 @@ class Operator:
         """All devices or one, as soon as each of them is as wanted."""
         names = [] if index is None else [str(index)]
         seen = 0
-        async with asyncio.timeout(WITHIN), client.AdminClient(self._socket) as admin:
+        async with asyncio.timeout(WITHIN), admin_client.AdminClient(self._socket) as admin:
             while True:
                 status = await admin.status(names, newer_than=seen, wait=10 if seen else 0)
                 if all(map(wanted, status.devices)):
@@ -51,12 +51,12 @@ class Operator:
 
     async def quarantine(self, device: str) -> None:
         """Take a device out of service."""
-        async with client.AdminClient(self._socket) as admin:
+        async with admin_client.AdminClient(self._socket) as admin:
             await admin.quarantine(device, "for the test", "the test")
 
     async def reinstate(self, device: str) -> None:
         """Test a quarantined device now."""
-        async with client.AdminClient(self._socket) as admin:
+        async with admin_client.AdminClient(self._socket) as admin:
             async for _ in admin.reinstate([device], "healed", "the test"):
                 pass
 

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason
 from scrubber.observe.driver_calls import DriverCalls
 from tests.live import Service
@@ -47,7 +47,7 @@ async def test_exhausted_files_quarantine_no_gpu_and_are_named(service):
     async with (
         asyncio.timeout(WITHIN),
         client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber,
-        client.AdminClient(service.run_dir / "admin.sock") as admin,
+        admin_client.AdminClient(service.run_dir / "admin.sock") as admin,
     ):
         first, second = (device.device for device in (await admin.status()).devices)
         await advertised(scrubber, healthy=True)  # this client is connected now, and needs no other file

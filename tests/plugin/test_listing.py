@@ -116,15 +116,25 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
         assert len(reader.lists) == 2
 
 
+WAITING = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
+
+
+@pytest.mark.parametrize("told", [(), (gpu(0, gate="a"),), (gpu(0, waits=True),), (WAITING, gpu(1))])
+async def test_where_no_gate_holds_all_containers_the_service_has_to_answer_first(door, followed, told):
+    await door.close()
+    async with followed() as listing:
+        listing.begin_with(AdvertisedDevices(told, 60.0))
+        assert listing.current() is None
+
+
 async def test_a_list_that_the_service_has_left_expires(door, followed, read):
     await door.close()
-    waiting = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
     async with followed() as listing:
-        listing.begin_with(AdvertisedDevices((waiting,), 0.5))
+        listing.begin_with(AdvertisedDevices((WAITING,), 0.5))
         reader = read(listing)
         await reader.until(everything(True))
         await reader.until(everything(False))
-        door.say(waiting, gpu(1))
+        door.say(WAITING, gpu(1))
         await door.open()
         await reader.until(exactly(GPU_0000=True, GPU_0001=True))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.ground.errors import Reason, Refused
 
@@ -82,7 +82,7 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         human.say(f"GPU {it.name} ({uuid}) {said}")
 
 
-async def _user(refusal: str, admin: client.AdminClient) -> str:
+async def _user(refusal: str, admin: admin_client.AdminClient) -> str:
     """Who uses the device that a refusal names. Tenants may read refusals, so they name no process and no pod."""
     for device in (await service_call.find(admin, ())).values():
         if device.device in refusal:

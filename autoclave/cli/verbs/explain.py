@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.ground.errors import Unreachable
 
@@ -30,7 +30,7 @@ def explain(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
     If the service does not answer, this is about the last state in the ledger in --state-dir, and stderr says so.
     """
 
-    async def ask(admin: client.AdminClient) -> tuple[views.Explanation, views.ServiceStatus]:
+    async def ask(admin: admin_client.AdminClient) -> tuple[views.Explanation, views.ServiceStatus]:
         return await admin.explain(gpu), (await admin.status([gpu])).service
 
     service: views.ServiceStatus | None = None

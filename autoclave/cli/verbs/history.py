@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
@@ -59,7 +59,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     output: str,
     run_dir: Path,
     state_dir: Path,
-    **which: Unpack[client.Which],
+    **which: Unpack[admin_client.Which],
 ) -> None:
     """List the events of the ledger, oldest first.
 
@@ -75,7 +75,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     if follow and output not in {"table", "jsonl"}:
         raise click.UsageError("--follow needs -o table or -o jsonl: a document has an end")
 
-    async def ask(admin: client.AdminClient) -> None:
+    async def ask(admin: admin_client.AdminClient) -> None:
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
         found = await admin.history(gpu, since=since, limit=limit + 1, **which)
         service = (await admin.status([gpu] if gpu else ())).service  # now: a disk that hangs leaves less to tell
@@ -123,7 +123,9 @@ def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> N
         document.emit(document.listing("HistoryEntry", map(document.entry, entries)) | about, output)
 
 
-async def _follow(admin: client.AdminClient, gpu: str, seen: int, lines: _Lines, which: client.Which) -> None:
+async def _follow(
+    admin: admin_client.AdminClient, gpu: str, seen: int, lines: _Lines, which: admin_client.Which
+) -> None:
     """Print the rows after ``seen`` as they come, until the user stops it. Survives a restart of the service."""
     reachable = True
     while True:

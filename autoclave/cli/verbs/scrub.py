@@ -30,7 +30,7 @@ from autoclave.cli import (
     table,
     worst,
 )
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
@@ -67,7 +67,7 @@ def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how:
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all, not both")
 
-    def stream(admin: client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
+    def stream(admin: admin_client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
         return admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
 
     return _carry_out(run_dir, gpus, stream, output, quiet=how["quiet"])
@@ -85,7 +85,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
     If a GPU cannot be quarantined, the others are all the same.
     """
 
-    async def quarantine(admin: client.AdminClient) -> int:
+    async def quarantine(admin: admin_client.AdminClient) -> int:
         named = (await admin.status(gpus)).devices  # first, so that a wrong name quarantines no GPU
         done, codes = [], []
         for it in named:
@@ -135,7 +135,7 @@ def reinstate(
     if i_know and not without_scrub:
         raise click.UsageError("--i-know needs --without-scrub")
 
-    def stream(admin: client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
+    def stream(admin: admin_client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
         return admin.reinstate(gpus, reason, service_call.asker(), without_evidence=without_scrub)
 
     return _carry_out(run_dir, gpus, stream, output, quiet=quiet)
@@ -158,14 +158,14 @@ OVERDUE = views.ScrubResult(
 def _carry_out(
     run_dir: Path,
     gpus: Sequence[str],
-    stream: Callable[[client.AdminClient], AsyncIterator[views.ScrubProgress]],
+    stream: Callable[[admin_client.AdminClient], AsyncIterator[views.ScrubProgress]],
     output: str,
     *,
     quiet: bool,
 ) -> int:
     """Start the scrubs, follow them to their end, and print the results. After Ctrl-C, say that they go on."""
 
-    async def work(admin: client.AdminClient) -> int:
+    async def work(admin: admin_client.AdminClient) -> int:
         devices = await service_call.find(admin, gpus)  # first, so that a wrong name starts no scrub
         return report(await follow(stream(admin), devices, quiet=quiet), devices, output)
 

@@ -21,7 +21,7 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
@@ -202,7 +202,7 @@ def faults(service: views.ServiceStatus) -> tuple[str, ...]:
 TICK = 1.0  # seconds between two updates on a terminal, where ages and progress change without an event
 
 
-async def follow(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+async def follow(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     """Show the status until the user stops it."""
     if for_people(form.output):
         await _live(admin, gpus, form)
@@ -210,7 +210,7 @@ async def follow(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> 
         await _print(admin, gpus, form)
 
 
-async def _live(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+async def _live(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     devices: tuple[views.DeviceStatus, ...] = ()
     total = 0
     with importlib.import_module("autoclave.cli.terminal").view() as show:
@@ -221,7 +221,7 @@ async def _live(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> N
             show(page(devices, total, form, notes))
 
 
-async def _print(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> None:
+async def _print(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     shown: tuple[views.DeviceStatus, ...] | None = None
     unreachable = False
     async for answer in _answers(admin, gpus, service_call.QUIET):
@@ -238,7 +238,9 @@ async def _print(admin: client.AdminClient, gpus: Sequence[str], form: Form) -> 
         shown = stable
 
 
-async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) -> AsyncIterator[views.Status | None]:
+async def _answers(
+    admin: admin_client.AdminClient, gpus: Sequence[str], wait: float
+) -> AsyncIterator[views.Status | None]:
     """Each new status; None while the service cannot be reached. The first request must succeed."""
     answer: views.Status | None = await admin.status(gpus)
     while True:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.ground import paths
 from scrubber.ground.documents import units
@@ -55,7 +55,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
 
 
 async def _wait(
-    admin: client.AdminClient, gpus: tuple[str, ...], goal: str, within: float, run_dir: Path
+    admin: admin_client.AdminClient, gpus: tuple[str, ...], goal: str, within: float, run_dir: Path
 ) -> tuple[tuple[views.DeviceStatus, ...], dict[str, views.DeviceStatus]]:
     """The GPUs, and those that have not reached the goal in time, by UUID and as they are now."""
     devices = (await admin.status(gpus)).devices

@@ -12,7 +12,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from plugin.cluster.api_objects import TAINT
-from scrubber.api import client
+from scrubber.api import admin_client
 from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, silence
@@ -123,7 +123,7 @@ async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin,
     try:
         it = await plugin(*ON, "--taint-when-all-out", run_dir=service.run_dir, quick=True)
         await api.until(lambda: api.says("True"))
-        async with client.AdminClient(service.run_dir / "admin.sock") as admin:
+        async with admin_client.AdminClient(service.run_dir / "admin.sock") as admin:
             for gpu in ("0", "1"):
                 await admin.quarantine(gpu, "a drill", "a test")
             await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())

@@ -21,7 +21,7 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc
 from plugin.listing import Listing
 from plugin.stopping import InFlight
-from scrubber.api import client
+from scrubber.api import admin_client, client
 from scrubber.ground import paths
 from tests.create_gate.programs import SOURCE, compiled
 from tests.live import Service
@@ -147,7 +147,7 @@ async def test_a_claim_that_cannot_be_takes_and_gives_back_nothing(cluster, serv
 
 async def test_the_end_of_a_short_claim_waits_for_its_scrub(cluster, service):
     """The list of the service may still show the device as clean, as it was before the claim."""
-    async with client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
+    async with admin_client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
         for _ in range(5):
             cluster.allocate("a", 0, 1)
             await cluster.prepare("a")

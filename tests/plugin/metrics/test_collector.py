@@ -10,7 +10,7 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from plugin.metrics import table
 from scrubber import __version__
-from scrubber.api import client
+from scrubber.api import admin_client
 from scrubber.ground.errors import Reason, Refused
 from tests.fetching import lint
 from tests.plugin import kubelet_server
@@ -84,7 +84,7 @@ async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, 
     ]
     assert scraped.receipts(table.HOOK_TIME) == {used.receipt.id}
 
-    async with client.AdminClient(service.run_dir / "admin.sock") as admin:
+    async with admin_client.AdminClient(service.run_dir / "admin.sock") as admin:
         await admin.quarantine(other.device, "a drill", "a test")
     with pytest.raises(grpc.aio.AioRpcError):
         await allocate(short_tmp, other.device)

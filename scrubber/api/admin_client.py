@@ -1,0 +1,80 @@
+"""The client of the socket for operators. The plugin does not import it: its views take a tenth of a start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from scrubber.api import client, scrub_pb2, scrub_pb2_grpc
+from scrubber.core import views
+
+PAGE = 1000  # rows of history in one answer; the service has its own limit, which is higher
+
+
+class Which(TypedDict, total=False):
+    """Which rows of the history: see ``HistoryRequest`` in ``scrub.proto``."""
+
+    after: int
+    until: float
+    kinds: Sequence[str]
+    warnings: bool
+    without_steps: bool
+
+
+class AdminClient(client.Client):
+    """Client of the socket for operators."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(socket)
+        self._stub = scrub_pb2_grpc.AdminStub(self.channel)
+
+    async def status(
+        self, gpus: Sequence[str] = (), *, newer_than: int = 0, wait: float = 0.0, timeout: float = client.SHORT
+    ) -> views.Status:
+        """All devices, or the named ones. ``wait``: seconds to wait until the ledger has a row after ``newer_than``."""
+        request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
+        answer = await self.ask(self._stub.Status(request, timeout=timeout + wait))
+        return client.view(views.Status, answer)
+
+    def scrub(
+        self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[views.ScrubProgress, None]:  # fmt: skip
+        """Progress of the jobs until each has its result."""
+        request = scrub_pb2.ScrubRequest(gpus=gpus, all=every, path=path, no_wait=no_wait)
+        return self.stream(self._stub.Scrub(request, timeout=timeout), views.ScrubProgress)
+
+    async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = client.SHORT) -> views.DeviceStatus:
+        """Quarantine a device."""
+        request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
+        answer = await self.ask(self._stub.Quarantine(request, timeout=timeout))
+        return client.view(views.DeviceStatus, answer.device)
+
+    def reinstate(
+        self, gpus: Sequence[str], reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
+    ) -> AsyncGenerator[views.ScrubProgress, None]:
+        """End quarantines with a scrub and a self-test; without evidence, at once."""
+        request = scrub_pb2.ReinstateRequest(gpus=gpus, reason=reason, by=by, without_evidence=without_evidence)
+        return self.stream(self._stub.Reinstate(request, timeout=timeout), views.ScrubProgress)
+
+    async def explain(self, gpu: str, *, timeout: float = client.SHORT) -> views.Explanation:
+        """Why a device is in its state."""
+        answer = await self.ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
+        return client.view(views.Explanation, answer)
+
+    async def history(
+        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, **which: Unpack[Which]
+    ) -> tuple[views.HistoryEntry, ...]:
+        """The newest rows of the ledger that are asked for, newest last. Asks page by page."""
+        found: tuple[views.HistoryEntry, ...] = ()
+        while len(found) < limit:
+            request = scrub_pb2.HistoryRequest(
+                gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
+                **which,
+            )  # fmt: skip
+            page = (await self.ask(self._stub.History(request, timeout=client.SHORT))).entries
+            found = (*(client.view(views.HistoryEntry, entry) for entry in page), *found)
+            if len(page) < request.limit:
+                break
+        return found
