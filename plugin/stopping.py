@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from scrubber.ground import aio, log
+from scrubber.ground import aio, log, threads
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import FatalError
 
@@ -64,6 +64,8 @@ def run(work: Callable[[InFlight], Coroutine[Any, Any, None]]) -> int:
 
     The work gets the count of the calls that are being answered.
     """
+    if why := threads.shortage():
+        raise FatalError(f"cannot start: {why}")
     with one_fatal_error():
         asyncio.run(_run(work, InFlight()))
     return 0

@@ -20,7 +20,7 @@ from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
-from scrubber.ground import aio, http_server, log, paths, private_files, unix_sockets
+from scrubber.ground import aio, http_server, log, paths, private_files, threads, unix_sockets
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
@@ -57,6 +57,8 @@ def run(config: ScrubberConfig) -> int:
     with ExitStack() as turn:  # ends after the threads of the event loop
         if lock is not None:
             turn.enter_context(_turn(config.run_dir, lock))
+        if why := threads.shortage():
+            raise FatalError(f"cannot start: {why}")
         return asyncio.run(_serve(config, turn, alone=lock is not None))
 
 

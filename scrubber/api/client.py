@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.ground import operation_id, paths, unix_sockets
+from scrubber.ground import operation_id, paths, threads, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -48,6 +48,8 @@ class Client:
         limit = unix_sockets.MAX_PATH_BYTES
         if len(os.fsencode(socket)) > limit:
             raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
+        if why := threads.shortage():
+            raise Unreachable(f"cannot reach the scrub service at {socket}: {why}")
         self.socket = socket
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 
@@ -129,8 +131,8 @@ class ScrubberClient(Client):
 
         None: there is none, or it is of another boot, or too old.
         """
-        told = last_list.read(paths.last_list(self.socket.parent))
-        return view(AdvertisedDevices, told) if told is not None else None
+        response = last_list.read(paths.last_list(self.socket.parent))
+        return view(AdvertisedDevices, response) if response is not None else None
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """Yield the full list of devices: first now, then after every change."""
