@@ -48,8 +48,8 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing, vendors = _listing(chosen, scrubber)
-        if (told := scrubber.last_list()) is not None:
-            listing.begin_with(told)
+        if (adverts := scrubber.last_list()) is not None:
+            listing.begin_with(adverts)
         async with _metrics_served(chosen, listing, vendors) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:

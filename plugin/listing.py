@@ -148,15 +148,15 @@ class Listing:
         if self._message_timeout is not None and not self._message_timeout.expired():
             self._message_timeout.reschedule(asyncio.get_running_loop().time())
 
-    def begin_with(self, told: AdvertisedDevices) -> None:
+    def begin_with(self, adverts: AdvertisedDevices) -> None:
         """Show the list that the service has left, until the service answers or that list expires.
 
         Only where the create gate holds all containers until the proof: elsewhere the service has to answer first.
         """
-        if told.devices and all(device.waits and device.gate for device in told.devices):
-            logger.info("showing the last list of the service", valid_seconds=round(told.silence_seconds, 1))
-            self._silence = told.silence_seconds
-            self._store(told.devices)
+        if adverts.devices and all(device.waits and device.gate for device in adverts.devices):
+            logger.info("showing the last list of the service", valid_seconds=round(adverts.silence_seconds, 1))
+            self._silence = adverts.silence_seconds
+            self._store(adverts.devices)
             self._expire_after(self._silence)
 
     async def follow(self) -> None:

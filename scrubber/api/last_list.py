@@ -23,9 +23,9 @@ LONGEST = 60.0  # seconds that a list is valid, whatever it says
 async def keep(path: Path, lists: AsyncIterator[scrub_pb2.WatchResponse]) -> None:
     """Keep the newest list in the file. After an error there is no file: what it said may be wrong by now."""
     fault = ""
-    async for told in lists:
+    async for response in lists:
         try:
-            await asyncio.to_thread(write, path, stamped(told))
+            await asyncio.to_thread(write, path, stamped(response))
             fault = ""
         except OSError as error:
             if str(error) != fault:
@@ -33,9 +33,9 @@ async def keep(path: Path, lists: AsyncIterator[scrub_pb2.WatchResponse]) -> Non
                 logger.warning("the last list of devices is not kept", file=str(path), error=fault)
 
 
-def stamped(told: scrub_pb2.WatchResponse) -> bytes:
+def stamped(response: scrub_pb2.WatchResponse) -> bytes:
     """The content of the file, for a list that the service has made just now."""
-    return scrub_pb2.LastList(boot_id=boot.boot_id(), uptime=boot.uptime(), told=told).SerializeToString()
+    return scrub_pb2.LastList(boot_id=boot.boot_id(), uptime=boot.uptime(), list=response).SerializeToString()
 
 
 def write(path: Path, content: bytes) -> None:
@@ -58,8 +58,8 @@ def read(path: Path) -> scrub_pb2.WatchResponse | None:
         logger.warning("cannot read the last list of devices", file=str(path), error=str(error))
         return None
     age = boot.uptime() - last.uptime
-    left = min(last.told.silence_seconds, LONGEST) - age
+    left = min(last.list.silence_seconds, LONGEST) - age
     if last.boot_id != boot.boot_id() or age < 0 or left <= 0:
         return None
-    last.told.silence_seconds = left
-    return last.told
+    last.list.silence_seconds = left
+    return last.list

@@ -280,22 +280,22 @@ class LastList(_message.Message):
 
     BOOT_ID_FIELD_NUMBER: _builtins.int
     UPTIME_FIELD_NUMBER: _builtins.int
-    TOLD_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
     boot_id: _builtins.str
     uptime: _builtins.float
     """When the service made the list, in seconds since that boot."""
     @_builtins.property
-    def told(self) -> Global___WatchResponse: ...
+    def list(self) -> Global___WatchResponse: ...
     def __init__(
         self,
         *,
         boot_id: _builtins.str = ...,
         uptime: _builtins.float = ...,
-        told: Global___WatchResponse | None = ...,
+        list: Global___WatchResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["told", b"told"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["list", b"list"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "told", b"told", "uptime", b"uptime"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "list", b"list", "uptime", b"uptime"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,8 +83,8 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See ``scrub.proto``."""
         async with aclosing(self.lists()) as lists:
-            async for told in lists:
-                yield told
+            async for response in lists:
+                yield response
 
     async def lists(self) -> AsyncGenerator[scrub_pb2.WatchResponse, None]:
         """The list of devices now, after each change, and as a sign of life."""

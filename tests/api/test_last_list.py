@@ -20,16 +20,16 @@ from tests.plugin.live_plugin import until_files
 def written(tmp_path):
     """A file whose list is valid for 40 seconds."""
     tmp_path.chmod(0o700)
-    told = scrub_pb2.WatchResponse(devices=[scrub_pb2.Advert(uuid="GPU-1", healthy=True)], silence_seconds=40.0)
-    last_list.write(file := tmp_path / "last-list", last_list.stamped(told))
+    response = scrub_pb2.WatchResponse(devices=[scrub_pb2.Advert(uuid="GPU-1", healthy=True)], silence_seconds=40.0)
+    last_list.write(file := tmp_path / "last-list", last_list.stamped(response))
     return file
 
 
 def read(file):
     """A list that must be valid."""
-    told = last_list.read(file)
-    assert told is not None
-    return told
+    response = last_list.read(file)
+    assert response is not None
+    return response
 
 
 def passed(monkeypatch, seconds):
@@ -41,13 +41,13 @@ def passed(monkeypatch, seconds):
 @pytest.mark.parametrize("seconds", [0.0, 39.0])
 def test_a_list_is_valid_for_the_rest_of_its_time(file, monkeypatch, seconds):
     passed(monkeypatch, seconds)
-    told = read(file)
-    assert [device.uuid for device in told.devices] == ["GPU-1"]
-    assert told.silence_seconds == pytest.approx(40.0 - seconds, abs=0.9)
+    response = read(file)
+    assert [device.uuid for device in response.devices] == ["GPU-1"]
+    assert response.silence_seconds == pytest.approx(40.0 - seconds, abs=0.9)
 
 
 @pytest.mark.parametrize("seconds", [40.0, -1.0])
-def test_an_old_list_and_one_of_the_future_are_not_valid(file, monkeypatch, seconds):
+def test_an_old_list_and_a_future_one_are_not_valid(file, monkeypatch, seconds):
     passed(monkeypatch, seconds)
     assert last_list.read(file) is None
 
@@ -89,7 +89,7 @@ def test_a_list_that_cannot_be_replaced_is_removed(file, monkeypatch):
     assert not list(file.parent.iterdir())
 
 
-def test_no_list_says_that_containers_wait_once_the_gate_is_off(file):
+def test_a_run_without_the_gate_begins_with_the_removal(file):
     """The list is gone first: the rest of the start may fail."""
     file.with_name("autoclave-gate.json").write_text("damaged")
     config = ScrubberConfig(BackendChoice.SIMULATED, run_dir=file.parent, gate_cdi_dir=file.parent)
@@ -104,8 +104,11 @@ async def test_the_service_leaves_what_it_tells_the_plugin(house):
     async with house.scrubber() as scrubber:
         await until_files(file.exists, file.parent)
         left = scrubber.last_list()
-        told = await anext(scrubber.watch())
-        assert (left.devices, left.silence_seconds) == (told.devices, pytest.approx(told.silence_seconds, abs=WITHIN))
+        response = await anext(scrubber.watch())
+        assert (left.devices, left.silence_seconds) == (
+            response.devices,
+            pytest.approx(response.silence_seconds, abs=WITHIN),
+        )
         await scrubber.acquire([house.uuids[0]])
         await until_files(lambda: not scrubber.last_list().devices[0].clean, file.parent)
     keeping.cancel()

@@ -58,7 +58,7 @@ def test_a_container_is_created_on_a_clean_gpu(containers, gpus, service):
     assert (status.owner, status.pod) == ("a", "team/train-0/main")
 
 
-async def test_a_plugin_that_starts_needs_no_service_once_the_runtime_has_asked(containers, gpus, service, short_tmp):
+async def test_a_plugin_registers_without_the_service(containers, gpus, service, short_tmp):
     assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
     async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber, Kubelet(short_tmp) as kubelet:
         await until_files(

@@ -81,8 +81,8 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
 
     def leave(self, *devices, silence=60.0):
         """Leave a last list in the run directory, as a service does that has just gone."""
-        told = scrub_pb2.WatchResponse(**asdict(AdvertisedDevices(devices, silence)))
-        last_list.write(paths.last_list(self.socket.parent), last_list.stamped(told))
+        response = scrub_pb2.WatchResponse(**asdict(AdvertisedDevices(devices, silence)))
+        last_list.write(paths.last_list(self.socket.parent), last_list.stamped(response))
 
     async def until(self, holds):
         """Wait until somebody asked for what the test waits for."""

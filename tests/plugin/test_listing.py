@@ -119,11 +119,11 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
 WAITING = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
 
 
-@pytest.mark.parametrize("told", [(), (gpu(0, gate="a"),), (gpu(0, waits=True),), (WAITING, gpu(1))])
-async def test_where_no_gate_holds_all_containers_the_service_has_to_answer_first(door, followed, told):
+@pytest.mark.parametrize("devices", [(), (gpu(0, gate="a"),), (gpu(0, waits=True),), (WAITING, gpu(1))])
+async def test_without_the_gate_the_service_has_to_answer_first(door, followed, devices):
     await door.close()
     async with followed() as listing:
-        listing.begin_with(AdvertisedDevices(told, 60.0))
+        listing.begin_with(AdvertisedDevices(devices, 60.0))
         assert listing.current() is None
 
 
