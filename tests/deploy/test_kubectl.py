@@ -243,7 +243,7 @@ def test_one_of_two_releases_on_a_node_is_chosen(shell):
         assert shell.asked()[-1][:3] == ["exec", f"--namespace={namespace}", pod]
 
 
-def test_while_an_update_waits_the_pod_that_lasts_longest_is_asked(shell):
+def test_of_two_pods_in_an_update_the_newer_is_asked(shell):
     """Both pods of the node reach the service. One that still pulls its image can run no verb."""
     new = replace(PLAIN, name="scrubber-new", phase="Pending", started="", ready="false", waiting="PodInitializing")
     for after, asked in ((new, "scrubber-a"), (replace(PLAIN, name="scrubber-new", started=LATER), "scrubber-new")):
