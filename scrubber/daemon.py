@@ -88,25 +88,21 @@ def _leave(error: Exception, path: Path) -> None:
 
 async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int:
     """Serve the metrics, if an address is configured; on standby, wait for the turn; then run the service."""
-    active_policy = _load_policy(config)
+    try:
+        active_policy = ActivePolicy(config.policy)
+    except DocumentError as error:
+        raise FatalError(str(error)) from error
     metrics, nursery = _Metrics(), app.build_nursery(config)
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, nursery, metrics)))
-            active_policy = _load_policy(config)  # the file may have changed
-        if config.metrics_address:  # not on standby: among the services that tell their start, the last one counts
+            await _reload(active_policy)
+        if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
         backend = await asyncio.to_thread(app.build_backend, config)
         return await _run_service(config, backend, active_policy, metrics, nursery)
-
-
-def _load_policy(config: ScrubberConfig) -> ActivePolicy:
-    try:
-        return ActivePolicy(config.policy)
-    except DocumentError as error:
-        raise FatalError(str(error)) from error
 
 
 async def _stand_by(run_dir: Path, nursery: Nursery, metrics: _Metrics) -> int:
@@ -284,22 +280,24 @@ async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> 
 
 
 async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Reload the policy after each change. Two reloads never run at the same time, because the older text could win.
-
-    The same result is logged once, because an editor changes a file several times when it saves.
-    """
+    """Reload the policy after each change. Two reloads never run at the same time, because the older text could win."""
     while True:
         await changed.wait()
         changed.clear()
-        before = active_policy.fault
-        loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
-        if loaded:
-            logger.info("policy loaded", policy=active_policy.name, source=source)
-        elif active_policy.fault and active_policy.fault != before:
-            faults = active_policy.fault
-            logger.error("policy not loaded; the old policy stays in force", source=source, faults=faults)
-        elif before and not active_policy.fault:
-            logger.info("policy file corrected; it equals the policy in force", source=source)
+        await _reload(active_policy)
+
+
+async def _reload(active_policy: ActivePolicy) -> None:
+    """Reload the policy. The same result is logged once: an editor changes a file several times when it saves."""
+    before = active_policy.fault
+    loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
+    if loaded:
+        logger.info("policy loaded", policy=active_policy.name, source=source)
+    elif active_policy.fault and active_policy.fault != before:
+        faults = active_policy.fault
+        logger.error("policy not loaded; the old policy stays in force", source=source, faults=faults)
+    elif before and not active_policy.fault:
+        logger.info("policy file corrected; it equals the policy in force", source=source)
 
 
 def _tell_systemd(*lines: str) -> None:
