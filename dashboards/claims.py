@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import units
 
 from dashboards.page import Page, Section
-from dashboards.panels import Column, Query, graph, heatmap, stat, table
+from dashboards.panels import NO_EVENT, Column, Query, graph, heatmap, stat, table
 from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, largest, sum_of
 from dashboards.style import GOOD, GREEN, ORANGE, SHOULD_BE_ZERO, distinct_colours
 from plugin.metrics import table as plugin
@@ -13,7 +13,6 @@ from scrubber.ground.metric_table import Row
 
 SCOPE = QueryScope(PLACE)
 NO_DRIVER = "No DRA driver is scraped"
-NO_CLAIM = "No claim yet, or no DRA driver is scraped"
 CALL_COLOURS = distinct_colours("prepare", "unprepare")
 
 
@@ -47,16 +46,16 @@ def _claims() -> Section:
         "Time until a claim had its devices, including the wait for a scrub, as claims per second. The kubelet waits "
         "for 45 s.",
         SCOPE.rate(plugin.CLAIM_TIME, "le", part="bucket", call="prepare"),
-        empty=NO_CLAIM,
+        empty=NO_EVENT,
     )
     latency = graph(
         "Latency of claims",
         "The 99th percentile. The end of a claim includes its scrub.", units.Seconds,
-        Query(SCOPE.quantile(0.99, plugin.CLAIM_TIME, "call"), "{{call}}"), colours=CALL_COLOURS, empty=NO_CLAIM,
+        Query(SCOPE.quantile(0.99, plugin.CLAIM_TIME, "call"), "{{call}}"), colours=CALL_COLOURS, empty=NO_EVENT,
     )  # fmt: skip
     outcomes = graph(
         "Claims by outcome", "Claims by call of the kubelet and outcome, per second.", units.RequestsPerSecond,
-        Query(SCOPE.rate(plugin.CLAIM_TIME, "call", "outcome", part="count"), "{{call}} {{outcome}}"), empty=NO_CLAIM,
+        Query(SCOPE.rate(plugin.CLAIM_TIME, "call", "outcome", part="count"), "{{call}} {{outcome}}"), empty=NO_EVENT,
     )  # fmt: skip
     refusals = graph(
         "Refused claims by reason",
@@ -82,7 +81,7 @@ def _slices() -> Section:
     writes = graph(
         "Writes of ResourceSlices", "Attempts to write the slice of a node, by outcome, per second.",
         units.RequestsPerSecond, Query(SCOPE.rate(plugin.SLICE_WRITES, "outcome"), "{{outcome}}"),
-        colours={"written": GOOD}, empty=NO_DRIVER,
+        colours={"written": GOOD}, empty=NO_EVENT,
     )  # fmt: skip
     return Section("ResourceSlices", 8, ((12, devices), (12, writes)))
 
@@ -91,7 +90,7 @@ def _costs() -> Section:
     cpu = graph(
         "CPU of the driver", "The highest CPU use of a driver, in cores.", units.Short,
         Query(largest(SCOPE.of_processes(f"rate({SCOPE.of(CPU)}[{RECENT}])", plugin.DRA_BUILD)), "driver"),
-        empty=NO_DRIVER,
+        empty=NO_EVENT,
     )  # fmt: skip
     memory = graph(
         "Memory of the driver", "The highest memory use of a driver.", units.BytesIEC,

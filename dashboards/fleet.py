@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.outages import NODE, TO_GPU, TO_NODE, WHERE, firing_alerts, group_counts, quarantined_gpus
 from dashboards.page import Page, Section
-from dashboards.panels import NO_RECORDING, Column, Query, graph, heatmap, stat, table
+from dashboards.panels import NO_EVENT_RECORDED, NO_RECORDING, Column, Query, graph, heatmap, stat, table
 from dashboards.query import (
     ALERTS,
     DEVICE_ID,
@@ -82,7 +82,7 @@ def _trends() -> Section:
         units.Seconds,
         *(Query(f"histogram_quantile({part:g}, {sum_of(SCOPE.of(TIMES_TO_CLEAN), 'le')}) >= 0", legend)
           for part, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
-        colours=QUANTILE_COLOURS, empty=NO_RECORDING,
+        colours=QUANTILE_COLOURS, empty=NO_EVENT_RECORDED,
     )  # fmt: skip
     return Section("Trends", 9, ((12, groups), (12, to_clean)))
 
@@ -93,7 +93,7 @@ def _hooks() -> Section:
         "Time that the hooks took, including the wait for a scrub, as calls per second. The limits are 5 s for "
         "Allocate and 25 s for PreStartContainer. Most calls take milliseconds.",
         sum_of(SCOPE.of(HOOK_TIMES), "le"),
-        empty=NO_RECORDING,
+        empty=NO_EVENT_RECORDED,
     )
     refusals = graph(
         "Refusals per hour",
@@ -109,7 +109,7 @@ def _hooks() -> Section:
         units.PercentUnit,
         *(Query(f"max({SCOPE.of(late)})", window) for window, late in LATE.items()),
         levels=((0, GOOD), (0.001, BAD)), colours=distinct_colours(*LATE), up_to=0.002,
-        empty="No hand-over yet, or the recording rules are not loaded",
+        empty=NO_EVENT_RECORDED,
     )  # fmt: skip
     return Section("Hooks", 9, ((9, latency), (8, refusals), (7, budget)))
 

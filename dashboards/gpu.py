@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.outages import GPU_PAGE, NO_PROOF, WHERE, problems, quarantined_gpus
 from dashboards.page import Page, Section
-from dashboards.panels import Column, Query, graph, stat, table, timeline
+from dashboards.panels import WIDTHS, Column, Query, graph, stat, table, timeline
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest
 from dashboards.style import (
     BAD,
@@ -27,7 +27,7 @@ RUNS = value_words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})
 
 def _status() -> Section:
     return Section("Status", 4, (
-        (3, stat("Offered to the kubelet", "Whether the kubelet sees this GPU as Healthy.",
+        (3, stat("Offered", "Whether the kubelet sees this GPU as Healthy.",
                  largest(SCOPE.of(service.HEALTHY), *DEVICE_ID), units.NoUnit, words=yes_or_no("yes", "no"),
                  legend=NAME)),
         (3, stat("State", "The present state of the GPU.", SCOPE.states(*DEVICE_ID), units.NoUnit, words=STATE_WORDS,
@@ -73,6 +73,7 @@ def _reasons() -> Section:
                f"{largest(SCOPE.of(service.HEALTHY), *DEVICE_ID)} * on ({', '.join(DEVICE_ID)}) group_right () "
                + largest(SCOPE.of(service.DEVICE), *DEVICE_ID, "model", "pci", "driver", "resource", "parent"),
                words=yes_or_no("yes", "no")),
+        widths={**WIDTHS, "UUID": 310, "Driver": 270},
     )  # fmt: skip
     return Section("Reasons", 5, ((24, quarantined_gpus(SCOPE)), (24, problems(SCOPE)), (24, what)))
 

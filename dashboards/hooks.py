@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import units
 
 from dashboards.page import Page, Section
-from dashboards.panels import NO_PLUGIN, Column, Query, graph, heatmap, stat, table
+from dashboards.panels import NO_EVENT, NO_PLUGIN, Column, Query, graph, heatmap, stat, table
 from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, age, largest, smallest, sum_of
 from dashboards.scrubs import QUANTILES
 from dashboards.style import HEALTH_COLOURS, QUANTILE_COLOURS, SHOULD_BE_ZERO, distinct_colours
@@ -15,7 +15,6 @@ from scrubber.metrics import table as service
 SCOPE = QueryScope(PLACE)
 NODE = "{{node}}"
 HOOK_COLOURS = distinct_colours("Allocate", "PreStartContainer", "GetPreferredAllocation")
-NO_CALL = "No call of the kubelet yet, or no device plugin is scraped"
 
 
 def _overview() -> Section:
@@ -48,18 +47,18 @@ def _hooks() -> Section:
         "Time that the hooks took, including the wait for a scrub, as calls per second. The limits are 5 s for "
         "Allocate and 25 s for PreStartContainer.",
         SCOPE.rate(plugin.HOOK_TIME, "le", part="bucket"),
-        empty=NO_CALL,
+        empty=NO_EVENT,
     )
     latency = graph(
         "Latency of each hook",
         "The 99th percentile. Each dot is a call, with the receipt that the answer relies "
         "on.", units.Seconds,
         Query(SCOPE.quantile(0.99, plugin.HOOK_TIME, "hook"), "{{hook}}"), colours=HOOK_COLOURS, receipts=True,
-        empty=NO_CALL,
+        empty=NO_EVENT,
     )  # fmt: skip
     outcomes = graph(
         "Hook calls", "Calls by hook and outcome, per second.", units.RequestsPerSecond,
-        Query(SCOPE.rate(plugin.HOOK_TIME, "hook", "outcome", part="count"), "{{hook}} {{outcome}}"), empty=NO_CALL,
+        Query(SCOPE.rate(plugin.HOOK_TIME, "hook", "outcome", part="count"), "{{hook}} {{outcome}}"), empty=NO_EVENT,
     )  # fmt: skip
     refusals = graph(
         "Refusals by reason", "Refused calls. For each refusal, a pod waits or fails.", units.Short,
@@ -76,7 +75,7 @@ def _service() -> Section:
         "a scrub. Each dot is a request, with its receipt.", units.Seconds,
         Query(SCOPE.quantile(0.99, service.REQUESTS, "request"), "{{request}}"),
         colours=distinct_colours("acquire", "start"), receipts=True,
-        empty="No request yet, or no scrub service is scraped",
+        empty=NO_EVENT,
     )  # fmt: skip
     refused = graph(
         "Refusals of the scrub service", "Refused requests by request and reason.", units.Short,
@@ -85,11 +84,11 @@ def _service() -> Section:
     writes = graph(
         "Ledger write time", "Time to write a row durably. Every answer waits for a write.", units.Seconds,
         *(Query(SCOPE.quantile(part, service.LEDGER_APPEND), legend) for part, legend in QUANTILES),
-        colours=QUANTILE_COLOURS,
+        colours=QUANTILE_COLOURS, empty=NO_EVENT,
     )  # fmt: skip
     failures = graph(
         "Failed observations", "Observations of devices or of the node that failed, by node.", units.Short,
-        Query(SCOPE.increase(service.ROUND_FAILURES, *PLACE, within=RECENT), NODE), bars=True,
+        Query(SCOPE.increase(service.ROUND_FAILURES, *PLACE, within=RECENT), NODE), bars=True, empty=NO_EVENT,
     )  # fmt: skip
     return Section("Scrub service", 8, ((12, requests), (12, refused), (12, writes), (12, failures)))
 
@@ -106,7 +105,7 @@ def _kubelet() -> Section:
     sent = graph(
         "Lists sent", "Device lists that the plugin sent to the kubelet, per second: one for each change.",
         units.MessagesPerSecond, Query(SCOPE.rate(plugin.LISTS, "resource"), "{{resource}}"),
-        empty="No device plugin is scraped, or it has no resource",
+        empty=NO_EVENT,
     )  # fmt: skip
     listed = graph(
         "GPUs reported to the kubelets", "Devices of each resource by the health that the kubelet sees.", units.Short,
@@ -122,7 +121,7 @@ def _costs() -> Section:
     cpu = graph(
         "CPU", "The highest CPU use of a service or plugin, in cores.", units.Short,
         *(Query(largest(SCOPE.of_processes(f"rate({SCOPE.of(CPU)}[{RECENT}])", build)), name) for name, build in parts),
-        colours=distinct_colours("service", "plugin"),
+        colours=distinct_colours("service", "plugin"), empty=NO_EVENT,
     )  # fmt: skip
     memory = graph(
         "Memory", "The highest memory use of a service or plugin.", units.BytesIEC,

@@ -8,8 +8,10 @@ from grafana_foundation_sdk.models import units
 from dashboards.outages import MISSING, NO_PROOF, TO_GPU, WHERE, group_counts, problems, quarantined_gpus
 from dashboards.page import Page, Section
 from dashboards.panels import (
+    NO_EVENT,
     NO_PLUGIN,
     NO_SERVICE,
+    WIDTHS,
     Column,
     Query,
     ValueWords,
@@ -102,6 +104,7 @@ def _gpus() -> Section:
         links={"GPU": TO_GPU},
         sorted_by=("Node", "GPU"),
         rising=True,
+        widths={**WIDTHS, "UUID": 310},
     )
     course = timeline(
         "State of each GPU",
@@ -150,7 +153,7 @@ def _scrubs() -> Section:
     steps = graph(
         "Time of each step", "The 95th percentile of each step. A gap: the step did not run.", units.Seconds,
         Query(SCOPE.quantile(0.95, service.STEP_TIME, "step"), "{{step}}"), colours=STEP_COLOURS,
-        empty="No step has run yet, or no scrub service is scraped",
+        empty=NO_EVENT,
     )  # fmt: skip
     found = graph(
         "Processes found", "Processes that scrubs found on their devices, by kind, and processes that they ended.",

@@ -22,6 +22,9 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NO_SERVICE = "No scrub service is scraped"
 NO_PLUGIN = "No device plugin is scraped"
 NO_RECORDING = "No scrub service is scraped, or the recording rules are not loaded"
+# Of a panel that compares two scrapes, and shows no zero: it is empty in the first minute, too.
+NO_EVENT = "No event in this time, or fewer than two scrapes"
+NO_EVENT_RECORDED = "No event in this time, fewer than two scrapes, or no recording rules"
 
 # Widths of table columns in pixels. The other columns share the rest.
 WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Cause": 130, "Version": 80, "Devices": 90, "By": 90,
@@ -154,6 +157,7 @@ def table(  # noqa: PLR0913 - what is shown is told by name
     title: str, description: str, heads: Mapping[str, str], *columns: Column,
     links: Mapping[str, str] | None = None, empty: str = NO_SERVICE, sorted_by: str | tuple[str, ...] = "",
     rising: bool = False, label_words: Mapping[str, Mapping[str, str]] | None = None,
+    widths: Mapping[str, int] = WIDTHS,
 ) -> grafana.Panel:  # fmt: skip
     """A table: the labels, then the columns. Rows with equal labels become one row.
 
@@ -167,10 +171,10 @@ def table(  # noqa: PLR0913 - what is shown is told by name
     shape = tables.Options(show_header=True, cell_height=common.TableCellHeight.SM, sort_by=sort or None)
     field = _field(
         units.NoUnit, NEUTRAL, (), empty, _coloured(grafana.FieldColorModeId.THRESHOLDS),
-        common.TableFieldOptions(min_width=LEAST_WIDTH),
+        common.TableFieldOptions(min_width=LEAST_WIDTH, cell_options=common.TableAutoCellOptions(wrap_text=True)),
     )  # fmt: skip
     overrides = [_override("/.*/", "byRegexp", noValue="-")]  # otherwise an empty cell shows the text of an empty table
-    overrides += [_override(head, **{"custom.width": WIDTHS[head]}) for head in heads.values() if head in WIDTHS]
+    overrides += [_override(head, **{"custom.width": widths[head]}) for head in heads.values() if head in widths]
     overrides += [_shown(column) for column in columns]
     overrides += [_override(head, mappings=_texts(texts)) for head, texts in (label_words or {}).items()]
     overrides += [_override(head, links=[{"title": "Open the page", "url": to}])

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Page, Section
-from dashboards.panels import Column, Query, graph, heatmap, stat, table
+from dashboards.panels import NO_EVENT, Column, Query, graph, heatmap, stat, table
 from dashboards.query import PLACE, RECENT, QueryScope, largest, smallest, sum_of
 from dashboards.style import (
     BETTER_ZERO,
@@ -23,7 +23,6 @@ from scrubber.metrics import table as service
 SCOPE = QueryScope(PLACE)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 UNPROVEN = "No GPU is clean or in use, or no scrub service is scraped"
-UNSEEN = "No step has run yet, or no scrub service is scraped"
 
 
 def _overview() -> Section:
@@ -32,7 +31,7 @@ def _overview() -> Section:
         (4, stat("Scrubs", "Scrubs that ended in the time range.", SCOPE.count_in_range(service.SCRUB_ENDS))),
         (4, stat("Passed", "Share of the scrubs in the time range that ended with a proof. The other scrubs were "
                  "blocked, cancelled, escalated or failed: see below.", share, units.PercentUnit,
-                 empty="No scrub ended in this time, or no scrub service is scraped")),
+                 empty=NO_EVENT)),
         (4, stat("Lowest coverage", "Share of the allocatable memory that the weakest proof of a clean GPU or a GPU in "
                  "use covers.", smallest(SCOPE.of_proven(service.COVERAGE)), units.PercentUnit, empty=UNPROVEN)),
         (4, stat("Overwritten", "Memory that was overwritten and read back in the time range.",
@@ -49,25 +48,25 @@ def _time() -> Section:
         "Duration of scrubs",
         "Scrubs that ended with a proof, per second.",
         SCOPE.rate(service.SCRUB_TIME, "le", part="bucket"),
-        empty=UNPROVEN,
+        empty=NO_EVENT,
     )
     to_clean = graph(
         "Time to clean",
         "Time from the release of a GPU to its next proof. Each dot is a scrub, with its receipt.",
         units.Seconds,
         *(Query(SCOPE.quantile(part, service.TIME_TO_CLEAN), legend) for part, legend in QUANTILES),
-        colours=QUANTILE_COLOURS, receipts=True,
+        colours=QUANTILE_COLOURS, receipts=True, empty=NO_EVENT,
     )  # fmt: skip
     paths = graph(
         "Time of each path", "The 95th percentile of each path. Each dot is a scrub, with its receipt.",
         units.Seconds, Query(SCOPE.quantile(0.95, service.SCRUB_TIME, "path"), "{{path}}"),
-        colours=PATH_COLOURS, receipts=True, empty=UNPROVEN,
+        colours=PATH_COLOURS, receipts=True, empty=NO_EVENT,
     )  # fmt: skip
     steps = graph(
         "Time of each step", "The 95th percentile of each step, with any outcome. A gap: the step did not run.",
         units.Seconds, Query(SCOPE.quantile(0.95, service.STEP_TIME, "step"), "{{step}}"),
         colours=STEP_COLOURS, beside=True,
-        empty=UNSEEN,
+        empty=NO_EVENT,
     )  # fmt: skip
     return Section("Time", 9, ((12, durations), (12, to_clean), (12, paths), (12, steps)))
 
@@ -96,7 +95,7 @@ def _causes() -> Section:
 def _work() -> Section:
     speed = graph(
         "Speed", "Memory that scrubs overwrote and read back, per second.", units.BytesPerSecondIEC,
-        Query(SCOPE.rate(service.SCRUBBED), "overwritten and read back"),
+        Query(SCOPE.rate(service.SCRUBBED), "overwritten and read back"), empty=NO_EVENT,
     )  # fmt: skip
     processes = graph(
         "Processes", "Processes that scrubs found on their devices, by kind, and processes that they ended.",

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.outages import NODE, TO_GPU, TO_NODE, WHERE
 from dashboards.page import Page, Section
-from dashboards.panels import Column, Query, graph, stat, table
+from dashboards.panels import NO_EVENT, Column, Query, graph, stat, table
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
 from scrubber.core.model import State
@@ -93,7 +93,7 @@ def _people() -> Section:
     )  # fmt: skip
     processes = graph(
         "Processes ended", "Processes that scrubs have ended.", units.Short,
-        Query(SCOPE.increase(service.TERMINATED, within=RECENT), "ended"), bars=True,
+        Query(SCOPE.increase(service.TERMINATED, within=RECENT), "ended"), bars=True, empty=NO_EVENT,
     )  # fmt: skip
     return Section("People and processes", 8, ((6, returns), (6, by_node), (6, grants), (6, processes)))
 

@@ -19,7 +19,7 @@ from demo.bad_day.node import GPUS, LOOPBACK, TrialNode
 from demo.bad_day.prometheus import Prometheus, installed
 from scrubber.ground.errors import AutoclaveError, FatalError
 
-FOLDER = Path(__file__).parents[1] / "grafana"
+FOLDER = Path(__file__).parents[2] / "dashboards" / "grafana"
 PORT = 19475  # the first of three ports
 LASTS = 20.0  # seconds
 EVERY = 1.0

@@ -23,6 +23,8 @@ CALL = re.compile(r"(\w+)\([^()]*\[([^\]]*)\](?: offset ([^()]*))?\)")
 WINDOW = re.compile(r"\[([^\]]*)\]")
 EMPTY_CELL = [{"matcher": {"id": "byRegexp", "options": "/.*/"}, "properties": [{"id": "noValue", "value": "-"}]}]
 COUNTING = {"rate", "increase"}
+NO_EVENT = "No event in this time, "
+PAGE_WIDTH, COLUMNS, UUID_WIDTH = 1600, 24, 300  # pixels; columns of the grid; pixels of 40 letters
 COUNTERS = {
     series for row in TABLE.values() for series in row.series if row.kind is Kind.COUNTER or row.kind is Kind.HISTOGRAM
 } | {"process_cpu_seconds_total"}
@@ -72,6 +74,35 @@ def shows_in_its_unit(page: Page) -> list[str]:
             meant = re.search(UNITS.get(unit, ""), target["expr"])
             other = unit not in UNITS and re.search("_watts|_celsius|_bytes", target["expr"])
             problems += [] if meant and not other else [f"{panel['title']}: {target['refId']} in {unit}"]
+    return problems
+
+
+def says_why_it_is_empty_in_the_first_minute(page: Page) -> list[str]:
+    """A panel that compares two scrapes, and shows no zero, is empty although the service is scraped."""
+    problems = []
+    for panel in shipped.panels(page):
+        asked = [target["expr"] for target in panel["targets"]]
+        compares = any(re.search(r"\b(rate|increase)\(|:(ratio_)?rate\w+\{", expression) for expression in asked)
+        zero = any(" or on () " in expression for expression in asked)
+        sentence = panel["fieldConfig"]["defaults"]["noValue"]
+        if panel["type"] != "table" and compares and not zero and not sentence.startswith(NO_EVENT):
+            problems.append(f"{panel['title']} says {sentence}")
+    return problems
+
+
+def shows_each_cell_in_full(page: Page) -> list[str]:
+    """A cell that is longer than its column wraps. A table as wide as the page shows a UUID on one line."""
+    problems = []
+    for panel in (panel for panel in shipped.panels(page) if panel["type"] == "table"):
+        heads = set(panel["transformations"][1]["options"]["renameByName"].values())
+        fixed = {it["matcher"]["options"]: part["value"] for it in panel["fieldConfig"]["overrides"]
+                 for part in it["properties"] if part["id"] == "custom.width"}  # fmt: skip
+        shared = PAGE_WIDTH - sum(fixed.get(head, 0) for head in heads)
+        width = fixed.get("UUID", shared / max(1, len(heads - fixed.keys())))
+        if "UUID" in heads and panel["gridPos"]["w"] == COLUMNS and width < UUID_WIDTH:
+            problems.append(f"{panel['title']} breaks UUIDs")
+        if not panel["fieldConfig"]["defaults"]["custom"].get("cellOptions", {}).get("wrapText"):
+            problems.append(f"{panel['title']} cuts long words")
     return problems
 
 
@@ -231,6 +262,8 @@ def calls_by_labels_that_there_are(page: Page) -> list[str]:
 
 RULES: tuple[Callable[[Page], list[str]], ...] = (
     says_what_it_is,
+    says_why_it_is_empty_in_the_first_minute,
+    shows_each_cell_in_full,
     shows_in_its_unit,
     parses,
     asks_for_what_there_is,

@@ -64,11 +64,11 @@ FIRST_ROWS: list[tuple[str, dict[str, str], dict[str, float | None]]] = [
         "All GPUs": 4, "Available": 1, "In use": 1, "Preparing": 1, "Blocked": 1, "Quarantined": 0,
     }),
     ("autoclave-gpu", {"node": "n1", "gpu": "0"}, {
-        "Offered to the kubelet": 0, "State": list(State).index(State.DIRTY), "In this state for": 60,
+        "Offered": 0, "State": list(State).index(State.DIRTY), "In this state for": 60,
         "Age of the proof": NO_ROW, "Coverage": NO_ROW, "Residue found": 0, "Unauthorised use": 0, "Driver errors": 0,
     }),
     ("autoclave-gpu", {"node": "n1", "gpu": "1"}, {
-        "Offered to the kubelet": 1, "State": list(State).index(State.IN_USE), "In this state for": 60,
+        "Offered": 1, "State": list(State).index(State.IN_USE), "In this state for": 60,
         "Age of the proof": 600, "Coverage": 0.9, "Residue found": 0, "Unauthorised use": 0, "Driver errors": 0,
     }),
     ("autoclave-scrubs", {}, {

@@ -1,6 +1,7 @@
 """``make observe`` prints its addresses and cleans up, whoever ends it."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboards import shipped
 from tests.dashboards.ports import PORTS, free_ports
 from tests.patience import WITHIN
 
@@ -83,7 +85,8 @@ def test_observe_prints_the_addresses_and_cleans_up(observe):
         with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/{page}") as answer:
             assert answer.status == 200
     assert offset + 1 == PORTS
-    assert "Import" in observed.said
+    [folder] = re.findall(r"Import, Upload: each file in (.+)", observed.said)
+    assert {path.stem for path in Path(folder).iterdir()} == {*shipped.pages()}
     assert observed.end(signal.SIGINT) == (0, "")
     assert observed.said.endswith("ended; everything is cleaned up\n")
     assert observed.left() == []
