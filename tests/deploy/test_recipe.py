@@ -6,8 +6,11 @@ import subprocess
 
 import pytest
 
+from autoclave.cli.verbs import cdi
 from deploy import generate, image
 from scrubber import __version__
+from scrubber.create_gate import installation
+from scrubber.devices.simulated import creation
 from tests.deploy import manifests
 from tests.house.test_links import FENCED, PAGES
 from tests.house.test_style import place
@@ -79,3 +82,9 @@ def test_the_recipe_for_kustomize_names_an_image_of_your_own(tmp_path):
     )  # fmt: skip
     found = {one["image"] for *_, one in manifests.containers(tuple(manifests.documents(run.stdout)))}
     assert found == {f"registry.example/team/autoclave:{__version__}-{image.CUDA}"}
+
+
+@pytest.mark.parametrize("name", [installation.SPECIFICATION, creation.CDI_NAME, cdi.NAME])
+def test_the_page_names_each_specification_that_an_uninstall_leaves(name):
+    """A pod from before cannot start again without some of them."""
+    assert f"{name}`" in INSTALL.read_text().partition("\n## Uninstall\n")[2]
