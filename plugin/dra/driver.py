@@ -34,7 +34,7 @@ from plugin.listing import Listing
 from plugin.metrics.collector import HookOutcome
 from plugin.stopping import InFlight
 from scrubber.ground import log, operation_id
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, plain
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer
@@ -196,6 +196,7 @@ class Driver:
                 async with self._lock(claim):
                     result = await work(claim, until, op)
                 if result.error:  # the vendor's: our own errors are raised
+                    result.error = plain(result.error)
                     outcome, reason, why = HookOutcome.REFUSED, VENDOR, result.error
                 else:
                     outcome = HookOutcome.OK

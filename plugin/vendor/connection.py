@@ -38,6 +38,7 @@ class VendorPlugin:
         self.path = path
         self.options = wire.DevicePluginOptions()
         self.connected = False
+        self._closed = False
         self._identity = sockets.identity(path)
         self._on_list = on_list
         self._channel = endpoint.dial(path)
@@ -86,6 +87,7 @@ class VendorPlugin:
 
     async def close(self) -> None:
         """End the connection, and with it every call."""
+        self._closed = True
         await self._channel.close()
 
     async def _follow_one_stream(self) -> str:
@@ -107,6 +109,12 @@ class VendorPlugin:
     async def _answered(self, call: Any) -> Any:  # noqa: ANN401 - any call
         try:
             return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            text = f"the vendor's plugin of {self.resource} registered again before it answered"
+            raise NotReady(Reason.VENDOR, text) from None
         except grpc.aio.AioRpcError as error:
             logger.warning("the vendor's plugin refused", resource=self.resource, error=endpoint.describe(error))
             if error.code() in GONE:

@@ -8,6 +8,8 @@ directory, also that of a vendor's plugin which knows only the path of ``kubelet
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
@@ -20,7 +22,7 @@ import grpc.aio
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.registration import endpoint, kubelet
+from plugin.registration import endpoint, kubelet, sockets
 from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
@@ -37,6 +39,8 @@ RENEWALS = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds to wait for a Register before 
 BYPASS_AFTER = 40.0  # seconds for a plugin to register; NVIDIA's tries again every 30
 OWNER = "vendor-unhealthy"  # of the devices that are taken only to end their proof
 AGAIN = 1.0  # seconds until a service that did not answer is asked again
+LONGEST = 300  # characters of a name that a plugin gives, in a message
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a resource, by the rules of Kubernetes
 _ASKED_AGAIN = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT, Reason.NOT_READY})
 
 
@@ -137,9 +141,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     ) -> wire.Empty:
         """Connect to the plugin, as the kubelet would, and wait for its first list."""
         path = self._socket_of(request.endpoint)
-        why = self._wrong(request) or ("" if path else f"no plugin answers on {request.endpoint!r}")
+        why = self._wrong(request) or ("" if path else f"no plugin answers on {request.endpoint[:LONGEST]!r}")
         if path is None or why:
-            logger.error("a vendor's plugin cannot register", resource=request.resource_name, error=why)
+            logger.error("a vendor's plugin cannot register", resource=request.resource_name[:LONGEST], error=why)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"autoclave cannot register the plugin: {why}")
         try:
             await self._connect(request.resource_name, path)
@@ -149,10 +153,13 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
 
     def _wrong(self, request: wire.RegisterRequest) -> str:
         if request.version != kubelet.VERSION:
-            return f"its version is {request.version!r}, and must be {kubelet.VERSION!r}"
-        domain, slash, name = request.resource_name.partition("/")
-        if domain != self._prefix or not slash or not name or "/" in name:
-            return f"the resource {request.resource_name!r} is not below {self._prefix}/; see --resource-prefix"
+            return f"its version is {request.version[:LONGEST]!r}, and must be {kubelet.VERSION!r}"
+        resource = request.resource_name
+        domain, _, name = resource.partition("/")
+        if domain != self._prefix or not _NAME.fullmatch(name):
+            return f"{resource[:LONGEST]!r} is no name of a resource below {self._prefix}/; see --resource-prefix"
+        if not _fits(self._kubelet_dir / sockets.endpoint(resource)):
+            return f"the name {resource} is too long for the path of a socket in {self._kubelet_dir}"
         return ""
 
     def _socket_of(self, name: str) -> Path | None:
@@ -160,7 +167,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         if name in ("", "kubelet.sock") or "/" in name or name.startswith("."):
             return None
         found = (directory / name for directory in (self._directory, self._kubelet_dir))
-        return next((it for it in found if it.is_socket() and unix_sockets.connect_error(it) is None), None)
+        return next(
+            (it for it in found if _fits(it) and it.is_socket() and unix_sockets.connect_error(it) is None), None
+        )
 
     async def _connect(self, resource: str, path: Path) -> None:
         """Follow the plugin at this socket, in place of an earlier one of the resource."""
@@ -201,9 +210,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         if offered is None:
             self._keep(resource)
         else:
-            if resource in self._keeping:
-                self._keeping.pop(resource).cancel()
             doubted = self._offer.put(resource, offered)
+            if resource in self._keeping:  # until a list can be used, the time to its end runs on
+                self._keeping.pop(resource).cancel()
             if doubted:
                 self._doubts.put_nowait(doubted)
             self._report_refused(resource)
@@ -261,6 +270,11 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 logger.error("a vendor's plugin registers with the kubelet itself: nothing is proven", socket=late[0])
             self._bypass = late[0] if late else ""
             await self._watch.after(seen)
+
+
+def _fits(path: Path) -> bool:
+    """Whether the kernel takes the path of a socket."""
+    return len(os.fsencode(path)) <= unix_sockets.MAX_PATH_BYTES
 
 
 async def _until_answered(scrubber: client.ScrubberClient, devices: Collection[str]) -> None:

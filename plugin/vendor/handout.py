@@ -57,13 +57,12 @@ class VendorHandout:
             if why := offer.refusal(name, self._listing.on_node()):
                 raise Refused(Reason.VENDOR, why)
         with self._gate.in_flight.one():
-            began = _now()
-            plugin = await self._there(ids)
-            waited = _now() - began
+            _, left = await self._there(ids, ALLOCATE_WITHIN)
             await acquire()
             try:
+                plugin, left = await self._there(ids, left)  # it may have registered again meanwhile
                 self._expect_healthy(ids)
-                answer = await plugin.allocate(request, max(ALLOCATE_WITHIN - waited, ANSWERS_WITHIN))
+                answer = await plugin.allocate(request, max(left, ANSWERS_WITHIN))
                 await asyncio.to_thread(vendor_answer.check, answer, groups, self._listing.on_node(), self._cdi_dirs)
             except BaseException:  # a call that is cancelled keeps no grant either
                 await aio.finish(self._give_back(ids))
@@ -74,7 +73,7 @@ class VendorHandout:
         """The vendor's part of a start, if its plugin asks for it."""
         if not self._directory.wants_start(self._resource):
             return
-        plugin = await self._there(request.devices_ids)
+        plugin, _ = await self._there(request.devices_ids, ALLOCATE_WITHIN)
         await plugin.start(request, START_WITHIN if within is None else min(within, START_WITHIN))
 
     async def prefer(self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest) -> list[str]:
@@ -103,14 +102,18 @@ class VendorHandout:
             return []  # logged; the kubelet gets our own choice
         return [name for response in answer.container_responses for name in response.deviceIDs]
 
-    async def _there(self, ids: Collection[str]) -> VendorPlugin:
-        """The vendor's plugin, or NotReady. Before the error, the kubelet sees it in the list, and asks no more."""
-        plugin = await self._directory.plugin(self._resource, ALLOCATE_WITHIN - ANSWERS_WITHIN)
+    async def _there(self, ids: Collection[str], within: float) -> tuple[VendorPlugin, float]:
+        """The vendor's plugin, and the rest of the time for its part; or NotReady.
+
+        Before the error, the kubelet sees it in the list, and asks no more.
+        """
+        began = _now()
+        plugin = await self._directory.plugin(self._resource, within - ANSWERS_WITHIN)
         if plugin is None:
             self._directory.distrust(self._resource)
             await self._listing.until_unhealthy(self._resource, ids, SHOWN_WITHIN)
             raise NotReady(Reason.VENDOR, f"the vendor's plugin of {self._resource} is away")
-        return plugin
+        return plugin, within - (_now() - began)
 
     def _expect_healthy(self, ids: Collection[str]) -> None:
         for name in ids:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from plugin.devices import HEALTHY, Device, listed
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.ground.device_messages import AdvertisedDevice
+from scrubber.ground.request_limits import DEVICE
+
+MOST = 4096  # devices of a resource: the kubelet gets each device that was ever listed with each change
 
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
 
@@ -32,9 +35,12 @@ class VendorList:
 
 def read(message: wire.ListAndWatchResponse) -> VendorList:
     """The list in a message; a ValueError says why it cannot be used."""
+    if (count := len(message.devices)) > MOST:
+        raise ValueError(f"it has {count} devices, and at most {MOST} can be offered")
     ids = [device.ID for device in message.devices]
-    if "" in ids:
-        raise ValueError("it has a device without an id")
+    for name in ids:
+        if not DEVICE.fullmatch(name):
+            raise ValueError(f"it has a device with the id {name[:80]!r}, which no device can have")
     if len(set(ids)) < len(ids):
         raise ValueError("it has a device twice")
     healthy = frozenset(device.ID for device in message.devices if device.health == HEALTHY)
@@ -60,13 +66,18 @@ class VendorOffer:
 
     def __init__(self) -> None:
         self._lists: dict[str, VendorList] = {}
+        self._named: dict[str, frozenset[str]] = {}  # by resource: each device that was ever listed
         self._doubted: set[str] = set()
 
     def put(self, resource: str, offered: VendorList) -> frozenset[str]:
         """Take a new list. Returns the devices that the vendor calls unhealthy now, and did not in the last list.
 
-        They stay unhealthy until ``trust``, whatever the next list says.
+        They stay unhealthy until ``trust``, whatever the next list says. A ValueError says why the list is not taken.
         """
+        named = self._named.get(resource, frozenset()) | offered.entries.keys()
+        if len(named) > MOST:
+            raise ValueError(f"it has {len(named)} devices with those of earlier lists, and {MOST} can be offered")
+        self._named[resource] = named
         before = self._lists.get(resource)
         self._lists[resource] = offered
         doubted = offered.unhealthy - (before.unhealthy if before else frozenset())

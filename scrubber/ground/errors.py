@@ -37,11 +37,19 @@ class Reason(Enum):
     INTERNAL = "internal"
 
 
+LONGEST = 900  # characters of a message: an event of Kubernetes has at most 1,024, with the words of the kubelet
+
 _FOR_TENANTS = {
     Reason.UNREACHABLE: "the scrub service of this node does not answer",
     Reason.INTERNAL: "the scrub service of this node failed",
     Reason.LEDGER_UNAVAILABLE: "the scrub service of this node cannot record anything",
 }
+
+
+def plain(text: str) -> str:
+    """Words for an event, which may be those of another program: without control characters, and not too long."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown} ..."
 
 
 class AutoclaveError(Exception):
@@ -55,7 +63,7 @@ class AutoclaveError(Exception):
     @property
     def for_tenants(self) -> str:
         """The message for the pod's events. The service writes its messages for tenants; gRPC does not."""
-        return _FOR_TENANTS.get(self.reason, self.message)
+        return plain(_FOR_TENANTS.get(self.reason, self.message))
 
 
 class Refused(AutoclaveError):

@@ -1,6 +1,7 @@
 """The real plugin in front of a vendor's: what the kubelet, the vendor and the scrub service see."""
 
 import asyncio
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.vendor.directory import VendorDirectory
 from tests.plugin.live_plugin import Plugin, allocate
 from tests.plugin.scrub_server import gpu
 
@@ -26,9 +28,11 @@ class Vendor(VendorPlugin):
     def __init__(self, root, ids=IDS) -> None:
         super().__init__(root, root / "vendor", ids)
         self.asked: list[str] = []
+        self.is_asked = asyncio.Event()
 
     async def Allocate(self, request, context):  # noqa: N802 - the proto names it
         self.asked += request.container_requests[0].devices_ids
+        self.is_asked.set()
         answer = await super().Allocate(request, context)
         answer.MergeFromString(b"\xc2\x3e\x03new")  # field 1000
         return answer
@@ -144,10 +148,11 @@ async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, 
 
 async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet, ready, vendor):
     await ready()
-    vendor.fail["Allocate"] = "the vendor's own words"
+    vendor.fail["Allocate"] = "the vendor's\n\x1b[2Jown words" + 2000 * "!"
     status = await kubelet.admit(pod())
     assert status.phase is Phase.FAILED
-    assert "the vendor's own words" in status.message
+    assert "the vendor's  [2Jown words!!!" in status.message  # no control character reaches an event
+    assert len(status.message) < 1024
     assert scrub_server.asked[-1][0] == "release"
 
 
@@ -168,22 +173,40 @@ async def test_shares_of_a_gpu_are_listed_unhealthy_and_refused(kubelet, front, 
         (GPU, "v1beta1", "../nvidia-gpu.sock"),
         (GPU, "v1beta1", "kubelet.sock"),
         (GPU, "v1beta1", "no.sock"),
+        (GPU, "v1beta1", "n" * 256),
+        (GPU, "v1beta1", "n\0.sock"),
+        (f"nvidia.com/{'n' * 256}", "v1beta1", None),
+        ("nvidia.com/gpu\n", "v1beta1", None),
     ],
 )
 async def test_a_wrong_registration_is_refused(kubelet, front, vendor, resource, version, endpoint):
     await front()
     await vendor.serve()
-    with pytest.raises(grpc.aio.AioRpcError, match="cannot register the plugin"):
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot register the plugin") as refused:
         await vendor.register(resource=resource, version=version, endpoint=endpoint)
+    assert (refused.value.details() or "").isprintable()
     assert kubelet.capacity == {}
 
 
+async def test_a_resource_whose_socket_has_a_long_path_is_refused(short_tmp):
+    """The start of a server there would end the plugin."""
+    directory = VendorDirectory(short_tmp, short_tmp / ("d" * 60), "nvidia.com", cast(Any, None), cast(Any, None))
+    request = wire.RegisterRequest(version="v1beta1", resource_name=f"nvidia.com/{'n' * 63}")
+    assert "is too long for the path of a socket in" in directory._wrong(request)
+    request.resource_name = GPU
+    assert directory._wrong(request) == ""
+
+
 async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, ready, vendor):
-    it = await ready()
-    vendor._list = lambda: wire.ListAndWatchResponse(devices=[wire.Device(ID="GPU-0000")] * 2)
+    it, good = await ready(), vendor._list
+    many = [wire.Device(ID=f"GPU-{number:05}", health=HEALTHY) for number in range(60_000)]
+    vendor._list = lambda: wire.ListAndWatchResponse(devices=many)
     vendor.show()
-    assert "it has a device twice" in (await it.hear("the list of the vendor's plugin ended"))["error"]
+    assert "it has 60000 devices" in (await it.hear("the list of the vendor's plugin ended"))["error"]
     await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY})
+    vendor._list = good
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
+    assert (await kubelet.admit(pod())).phase is not Phase.FAILED
 
 
 async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, ready, vendor):
@@ -193,6 +216,30 @@ async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, ready, vend
     admission = asyncio.create_task(kubelet.admit(pod()))
     await vendor.begin()
     assert (await admission).phase is not Phase.FAILED
+
+
+async def test_an_allocate_asks_a_vendor_that_registers_again(scrub_server, kubelet, ready, vendor):
+    """While the gate proves the devices, the vendor's plugin gets a new connection."""
+    await ready()
+
+    async def acquired(devices) -> None:
+        if devices:
+            await vendor.register()
+
+    scrub_server.answer = acquired
+    assert (await kubelet.admit(pod())).phase is not Phase.FAILED
+
+
+async def test_an_allocate_of_a_connection_that_ends_is_refused_by_name(scrub_server, kubelet, ready, vendor):
+    await ready()
+    vendor.hold["Allocate"] = asyncio.Event()
+    admission = asyncio.create_task(kubelet.admit(pod()))
+    await vendor.is_asked.wait()
+    await vendor.register()
+    status = await admission
+    assert status.phase is Phase.FAILED
+    assert "the vendor's plugin of nvidia.com/gpu registered again before it answered" in status.message
+    assert scrub_server.asked[-1][0] == "release"
 
 
 async def test_a_vendor_without_its_socket_registers_again(kubelet, ready, short_tmp):

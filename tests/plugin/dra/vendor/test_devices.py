@@ -196,7 +196,7 @@ async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):
 async def test_a_vendors_error_keeps_the_devices_for_the_claim(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
-    cluster.vendor.fail = dict.fromkeys(("Prepare", "Unprepare"), "no MPS daemon")
+    cluster.vendor.fail = dict.fromkeys(("Prepare", "Unprepare"), "no\nMPS daemon")
     assert (await cluster.prepare("a")).error == "no MPS daemon"
     assert await cluster.unprepare("a") == "no MPS daemon"
     cluster.vendor.fail = {}
