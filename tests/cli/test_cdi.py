@@ -79,8 +79,22 @@ def test_driver_root_and_kind_become_flags(node, place):
         (specification("GPU-1", kind="nvidia.com/pgpu"), "it is of the kind nvidia.com/pgpu; update"),
         (specification(*BY_UUID)[:-1], "it is not a CDI specification (JSONDecodeError); update"),
         ("", "it is not a CDI specification"),
+        (specification("GPU-../../1"), "it names GPU-../../1, and not by UUID"),
+        (specification("GPU-1\x1b[2J"), r"it names GPU-1\u001b[2J, and not by UUID"),
+        (specification(*map(str, range(100))), "it names 0, 1, 10, 11, 12 and 95 more, and not by UUID"),
+        (specification("GPU-1", kind="a\x1b/b"), r"it is of the kind a\u001b/b"),
     ],
-    ids=["by index", "nothing but all", "another kind", "cut off", "empty"],
+    ids=[
+        "by index",
+        "nothing but all",
+        "another kind",
+        "cut off",
+        "empty",
+        "a path",
+        "control characters",
+        "many",
+        "a kind with control characters",
+    ],
 )
 def test_a_wrong_output_replaces_no_file(node, output, why):
     node.write()
@@ -118,6 +132,25 @@ def test_an_nvidia_ctk_that_hangs_is_killed_with_its_children(node):
     run = node.write("--timeout=300ms")
     assert (run.exit_code, run.stdout, node.file.exists()) == (5, "", False)
     assert "nvidia-ctk did not end within 0.3 s and was killed: see whether `nvidia-smi -L` answers" in run.stderr
+
+
+@pytest.mark.parametrize("to", ["", " >&2"], ids=["output", "errors"])
+def test_an_output_without_end_is_cut_off(node, monkeypatch, to):
+    monkeypatch.setattr(cdi, "LARGEST", 1000)
+    node.install(f"while echo 123456789012345678901234567890; do :; done{to}")
+    run = node.write()
+    assert (run.exit_code, run.stdout, node.file.exists()) == (1, "", False)
+    assert run.stderr == "autoclave: nvidia-ctk printed more than 1000 bytes and was killed; nothing was written\n"
+
+
+def test_a_process_that_keeps_the_output_open_is_told_apart(node, monkeypatch):
+    """It has left the group of nvidia-ctk, so it is not killed with it."""
+    os.mkfifo(never := node.root / "never")
+    monkeypatch.setattr(cdi, "_command", lambda *_: ("sh", "-c", f"setsid sh -c 'read -r _ < {never}' &"))
+    run = node.write("--host-root=/", "--timeout=300ms")
+    os.close(os.open(never, os.O_RDWR))  # ends the process
+    assert (run.exit_code, run.stdout, node.file.exists()) == (5, "", False)
+    assert "nvidia-ctk has ended, and a process that it started still has its output open after 0.3 s" in run.stderr
 
 
 @pytest.mark.parametrize("place", ["static", "dynamic"])

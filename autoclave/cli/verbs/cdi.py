@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,21 @@ from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
 from autoclave.doctor.base import CdiSpec
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
+from plugin.response import DEVICE_ID
 from scrubber.ground import paths, private_files
-from scrubber.ground.errors import FatalError, NotReady, Reason, Refused
+from scrubber.ground.documents.faults import safe
+from scrubber.ground.errors import FatalError, NotReady, Reason, Refused, plain
 
 NAME = "autoclave-nvidia.json"
+LARGEST = 2**24  # bytes of its output: a specification has some ten thousand
 ALL = "all"  # the device that nvidia-ctk adds: all the others
 _PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/nvidia/toolkit")
 _NOT_FOUND = 127  # exit status of chroot, and of a shell
 _KILLED_WITHIN = 5.0
 _MESSAGE = re.compile(r'msg="(.*)"$')  # in a line of its log
 _LONGEST = 400  # characters of a program's message
+_CHUNK = 2**16  # bytes that are read at once
+_SHOWN = 5  # names in a message
 _READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes it
 
 
@@ -103,18 +111,43 @@ def _run(command: Sequence[str], root: Path, places: Sequence[str], within: floa
         )
     except OSError as error:
         raise _refused(_failure(_NOT_FOUND, str(error.strerror), places)) from error
+    said, why = _printed(process, within)
+    if process.returncode:
+        raise _refused(_failure(process.returncode, why, places))
+    return said
+
+
+def _printed(process: subprocess.Popen[bytes], within: float) -> tuple[str, str]:
+    """What the process prints until its end, as output and as errors. Refused or NotReady: it was killed."""
+    deadline = time.monotonic() + within
+    printed: dict[int, bytearray] = {}
+    with ExitStack() as pipes, selectors.DefaultSelector() as selector:
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            selector.register(pipes.enter_context(pipe), selectors.EVENT_READ)
+            printed[pipe.fileno()] = bytearray()
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise _late(process, within)
+            for key, _ in ready:
+                chunk = os.read(key.fd, _CHUNK)
+                printed[key.fd] += chunk
+                if not chunk:
+                    selector.unregister(key.fd)
+                if len(printed[key.fd]) > LARGEST:
+                    end = _kill(process) or "and was killed; nothing was written"
+                    raise _refused(f"nvidia-ctk printed more than {LARGEST} bytes {end}")
     try:
-        said, why = process.communicate(timeout=within)
+        process.wait(max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         raise _late(process, within) from None
-    if process.returncode:
-        raise _refused(_failure(process.returncode, why.decode(errors="replace"), places))
-    return said.decode(errors="replace")
+    said, why = (text.decode(errors="replace") for text in printed.values())
+    return said, why
 
 
 def _uuids(spec: CdiSpec) -> frozenset[str]:
     """The devices that a specification names by UUID."""
-    return frozenset(name for name in spec.names if name.startswith(hardware.BY_UUID))
+    return frozenset(name for name in spec.names if DEVICE_ID.fullmatch(name))
 
 
 def _fault(spec: CdiSpec, kind: str) -> str:
@@ -123,11 +156,12 @@ def _fault(spec: CdiSpec, kind: str) -> str:
     if spec.fault is not None:
         return f"{spec.fault.text}; {update}"
     if spec.kind != kind:
-        return f"it is of the kind {spec.kind}; {update}"
+        return f"it is of the kind {safe(spec.kind)}; {update}"
     if not spec.names - {ALL}:
         return "it names no GPU; see whether `nvidia-smi -L` shows one"
     unnamed = sorted(spec.names - {ALL} - _uuids(spec))
-    return f"it names {', '.join(unnamed)}, and not by UUID; {update}" if unnamed else ""
+    shown = ", ".join(map(safe, unnamed[:_SHOWN])) + (f" and {len(unnamed) - _SHOWN} more" if unnamed[_SHOWN:] else "")
+    return f"it names {shown}, and not by UUID; {update}" if unnamed else ""
 
 
 def _command(kind: str, driver_root: Path) -> list[str]:
@@ -144,7 +178,7 @@ def _command(kind: str, driver_root: Path) -> list[str]:
 def _failure(status: int, why: str, places: Iterable[str]) -> str:
     last = (why.strip().splitlines() or ["it said nothing"])[-1]  # before it, what nvidia-ctk tried
     logged = _MESSAGE.search(last)
-    said = (logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
+    said = plain(logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
     if status == _NOT_FOUND:
         remedy = (
             "install NVIDIA's container toolkit there, or write the specification yourself (without `cdi.generate`)"
@@ -154,14 +188,22 @@ def _failure(status: int, why: str, places: Iterable[str]) -> str:
 
 
 def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    end = _kill(process) or "and was killed: see whether `nvidia-smi -L` answers on the node"
+    what = f"did not end within {within:g} s {end}"
+    if ended:
+        what = f"has ended, and a process that it started still has its output open after {within:g} s: end that one"
+    return NotReady(Reason.TIMED_OUT, f"nvidia-ctk {what}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> str:
+    """Kill the process and its children. Returns what to do if it does not end, and else nothing."""
     os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
     try:
-        process.communicate(timeout=_KILLED_WITHIN)
+        process.wait(_KILLED_WITHIN)
     except subprocess.TimeoutExpired:
-        what = f"and cannot be killed (pid {process.pid}): reboot the node"
-    else:
-        what = "and was killed: see whether `nvidia-smi -L` answers on the node"
-    return NotReady(Reason.TIMED_OUT, f"nvidia-ctk did not end within {within:g} s {what}")
+        return f"and cannot be killed (pid {process.pid}): reboot the node"
+    return ""
 
 
 def _refused(message: str) -> Refused:
