@@ -18,6 +18,7 @@ from scrubber.ground.device_messages import AdvertisedDevice
 
 DRIVERS = Path("/proc/devices")
 PCI = Path("/sys/bus/pci/devices")
+HOSTS = (Path("/"), Path("/host"))  # where this process may see the files of the host
 _NVIDIA = 195  # the major number of NVIDIA's driver, on every node
 
 
@@ -94,15 +95,18 @@ def _numbers(node: Mapping[str, Any], host: str) -> Iterator[str]:
     """The numbers of a node, as major:minor: the one that is stated, and the one that the path leads to."""
     if node.get("major"):  # without a minor number, that is 0: NVIDIA's driver leaves it out
         yield f"{node['major']}:{node.get('minor') or 0}"
-    try:
-        found = Path(host).stat()  # of what a link leads to: container runtimes follow it
-    except (FileNotFoundError, NotADirectoryError):
-        return  # this process does not see the host's device nodes there
-    except OSError:
-        yield "none"
-    else:
-        is_device = stat.S_ISCHR(found.st_mode)
-        yield f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if is_device else "none"
+    for root in HOSTS:
+        file = root / host.lstrip("/")
+        try:
+            found = file.stat()  # of what a link leads to: container runtimes follow it
+        except (FileNotFoundError, NotADirectoryError):
+            if file.is_symlink():
+                yield "none"
+        except OSError:
+            yield "none"
+        else:
+            is_device = stat.S_ISCHR(found.st_mode)
+            yield f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if is_device else "none"
 
 
 def _opens(number: str, kind: _Kind, path: str) -> bool:

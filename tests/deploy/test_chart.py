@@ -14,6 +14,7 @@ from autoclave import cli
 from autoclave.doctor.findings import roster
 from dashboards import runbooks
 from deploy import generate, image
+from plugin.vendor import nodes
 from tests.deploy import manifests
 from tests.deploy.manifests import MATRIX
 
@@ -186,6 +187,12 @@ def test_cdi_directories_are_mounted_for_cdi_strategies_only(case):
         if looks and not in_front:
             assert "--only=cdi" in one["args"]
             assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
+
+
+def test_the_plugin_in_front_sees_which_device_a_node_opens():
+    mounts = {it["name"]: it["mountPath"] for it in manifests.container("plugin in front", "plugin")["volumeMounts"]}
+    assert Path(mounts["host-dev"], "..").resolve() in nodes.HOSTS
+    assert "host-dev" not in {it["name"] for it in manifests.container("default", "plugin")["volumeMounts"]}
 
 
 def test_the_scrubbers_pod_writes_the_cdi_specification_first():

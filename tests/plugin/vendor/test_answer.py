@@ -225,22 +225,24 @@ def test_a_specification_of_another_form_is_refused(edits, why, cdi_dir):
     assert why in str(refused.value)
 
 
+@pytest.mark.parametrize("in_pod", [False, True], ids=["on the host", "in a pod"])
 @pytest.mark.parametrize("way", ["deviceNodes", "devices"])
-def test_a_link_to_another_device_is_refused(way, cdi_dir, tmp_path):
+def test_a_link_to_another_device_is_refused(way, in_pod, cdi_dir, tmp_path, monkeypatch):
     """Container runtimes follow links. Here the link leads to /dev/null."""
-    host = tmp_path / "dev/nvidia0"
-    host.parent.mkdir()
-    host.symlink_to(os.devnull)
+    monkeypatch.setattr(nodes, "HOSTS", (tmp_path / "empty", tmp_path if in_pod else Path("/")))
+    host = "/dev/nvidia0" if in_pod else f"{tmp_path}/dev/nvidia0"
     answers = {
-        "deviceNodes": described(cdi_dir, deviceNodes=[MINE | {"hostPath": str(host)}]),
-        "devices": node("/dev/nvidia0", str(host)),
+        "deviceNodes": described(cdi_dir, deviceNodes=[MINE | {"hostPath": host}]),
+        "devices": node("/dev/nvidia0", host),
     }
-    with pytest.raises(Refused, match="/dev/nvidia0 with the number 1:3, which is not its own"):
-        check(answers[way], [GRANTED], cdi_dir)
-    host.unlink()
-    host.touch()
-    with pytest.raises(Refused, match="/dev/nvidia0 with the number none"):
-        check(answers[way], [GRANTED], cdi_dir)
+    check(answers[way], [GRANTED], cdi_dir)  # the plugin does not see the path
+    link = tmp_path / "dev/nvidia0"
+    link.parent.mkdir()
+    for leads_to, number in ((os.devnull, "1:3"), (tmp_path / "absent", "none"), (tmp_path, "none")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(leads_to)
+        with pytest.raises(Refused, match=f"/dev/nvidia0 with the number {number}, which is not its own"):
+            check(answers[way], [GRANTED], cdi_dir)
 
 
 def test_each_container_gets_its_own_answer(cdi_dir):
