@@ -98,6 +98,25 @@ class ContainerRunner(Runtime):
             await process.wait()
 
 
+class ReadingRunner(ContainerRunner):
+    """Reads all memory that a pod is about to get, as its first container could. No GPU is opened before it is granted.
+
+    The service would take an earlier reader for a process that uses the GPU without a grant.
+    """
+
+    def __init__(self, simulated: Path) -> None:
+        super().__init__(simulated)
+        self.found: dict[str, int] = {}  # by pod: how many bytes were not zero before its first container started
+
+    def look(self, pod: Pod, container: Container, devices: Devices) -> None:
+        """Count the bytes, once for each pod."""
+        del container
+        names = [one.rpartition("=")[2] for ids in devices.values() for one in ids]
+        if pod.uid not in self.found:
+            memories = [layout.find(self._simulated, name).memory.read_bytes() for name in names]
+            self.found[pod.uid] = sum(len(memory) - memory.count(0) for memory in memories)
+
+
 def mark(pod: str) -> str:
     """The text that the containers of a pod write into memory."""
     return f"<{pod}>"

@@ -93,7 +93,7 @@ class Stage:
             raise FatalError(f"{self.handout.name} does not register; the last line of its log: {words}") from None
 
     async def settled(
-        self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = 15.0
+        self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = ANSWERS_WITHIN
     ) -> views.DeviceStatus:
         """The status of a GPU once ``wanted`` holds, or after ``within`` seconds."""
         ends = asyncio.get_running_loop().time() + within

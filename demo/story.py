@@ -25,7 +25,7 @@ import click
 from demo import containers
 from demo.handout import PAUSE, Handout
 from demo.stage import ANSWERS_WITHIN, Stage, halfway
-from demo.standins.pods import ContainerState, Phase, Pod
+from demo.standins.pods import Pod
 from scrubber.core import views
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import AutoclaveError, Reason, Refused
@@ -88,6 +88,17 @@ class Play:
         """The GPUs of a pod."""
         return self.stage.handout.gpus_of(self.pods[pod])
 
+    def data_of(self, pod: str, gpu: int) -> int:
+        """How often the data of a pod is in the memory of a GPU."""
+        return tenants.scan(self.stage.simulated, self.stage.uuids[gpu], self.secret_of(pod))
+
+    def check_gpu(self, pod: str, gpu: int, detail: str = "") -> None:
+        """Check which GPU a pod got, and what was in its memory before its first container ran."""
+        self.check(self.gpus_of(pod) == (self.stage.uuids[gpu],), f"pod {pod.upper()} gets GPU {gpu}", detail)
+        assert isinstance(self.stage.containers, containers.ReadingRunner)  # noqa: S101 - narrows the type
+        found = self.stage.containers.found[self.pods[pod].uid]
+        self.check(found == 0, f"pod {pod.upper()} finds only zeros", f"{found} other bytes" if found else "")
+
     @property
     def held(self) -> bool:
         """Whether every promise held."""
@@ -99,7 +110,7 @@ def show(gpus: int, hands_out: type[Handout], *, as_json: bool, keep: bool) -> i
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # SIGTERM ends the demo like Ctrl-C, with all its processes
-    stage = Stage(gpus, hands_out=hands_out)
+    stage = Stage(gpus, hands_out=hands_out, runs=containers.ReadingRunner)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
@@ -126,13 +137,17 @@ async def _opening(play: Play) -> None:
     proven = all(device.state == "clean" and device.receipt and _whole(device.receipt) for device in clean)
     play.check(proven, "each GPU is reset, overwritten, read back and found clean before any pod asks for it")
     receipts = [device.receipt for device in clean if device.receipt is not None]
-    deep = all(_tested(receipt) for receipt in receipts) and len(receipts) == stage.gpus
-    detail = f"{receipts[0].units_reached} of {receipts[0].units} units; {', '.join(receipts[0].tests)}" if deep else ""
-    play.check(deep, "on-chip memory is overwritten and each GPU passes a self-test", detail)
+    units = {(receipt.units_reached, receipt.units) for receipt in receipts}
+    deep = len(receipts) == stage.gpus and all(0 < (of or 0) == reached for reached, of in units)
+    detail = ", ".join(f"{reached} of {of} units" for reached, of in units)
+    play.check(deep, "the memory on the chip of each GPU is overwritten and read back", detail)
+    tested = len(receipts) == stage.gpus and all(receipt.tests for receipt in receipts)
+    play.check(tested, "each GPU passes a self-test", ", ".join(receipts[0].tests) if tested else "")
     began = time.monotonic()
     await stage.start_node()
-    offered = stage.handout.offered() == stage.gpus
-    play.check(offered, f"{stage.handout.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
+    for uuid in stage.uuids:
+        await stage.handout.until_offered(uuid)
+    play.check(True, f"{stage.handout.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
 
 
 async def _pod_a(play: Play) -> None:
@@ -140,12 +155,13 @@ async def _pod_a(play: Play) -> None:
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     await _run(play, "a", 1)
     await _run(play, "neighbour", stage.gpus - 1)
-    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
-    play.check(play.gpus_of("a") == (uuid,) and left > 0, "pod A runs on GPU 0 and has written a secret")
+    play.check(play.gpus_of("a") == (uuid,), "pod A runs on GPU 0")
+    left = play.data_of("a", TENANT)
+    play.check(left > 0, "pod A has written a secret")
     await stage.kubelet.force_delete(play.pods["a"])
-    async for held, line in stage.handout.early(play.pod("b", 1), uuid):
-        untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
-        play.check(held and untouched, line, uuid)
+    async for held, line, detail in stage.handout.early(play.pod("b", 1), uuid):
+        play.check(held, line, detail)
+    play.check(play.data_of("a", TENANT) == left, "pod A's memory is unchanged")
 
 
 async def _hand_over(play: Play) -> None:
@@ -153,12 +169,9 @@ async def _hand_over(play: Play) -> None:
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     leftover = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
     play.pids.append(leftover)
-    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
     first = (await stage.settled(TENANT, lambda _: True)).receipt
     ending = asyncio.create_task(_ended(stage.kubelet.end_orphan, play.pods["a"]))
-    play.check(
-        _runs(leftover) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {leftover}"
-    )
+    play.check(_runs(leftover), "a leftover process holds the memory and ignores SIGTERM", f"pid {leftover}")
     began = time.monotonic()
     receipt = (await stage.settled(TENANT, lambda device: device.receipt not in (None, first))).receipt
     seconds = time.monotonic() - began
@@ -175,16 +188,13 @@ async def _hand_over(play: Play) -> None:
     # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
     residue = sum(int(found) for text in story for found in re.findall(r"(\d+) bytes were not zero before", text))
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
-    # A pod that waited for the GPU may write already.
-    proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT), play.secret_of("b"))
+    proven = receipt is not None and _whole(receipt)
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
     await ending
     await stage.handout.until_offered(uuid)
     play.pods["b"] = await stage.handout.later(play.pods["b"])
     call = [call for call in stage.kubelet.calls if call.method == stage.handout.call][-1]
-    found = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
-    in_time = f"{call.method} took {call.seconds * 1000:.1f} ms"
-    play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds no data", in_time)
+    play.check_gpu("b", TENANT, f"{call.method} took {call.seconds * 1000:.1f} ms")
 
 
 async def _bad_memory(play: Play) -> None:
@@ -212,13 +222,13 @@ async def _killed(play: Play) -> None:
     play.begin("The scrub service is killed with SIGKILL in the middle of a clear")
     stage, uuid = play.stage, play.stage.uuids[KILLED]
     await _run(play, "c", 1)
-    all_of_it = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    all_of_it = play.data_of("c", KILLED)
     drills.stall_clears(stage.simulated, uuid)
     ending = asyncio.create_task(_ended(stage.kubelet.delete, play.pods["c"]))
     busy = await stage.settled(KILLED, halfway)
     cut = busy.job.id if busy.job else ""
     await stage.service.end(signal.SIGKILL)
-    remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    remains = play.data_of("c", KILLED)
     partly = "the service is killed while a part of pod C's memory is overwritten"
     play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
     refusal = await stage.handout.refused(play.pod("early", 1))
@@ -235,21 +245,20 @@ async def _killed(play: Play) -> None:
     honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
     play.check(honest, "after the restart the interrupted job proves nothing")
     play.check(device.state == "clean", "GPU 2 is scrubbed again from the start, and ends clean")
+    play.check(others[TENANT].state == "in_use", "GPU 0 is still in use after the restart", others[TENANT].state)
+    play.check(play.data_of("b", TENANT) > 0, "pod B's memory is unchanged")
+    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined after the restart")
     if device.quarantine is not None:
         raise Refused(Reason.NOT_READY, f"GPU 2 is not offered again: {device.why}")
     await ending
     await stage.handout.until_offered(uuid)
     await _run(play, "d", 1)
-    found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
-    play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets GPU 2 and finds no data of pod C")
-    alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_of("b")) > 0
-    play.check(others[TENANT].state == "in_use" and alive, "pod B's memory is unchanged")
-    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined after the restart")
+    play.check_gpu("d", KILLED)
 
 
 async def _restarts(play: Play) -> None:
     play.begin(f"The kubelet and {play.stage.handout.name} are killed and restarted")
-    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    stage = play.stage
     await stage.kubelet.kill()
     began = time.monotonic()
     await stage.kubelet.start()
@@ -259,11 +268,10 @@ async def _restarts(play: Play) -> None:
         f"{stage.handout.short} registers with the new kubelet",
         f"after {(time.monotonic() - began) * 1000:.0f} ms",
     )
-    started = await stage.kubelet.restart_container(play.pods["b"], "main")
-    alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
-    play.check(
-        started.state is ContainerState.RUNNING and alive, "pod B's container restarts and its memory is unchanged"
-    )
+    await stage.kubelet.exit_container(play.pods["b"], "main")
+    await stage.handout.started(play.pods["b"])
+    play.check(True, "pod B's container restarts")
+    play.check(play.data_of("b", TENANT) > 0, "pod B's memory is unchanged")
     await stage.plugin.end(signal.SIGKILL)
     await stage.handout.gone()  # otherwise the registration of the killed program would count
     await stage.plugin.start()
@@ -308,10 +316,7 @@ def _forge(path: Path) -> int:
 
 async def _run(play: Play, name: str, gpus: int) -> None:
     """Run a pod until its container runs; any other result ends the demo."""
-    status = await play.stage.handout.run(play.pod(name, gpus))
-    if status.phase is not Phase.RUNNING:
-        waiting = play.pods[name].statuses["main"].message
-        raise Refused(Reason.NOT_READY, f"pod {name} does not run: {status.message or waiting}")
+    play.pods[name] = await play.stage.handout.run(play.pod(name, gpus))
 
 
 async def _ended(end: Callable[[Pod], Awaitable[bool]], pod: Pod) -> None:
@@ -326,16 +331,6 @@ async def _blocking(work: Callable[..., T], *arguments: object) -> T:
 
 def _whole(receipt: views.ReceiptView) -> bool:
     return 0 < receipt.covered_bytes == receipt.allocatable_bytes
-
-
-def _tested(receipt: views.ReceiptView) -> bool:
-    return 0 < (receipt.units or 0) == receipt.units_reached and bool(receipt.tests)
-
-
-def _zero(memory: Path, allowed: bytes) -> bool:
-    """Whether the memory has zeros only, except for this text."""
-    data = memory.read_bytes().replace(allowed, bytes(len(allowed)))
-    return data.count(0) == len(data) > 0
 
 
 def _runs(pid: int) -> bool:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from demo import __main__ as demo
+from demo import story
+from demo.stage import Stage
+from demo.standins.endpoint import Endpoint, PluginError
+from demo.standins.kubelet import Kubelet
+from demo.standins.pods import Pod, PodStatus
 from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
 
@@ -19,34 +26,70 @@ from tests.patience import WITHIN
 def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path) -> None:
     """Side by side: a story mostly waits."""
     words, environment = [sys.executable, "-m", "demo", "--json"], {**os.environ, "TMPDIR": str(short_tmp)}
+    promises = {"": 39, "--behind": 42, "--dra": 39}
     stories = {
-        promises: subprocess.Popen([*words, *flags], stdout=subprocess.PIPE, text=True, env=environment)
-        for promises, flags in {32: [], 35: ["--behind"], 31: ["--dra"]}.items()
+        flag: subprocess.Popen([*words, *flag.split()], stdout=subprocess.PIPE, text=True, env=environment)
+        for flag in promises
     }
     try:
-        for promises, story in stories.items():
-            report = json.loads(story.communicate(timeout=WITHIN)[0])
+        for flag, told in stories.items():
+            report = json.loads(told.communicate(timeout=WITHIN)[0])
             assert [check["line"] for check in report["checks"] if not check["held"]] == []
-            assert (story.returncode, report["passed"], len(report["checks"])) == (0, True, promises)
+            assert (told.returncode, report["passed"], len(report["checks"])) == (0, True, promises[flag])
     finally:
-        for story in stories.values():
-            story.terminate()
+        for told in stories.values():
+            told.terminate()
     assert list(short_tmp.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_overwritten_breaks_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sabotage: the clear that is to be killed halfway is made to skip its work from then on."""
+def test_a_gpu_that_is_not_overwritten_breaks_the_story_and_a_busy_node_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clear that is to be killed halfway skips its work from then on.
+
+    Before that, the service does not answer in time when pod B asks, and later pod B's first start is refused.
+    """
+    stages, heal, admit, prestart = list[Stage](), drills.heal, Kubelet.admit, Endpoint.prestart
+    tried = list[str]()
 
     def heal_badly(root: Path, uuid: str) -> None:
         heal(root, uuid)
         drills.skip_clears(root, uuid)
 
-    heal = drills.heal
+    async def admit_slowly(kubelet: Kubelet, pod: Pod) -> PodStatus:
+        if pod.name != "b" or "admit" in tried:
+            return await admit(kubelet, pod)
+        tried.append("admit")
+        service = stages[0].service.process
+        assert service is not None
+        service.send_signal(signal.SIGSTOP)
+        try:
+            return await admit(kubelet, pod)
+        finally:
+            service.send_signal(signal.SIGCONT)
+
+    async def start_late(endpoint: Endpoint, ids: Sequence[str]) -> None:
+        if "admit" in tried and "start" not in tried:
+            tried.append("start")
+            raise PluginError("rpc error: code = Unavailable desc = the scrub service did not answer in time")
+        await prestart(endpoint, ids)
+
+    class ShownStage(Stage):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            stages.append(self)
+
+    monkeypatch.setattr(story, "Stage", ShownStage)
     monkeypatch.setattr(drills, "heal", heal_badly)
+    monkeypatch.setattr(Kubelet, "admit", admit_slowly)
+    monkeypatch.setattr(Endpoint, "prestart", start_late)
     result = CliRunner().invoke(demo.command, ["--json"], standalone_mode=False)
     broken = [check["line"] for check in json.loads(result.stdout)["checks"] if not check["held"]]
-    assert result.return_value == 1
-    assert any("GPU 2 is scrubbed again" in line for line in broken)
+    assert (result.return_value, tried) == (1, ["admit", "start"])
+    assert [line.partition(":")[0] for line in broken] == [
+        "GPU 2 is scrubbed again from the start, and ends clean",
+        "the demo runs to its end",
+    ]
 
 
 def test_fewer_gpus_than_the_story_needs_are_refused() -> None:
