@@ -6,6 +6,7 @@ dash, so that ``awk '{print $3}'`` finds the third column. ``terminal`` draws th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,3 +188,27 @@ def _units(receipt: views.ReceiptView) -> str:
 def history(entries: Sequence[views.HistoryEntry]) -> list[list[str]]:
     """One row for each event."""
     return [[str(entry.seq), human.local(entry.at), entry.name, entry.text] for entry in entries]
+
+
+def one_for_each_start(entries: Iterable[views.HistoryEntry]) -> list[views.HistoryEntry]:
+    """The entries, with one entry for each start of a container: the last, which knows the most.
+
+    A start is recorded when it is asked for, by the kubelet and by the container runtime, when it has a name, and when
+    its process is seen.
+    """
+    shown: list[views.HistoryEntry] = []
+    later: dict[str, views.HistoryEntry] = {}
+    for entry in reversed(list(entries)):
+        if not _same_start(entry, later.get(entry.device)):
+            shown.append(entry)
+        later[entry.device] = entry
+    return shown[::-1]
+
+
+def _same_start(entry: views.HistoryEntry, later: views.HistoryEntry | None) -> bool:
+    if later is None or (entry.kind, later.kind) != ("in-use", "in-use"):
+        return False
+    before, after = (json.loads(it.body)["owner"] for it in (entry, later))  # older rows lack some fields
+    again = before.get("seen") and not after.get("seen")  # another container of the pod, or the same one once more
+    same = all(before.get(it, False) == after.get(it, False) for it in ("container", "crowded", "unannounced"))
+    return same and not again and before.get("name", "") in ("", after.get("name", ""))

@@ -342,6 +342,8 @@ def _from_sqlite(error: sqlite3.Error, action: str, path: Path) -> LedgerUnavail
 
 def _damaged(error: Exception, action: str, path: Path) -> store.CorruptLedgerError:
     damage = f"the file is damaged ({error}); restart the service, which sets the file aside"
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        damage = "it is not a ledger, or its first bytes are damaged; if it is the service's own, restart the service"
     return store.CorruptLedgerError(f"cannot {action} {path}: {damage}")
 
 

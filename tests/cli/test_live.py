@@ -348,7 +348,8 @@ def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
     newest = json.loads(limited.stdout)["items"]
     assert limited.stderr == "autoclave: older events are not shown: only the newest 2; --limit shows more\n"
     assert newest == rows[-2:]
-    assert output_of(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
+    none = autoclave("history", gpu, "--warnings", "--since", "2999-01-01")
+    assert (none.stdout, none.stderr) == ("ROW  TIME  GPU  WHAT\n", "autoclave: the ledger has no such event\n")
     assert len(output_of(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
     assert output_of(autoclave("history", gpu, "--until", "2020-01-01")) == "ROW  TIME  GPU  WHAT\n"
     assert items(autoclave("history", gpu, "--until", "2999-01-01", "-o", "json")) == rows
@@ -419,12 +420,18 @@ def test_history_follows_each_event_and_outlives_the_service(autoclave, own_serv
     assert err.split("\n", 1)[1].strip() == "autoclave: a new ledger was begun"
 
 
-def test_policy_which_names_the_rule(autoclave, gpu):
+def test_policy_which_names_the_rule(autoclave, gpu, tmp_path):
     assert re.fullmatch(
         rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", output_of(autoclave("policy", "which", gpu))
     )
     found = json.loads(output_of(autoclave("policy", "which", gpu, "-o", "json")))
     assert (found["kind"], found["index"], found["why"]) == ("PolicyMatch", gpu, "defaults: there are no rules")
+    file = tmp_path / "next.yaml"
+    file.write_text(f"name: next\nrules: [{{name: this, match: {{gpu: [{gpu}]}}, policy: {{mode: observe}}}}]\n")
+    words = ("policy", "which", gpu, "-o", "json")
+    found = json.loads(output_of(autoclave(*words, "--policy", file)))
+    assert (found["rule"], found["why"]) == ("next/this", f"rule this: its index is {gpu}")
+    assert json.loads(output_of(autoclave(*words, AUTOCLAVE_POLICY=str(file))))["rule"] == "default/defaults"
 
 
 @pytest.mark.usefixtures("service")

@@ -56,6 +56,14 @@ def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
     assert document["broken"]["seq"] == 2
 
 
+def test_another_file_is_called_no_ledger(autoclave, tmp_path):
+    (tmp_path / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n" * 99)
+    run = autoclave("ledger", "verify", tmp_path / "passwd")
+    assert (run.exit_code, run.stdout) == (1, "")
+    assert "passwd: it is not a ledger, or its first bytes are damaged; " in run.stderr
+    assert run.stderr.endswith("restart the service\n")
+
+
 def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
     run = autoclave("ledger", "export", AUTOCLAVE_STATE_DIR=str(state))
     rows = [json.loads(line) for line in run.stdout.splitlines()]

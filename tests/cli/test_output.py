@@ -45,6 +45,26 @@ BUSY = replace(
     job=views.JobStatus("j1", "slow", "request", "clear", NOW, 30, 40),
 )  # fmt: skip
 SERVICE = views.ServiceStatus("0.1.0", "simulated", "default", "/sim", "/state", 7, "ab", "", "", NOW)
+
+
+def used(row, gpu="GPU-a", **owner):
+    """A row that says who uses a GPU."""
+    body = {"owner": {"container": "pod-1", "since": {"uptime": row, "wall": row}, **owner}}
+    return replace(ENTRY, seq=row, device=gpu, kind="in-use", body=json.dumps(body))
+
+
+def test_the_start_of_a_container_is_one_row():
+    """Admitted for the kubelet, then for the container runtime, named, and seen."""
+    start = [used(1), used(2), used(4, name="ns/pod/main"), used(5, name="ns/pod/main", seen=True)]
+    other = used(3, "GPU-b", seen=True)
+    again = [used(6, name="ns/pod/main", seen=False), used(7, name="ns/pod/main", seen=True)]
+    crowded = used(8, name="ns/pod/main", seen=True, crowded=True)
+    rows = [*start[:2], other, *start[2:], *again, crowded]
+    assert [entry.seq for entry in table.one_for_each_start(rows)] == [3, 5, 7, 8]
+    released = replace(ENTRY, seq=2, device="GPU-a")
+    assert [entry.seq for entry in table.one_for_each_start([used(1), released, used(3)])] == [1, 2, 3]
+
+
 ENTRY = views.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
 
 

@@ -68,8 +68,9 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
 
 def _without_step_starts(entries: Sequence[views.HistoryEntry]) -> Iterator[views.HistoryEntry]:
     """The entries without the starts of steps that have ended. ``autoclave history`` lists all entries."""
-    for number, entry in enumerate(entries):
-        if entry.kind != "step-started" or number == len(entries) - 1:
+    shown = table.one_for_each_start(entries)
+    for number, entry in enumerate(shown):
+        if entry.kind != "step-started" or number == len(shown) - 1:
             yield entry
 
 

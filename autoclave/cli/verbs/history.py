@@ -40,7 +40,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     help="Until when, as in --since.",
 )  # fmt: skip
 @click.option("-n", "--limit", type=options.IntRange(1), default=1000, help="How many of the newest events.")
-@click.option("--steps", is_flag=True, help="Also the start and the steps of each scrub.")
+@click.option("--steps", is_flag=True, help="Also the start and the steps of each scrub, and each row about a start.")
 @click.option(
     "--kind", "kinds", multiple=True, envvar="AUTOCLAVE_KIND", shell_complete=complete_kinds,
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
@@ -63,9 +63,10 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 ) -> None:
     """List the events of the ledger, oldest first.
 
-    A scrub is one event, at its end. The table shows local time with the UTC offset; json and yaml show UTC. If older
-    events are left out, or are no longer there, stderr says so. The ledger keeps starts and steps of about two thousand
-    scrubs, and all other events as long as --evidence-rows and --evidence-age of the service say.
+    A scrub is one event, at its end, and so is the start of a container, except with --steps. The table shows local
+    time with the UTC offset; json and yaml show UTC. If older events are left out, or are no longer there, stderr says
+    so. The ledger keeps starts and steps of about two thousand scrubs, and all other events as long as --evidence-rows
+    and --evidence-age of the service say.
 
     If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
     """
@@ -90,7 +91,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
         if said := left_out(kept, since, limit if len(entries) > limit else None, steps=steps):
             human.warn(said)
-        return entries[-limit:]
+        return entries[-limit:] if steps else table.one_for_each_start(entries[-limit:])
 
     try:
         service_call.ask(run_dir, ask)
@@ -116,6 +117,8 @@ def left_out(kept: tuple[float, float], since: float, limit: int | None, *, step
 def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> None:
     if output == "table":
         document.show_table(table.HISTORY, table.history(entries))
+        if not entries:
+            human.warn("the ledger has no such event")
     elif output == "jsonl":
         for entry in entries:
             document.emit_line(document.entry(entry))

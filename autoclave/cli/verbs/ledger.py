@@ -39,7 +39,8 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if found.broken is None:
         return 0
-    human.warn(f"cannot trust the ledger {path}: {found.broken.why}; before it, {_rows(found, ' intact')}")
+    intact = f"; before it, {_rows(found, ' intact')}" if found.rows else ""
+    human.warn(f"cannot trust the ledger {path}: {found.broken.why}{intact}")
     return 1
 
 

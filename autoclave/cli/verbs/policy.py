@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
-from policies import load, model
+from policies import load, match, model
 from scrubber.ground.documents.faults import DocumentError
 from scrubber.ground.errors import FatalError
 
@@ -74,16 +74,32 @@ def show(name: str) -> None:
 
 @policy.command(context_settings=ENVIRONMENT)
 @options.gpu
+@click.option(
+    "--policy",
+    metavar="FILE",
+    show_default=False,
+    allow_from_autoenv=False,  # the service's own policy is not asked for
+    shell_complete=options.complete_policies,
+    help="A policy file or the name of a shipped policy, not from the environment  [default: the policy in force].",
+)
 @options.output("text", "json", "yaml")
 @options.run_dir
-def which(gpu: str, output: str, run_dir: Path) -> None:
-    """Say which rule applies to a GPU in the running service, and why."""
+def which(gpu: str, policy: str | None, output: str, run_dir: Path) -> None:
+    """Say which rule applies to a GPU in the running service, and why.
+
+    With --policy, say which rule of that policy would apply: nothing is loaded.
+    """
+    asked = load.load(policy) if policy is not None else None
     found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
-    device = found.device
+    device, rule, reason = found.device, found.device.policy_rule, found.policy_why
+    if asked is not None:
+        subject = match.Subject(device.device, device.index, device.model, device.mig, device.resource)
+        matched = match.resolve(asked, subject)
+        rule, reason = f"{asked.name}/{matched.rule}", matched.why
     if output == "text":
-        human.say(f"GPU {device.name} ({device.device}): {found.policy_why}")
+        human.say(f"GPU {device.name} ({device.device}): {reason}")
         return
-    why = {"rule": device.policy_rule, "why": found.policy_why}
+    why = {"rule": rule, "why": reason}
     document.emit(document.single("PolicyMatch", document.gpu(device) | why), output)
 
 

@@ -65,7 +65,7 @@ def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how:
     not clean, 5 when --timeout ended the waiting.
     """
     if bool(gpus) is every:
-        raise click.UsageError("name GPUs or pass --all, not both")
+        raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
 
     def stream(admin: admin_client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
         return admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])

@@ -40,7 +40,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
     or at the end.
     """
     if bool(gpus) is every:
-        raise click.UsageError("name GPUs or pass --all, not both")
+        raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
     devices, missing = service_call.ask(run_dir, lambda admin: _wait(admin, gpus, goal, timeout, run_dir))
     if output != "text":
         items = [_item(device, missing) for device in devices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
@@ -107,8 +107,9 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
         return replace(_problem(model, {**error, "loc": loc[:-1]}), at_key=True)
     match error["type"]:
         case "extra_forbidden":
-            siblings = _fields(model, loc[:-1])
-            expected = f"one of {', '.join(siblings)}{_hint(loc[-1], siblings)}"
+            holder = _model_at(model, loc[:-1])
+            near = _nearest(str(loc[-1]), holder, error["input"])
+            expected = f"one of {', '.join(holder.model_fields)}{near}"
             return Problem(loc, "an unknown key", expected, at_key=True)
         case "missing":
             return Problem(loc, "nothing", f"the key {loc[-1]}", missing=True)
@@ -140,14 +141,39 @@ def _hint(wrong: object, right: list[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def _fields(model: type[BaseModel], loc: Loc) -> list[str]:
-    """The keys that a mapping at this location may have."""
+def _nearest(wrong: str, model: type[BaseModel], value: object) -> str:
+    """The known key that is most like a wrong one, also one of an inner mapping, such as ``paths`` in ``policy``."""
+    keys = dict(_keys(model))
+    names = [name.rpartition(".")[2] for name in keys]
+    near = difflib.get_close_matches(wrong, names, n=1)
+    if not near:
+        return ""
+    key = list(keys)[names.index(near[0])]  # the outermost of several
+    inner = keys[key]
+    within = f", with {' or '.join(inner.model_fields)}" if inner is not None and not isinstance(value, dict) else ""
+    return f" (did you mean {key}{within}?)"
+
+
+def _keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, type[BaseModel] | None]]:
+    """The keys that a mapping may have, then those of the mappings in it, each with its own model."""
+    own = {name: _model(field.annotation) for name, field in model.model_fields.items()}
+    yield from ((f"{before}{name}", inner) for name, inner in own.items())
+    for name, inner in own.items():
+        if inner is not None:
+            yield from _keys(inner, f"{before}{name}.")
+
+
+def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
+    """The model of the mapping at this location."""
     for part in loc:
         if isinstance(part, str):
             annotation = model.model_fields[part].annotation
-            inner = (annotation, *get_args(annotation))
-            model = next(kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(model.model_fields)
+            model = next(filter(None, map(_model, (annotation, *get_args(annotation)))))
+    return model
+
+
+def _model(kind: object) -> type[BaseModel] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _without(data: object, loc: Loc) -> object:
