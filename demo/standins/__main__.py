@@ -20,7 +20,7 @@ async def serve(directory: Path, registry: Path | None) -> None:
     assert main_task is not None  # noqa: S101 - narrows the type
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, main_task.cancel)  # wakes the event loop; Python's own handler may not
-    kubelet = Kubelet(directory, registry=registry)
+    kubelet = Kubelet(directory, registry=registry, logs=directory / "pods")
     await kubelet.start()
     console = Console(kubelet)
     watching = asyncio.create_task(kubelet.until(console.report_changes, within=None))

@@ -166,4 +166,6 @@ def advice(
         who = shlex.quote(record.grant.owner)
         end = f"end {used_by}, then " if used_by else ""
         return (*found, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
+    if record.owner is not None and not record.owner.seen and not used_by:  # its end cannot be noticed
+        return (*found, f"no process of its pod was seen; if the pod has ended: run `autoclave release {gpu}`")
     return found

@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import device_status, offering, remedy, views
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Ailment, AilmentKind, ScrubPath, Sign, Step
+from scrubber.core.model import Ailment, AilmentKind, Owner, ScrubPath, Sign, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -152,6 +152,14 @@ def test_the_advice_names_the_owner_that_may_have_ended():
         "if its owner 'job 7' has ended: run `autoclave release 0 --owner 'job 7'`",
     )
     assert device_status.advice(lives.IN_USE) == ()
+
+
+def test_the_advice_frees_a_device_whose_owner_was_never_seen():
+    awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
+    assert device_status.advice(awaited) == (
+        "no process of its pod was seen; if the pod has ended: run `autoclave release 0`",
+    )
+    assert device_status.advice(awaited, used_by='"train" (pid 7, pod-a)') == ()
 
 
 def test_a_setback_has_its_advice():
