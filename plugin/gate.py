@@ -23,6 +23,8 @@ logger = log.get("gate")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
+# The service says nothing about the devices.
+AWAY = RESTARTING | {Reason.TIMED_OUT, Reason.UNRESPONSIVE, Reason.TOO_MANY_CALLS}
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 3.5  # seconds that Allocate waits for a service that restarts: most of what it may take
 START_WAITS = 10.0  # seconds that a start waits for it: after an error, the kubelet tries again 10 to 14 s later
@@ -58,11 +60,11 @@ class Gate:
         sees it in the list.
         """
         ids = [device.uuid for device in devices]
-        if all(device.waits for device in devices):
-            return await self._acquire_or_defer(ids, op)
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
         with self.in_flight.one():
+            if all(device.waits for device in devices) and (receipt := await self._deferred(ids, op)) is not None:
+                return receipt
             try:
                 granted = await self._asked(
                     lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
@@ -78,15 +80,19 @@ class Gate:
                 await asyncio.sleep(SETTLING)
                 raise
 
-    async def _acquire_or_defer(self, ids: Sequence[str], op: str) -> str:
-        """The same for devices whose containers wait. What time heals is no reason to fail the pod."""
-        with self.in_flight.one():
-            try:
-                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
-            except (Unreachable, NotReady) as error:
-                logger.warning("the containers wait for the service", op=op, devices=ids, error=error.message)
-                return ""
-            return granted[0].receipt if granted else ""
+    async def _deferred(self, ids: Sequence[str], op: str) -> str | None:
+        """The same for devices whose containers wait. What time heals is no reason to fail the pod.
+
+        None if the service answers that the devices are not free now: then it no longer knows that containers wait.
+        """
+        try:
+            granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
+        except (Unreachable, NotReady) as error:
+            if error.reason not in AWAY:
+                return None
+            logger.warning("the containers wait for the service", op=op, devices=ids, error=error.message)
+            return ""
+        return granted[0].receipt if granted else ""
 
     async def _asked(self, ask: Callable[[float], Awaitable[A]], within: float, restarts: float) -> A:
         """Ask, and ask again while the service restarts. ``ask`` gets the seconds that are left of ``within``.

@@ -172,13 +172,14 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
 
 def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:
     """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
+    socket = paths.gate_socket(config.run_dir)
     try:
         if config.create_gate is None:
             paths.last_list(config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
-            installation.open_for_all(config.gate_cdi_dir)
+            installation.open_for_all(config.gate_cdi_dir, socket)
             return None
-        socket = paths.gate_socket(config.run_dir)
-        return installation.install(config.create_gate, config.gate_cdi_dir, config.state_dir, socket, notify)
+        places = (config.gate_cdi_dir, config.state_dir, socket, config.host_root)
+        return installation.install(config.create_gate, *places, notify)
     except OSError as error:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
@@ -237,8 +238,9 @@ def build(
         token=secrets.token_hex,
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
-        gated=gate.in_force if gate is not None else lambda _device: False,
     )
+    if gate is not None:
+        context.passages, context.covered = gate.passages, gate.covers
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(
         scrubber.__version__,

@@ -125,7 +125,6 @@ class CreateGate:
     covered: frozenset[str] | CheckFault  # the devices with a hook in the specification
     programs: Mapping[str, CheckFault | None]  # the programs of the hooks, and why they do not run
     sockets: Mapping[str, CheckFault | None]  # where the programs ask, and why there is no answer
-    asked: bool  # whether the container runtime has asked since the boot
     without_cdi: str = ""  # the configuration of a container runtime that switches CDI off
 
 

@@ -51,7 +51,7 @@ def gather(
         run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
         process=process_facts.server(admin, PROC),
         room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
-        create_gate=_create_gate(answer, run_dir, host_root),
+        create_gate=_create_gate(answer, host_root),
         driver=posture.driver(host_root),
         libraries=posture.libraries(host_root),
         options=posture.options(host_root),
@@ -82,10 +82,10 @@ def gather(
     )
 
 
-def _create_gate(answer: views.Status | AutoclaveError, run_dir: Path, host_root: Path) -> base.CreateGate | None:
+def _create_gate(answer: views.Status | AutoclaveError, host_root: Path) -> base.CreateGate | None:
     if not isinstance(answer, views.Status) or not answer.service.gate_specification:
         return None
-    return create_gate.look(Path(answer.service.gate_specification), run_dir, host_root)
+    return create_gate.look(Path(answer.service.gate_specification), host_root)
 
 
 def _missing_gates(driver: str) -> frozenset[str] | CheckFault:

@@ -324,6 +324,7 @@ class Advert(_message.Message):
     PCI_ADDRESS_FIELD_NUMBER: _builtins.int
     GATE_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    PAST_GATE_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -350,6 +351,8 @@ class Advert(_message.Message):
     """The CDI device of its create gate, to be added to the answer for a container. Empty: the gate is not in force."""
     waits: _builtins.bool
     """A pod may be given the device without an answer of the service: its containers wait for the proof."""
+    past_gate: _builtins.float
+    """Uptime in seconds: a container last started past the create gate while the device was not proven clean. 0: never."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The device nodes that belong to this device only."""
@@ -376,10 +379,11 @@ class Advert(_message.Message):
         pci_address: _builtins.str = ...,
         gate: _builtins.str = ...,
         waits: _builtins.bool = ...,
+        past_gate: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "past_gate", b"past_gate", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
@@ -491,6 +495,7 @@ class ServiceStatus(_message.Message):
     HISTORY_SINCE_FIELD_NUMBER: _builtins.int
     STEPS_SINCE_FIELD_NUMBER: _builtins.int
     GATE_SPECIFICATION_FIELD_NUMBER: _builtins.int
+    GATE_IN_FORCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -527,6 +532,10 @@ class ServiceStatus(_message.Message):
     def unlisted(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnlistedProgram]:
         """Programs of NVIDIA that had a device open within the last hour, in pods of namespaces that the policy does not name."""
 
+    @_builtins.property
+    def gate_in_force(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The devices on which the create gate is in force."""
+
     def __init__(
         self,
         *,
@@ -549,10 +558,11 @@ class ServiceStatus(_message.Message):
         history_since: _builtins.float = ...,
         steps_since: _builtins.float = ...,
         gate_specification: _builtins.str = ...,
+        gate_in_force: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "gate_specification", b"gate_specification", "history_since", b"history_since", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "steps_since", b"steps_since", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "gate_in_force", b"gate_in_force", "gate_specification", b"gate_specification", "history_since", b"history_since", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "steps_since", b"steps_since", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

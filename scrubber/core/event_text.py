@@ -32,6 +32,9 @@ def tell(event: ev.Event) -> str:
             return f"released: {why}"
         case ev.Soiled(why, holders):
             return f"no longer clean: {why}{_by(holders)}" + (": unauthorised use" if holders else "")
+        case ev.PastGate(pod, unproven):
+            proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
+            return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"
         case ev.ScrubStarted(job):
             return f"{_job(job)} started"
         case ev.ProbationStarted(job, by):

@@ -88,6 +88,14 @@ class Soiled:
 
 
 @dataclass(frozen=True, slots=True)
+class PastGate:
+    """A container of the pod that was given the device runs, and the container runtime did not ask the create gate."""
+
+    pod: str  # the UID
+    unproven: str = ""  # why the device was not proven clean; empty: it was
+
+
+@dataclass(frozen=True, slots=True)
 class ScrubStarted:
     """A scrub began."""
 
@@ -198,6 +206,7 @@ Event = (
     | PutInUse
     | Released
     | Soiled
+    | PastGate
     | ScrubStarted
     | ProbationStarted
     | StepStarted
@@ -215,7 +224,8 @@ Event = (
 
 
 WARNINGS = (
-    Distrusted, GrantedUnproven, Soiled, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated, PutInUse
+    Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
+    PutInUse,
 )  # fmt: skip
 """The events that may be warnings."""
 
@@ -225,7 +235,7 @@ STEPS = (ScrubStarted, StepStarted, StepFinished)
 
 
 def is_warning(event: Event) -> bool:
-    """Whether the event is a fault, a failed scrub, unauthorised use, or a proof that ended or is missing."""
+    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of the gate, or a proof that ended or lacks."""
     return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)
 
 

@@ -308,6 +308,16 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """A container that the create gate let through, or one that came past it."""
+
+    pod: str  # the UID
+    at: float  # uptime
+    counts: bool = True  # False: since then, the specification or the container runtime has changed
+    unproven: bool = False  # it came past the gate, on a device that was not proven clean
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A running scrub."""
 
@@ -373,6 +383,7 @@ class Record:
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
+    past_gate: Passage | None = None  # the last container of this boot that came past the create gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,3 +416,4 @@ class Facts:
     held_up: str = ""  # which process was too slow to read, if the holders are unknown for that reason
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
+    unasked: tuple[str, ...] = ()  # pods that use the device and that the create gate did not let through

@@ -44,6 +44,7 @@ from scrubber.core.model import (
     Baseline,
     Job,
     Moment,
+    Passage,
     Receipt,
     Record,
     ScrubPath,
@@ -56,6 +57,7 @@ from scrubber.core.model import (
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
         ev.Described: State.UNKNOWN,
+        ev.PastGate: State.UNKNOWN,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.ErrorsNoted: State.UNKNOWN,
@@ -66,6 +68,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.DIRTY: {
         ev.Described: State.DIRTY,
+        ev.PastGate: State.DIRTY,
         ev.ErrorsNoted: State.DIRTY,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
@@ -75,6 +78,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
+        ev.PastGate: State.SCRUBBING,
         ev.StepStarted: State.SCRUBBING,
         ev.StepFinished: State.SCRUBBING,
         ev.Escalated: State.SCRUBBING,
@@ -85,6 +89,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.CLEAN: {
         ev.Described: State.CLEAN,
+        ev.PastGate: State.CLEAN,
         ev.ErrorsNoted: State.CLEAN,
         ev.Distrusted: State.UNKNOWN,
         ev.Soiled: State.DIRTY,
@@ -95,6 +100,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.GRANTED: {
         ev.Described: State.GRANTED,
+        ev.PastGate: State.GRANTED,
         ev.ErrorsNoted: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
         ev.Granted: State.GRANTED,  # an init container and an app container share it in one admission
@@ -106,6 +112,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.IN_USE: {
         ev.Described: State.IN_USE,
+        ev.PastGate: State.IN_USE,
         ev.ErrorsNoted: State.IN_USE,
         ev.Distrusted: State.UNKNOWN,
         ev.GrantedUnproven: State.GRANTED,
@@ -116,6 +123,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
+        ev.PastGate: State.QUARANTINED,
         ev.ErrorsNoted: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,
         ev.ProbationStarted: State.SCRUBBING,
@@ -181,6 +189,8 @@ def guard(record: Record, event: ev.Event) -> None:
             _demand(asked, "no operator has asked for its quarantine")
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
             pass
+        case ev.PastGate():
+            pass
 
 
 def _demand_job(record: Record, job: str) -> None:
@@ -229,6 +239,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
+        case ev.PastGate(pod, unproven):
+            return replace(record, past_gate=Passage(pod, at.uptime, unproven=bool(unproven)))
         case ev.ScrubStarted():
             return _begin(record, event.job)
         case ev.ProbationStarted():
@@ -319,8 +331,9 @@ def _begin(record: Record, job: Job) -> Record:
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
     quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
+    past_gate = record.past_gate
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
-        baseline = Baseline()
+        baseline, past_gate = Baseline(), None
         due = ScrubPath.SLOW if due is ScrubPath.RESET else due  # and has reset the device
     if quarantine is not None:
         probe = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
@@ -340,6 +353,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
+        past_gate=past_gate,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, ownership, pauses, presence, proof, remedy, verdict
+from scrubber.core import answers, burn_in, in_force, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -60,6 +60,9 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProba
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
+    passed = in_force.past_gate(record, facts)
+    if passed is not None:  # before the proof ends or the owner changes: the record shows whether it was proven
+        return answers.RecordFirst(passed)
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)

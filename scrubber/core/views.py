@@ -136,6 +136,7 @@ class ServiceStatus:
     history_since: float = 0.0
     steps_since: float = 0.0
     gate_specification: str = ""
+    gate_in_force: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

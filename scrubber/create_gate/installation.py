@@ -9,6 +9,9 @@ the specification, without the program, or without an answer of the service.
 
 Both survive a reboot, because the kubelet keeps the answers of the plugin. A service that runs without the gate leaves
 a specification in which the same names do nothing, so that containers of earlier answers start again.
+
+``CreateGate`` also remembers, over restarts of the service, which containers the gate has let through. Whether the gate
+is in force rests on them: see ``core.in_force``.
 """
 
 from __future__ import annotations
@@ -19,13 +22,19 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
+from asyncinotify import Inotify, Mask
+
 from scrubber.core import ownership
-from scrubber.core.model import Record
+from scrubber.core.model import Passage, Record
 from scrubber.ground import log, private_files
+from scrubber.ground.documents import strict_json
 from scrubber.ground.errors import FatalError
 from scrubber.ledger.ledger import Ledger
 
@@ -41,10 +50,15 @@ CLAIM = re.compile("[A-Za-z0-9-]{0,62}[A-Za-z0-9]")  # a UID; other owners, such
 ASKS_FOR = 60  # seconds that the program waits for a yes
 RUNTIME_WAITS = 90  # seconds after which the container runtime ends the program
 TRIED_WITHIN = 10.0
-TRIED_EVERY = 10.0  # seconds, also without a change: the last attempt may have failed
+TRIED_EVERY = 1.0  # seconds, also without a notice: the last attempt may have failed, and the watch too
+CHANGES = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MODIFY | Mask.MOVE | Mask.DELETE | Mask.DELETE_SELF
+RUNTIMES = (  # below the root directory of the host; each start of a container runtime makes its socket anew
+    "run/containerd/containerd.sock", "run/k3s/containerd/containerd.sock", "run/crio/crio.sock",
+)  # fmt: skip
 USAGE = b"usage: autoclave-gate SOCKET DEVICE SECONDS"
 
 Hook = Callable[[str], dict[str, Any]]  # what the runtime does for a container with this device
+Mark = tuple[int, ...]  # tells a file from any other that has, or had, its name
 
 
 def gates(records: Mapping[str, Record]) -> frozenset[str]:
@@ -55,91 +69,199 @@ def gates(records: Mapping[str, Record]) -> frozenset[str]:
 
 
 class CreateGate:
-    """The devices whose containers pass the gate."""
+    """The devices whose containers pass the gate, and the containers that it has let through."""
 
-    def __init__(self, directory: Path, hook: Hook, asked: Path, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: Path, hook: Hook, asked: Path, sockets: Iterable[Path], notify: Callable[[], None]
+    ) -> None:
         """``directory``: where the container runtime reads CDI specifications.
 
-        ``asked``: a file that a reboot removes. It is there if the runtime has asked: so the runtime knows CDI.
-        ``notify`` is called when the gate comes into force: Allocate waits until the plugin knows.
+        ``asked``: a file that a reboot removes. It keeps what the gate has let through for the next run of the service.
+        ``sockets``: where container runtimes listen, as far as the service can see them. ``notify`` is called when the
+        gate comes into force on a device, or is no longer known to be: Allocate waits until the plugin knows.
         """
-        self._notify = notify
-        self._asked = asked
-        self._has_asked = asked.exists()
         self.specification = directory / SPECIFICATION
         self._hook = hook
+        self._asked = asked
+        self._sockets = tuple(sockets)
+        self._notify = notify
         self._covered: frozenset[str] = frozenset()
+        self._era = 0  # grows with each change of the specification by others, and with each run of the runtime
+        self._ours, self._runtimes, self._passages = _remembered(asked)
+        self._look()
 
     def cover(self, names: Iterable[str]) -> bool:
         """Make the container runtime know these gates, and no others. Returns whether that changed. Raises OSError."""
         wanted = frozenset(names)
-        if wanted == self._covered:
+        if wanted == self._covered and self._is_ours():
             return False
-        _write(self.specification, _specification(sorted(wanted), self._hook))
-        self._covered = wanted
+        with _beside(self.specification, _specification(sorted(wanted), self._hook)) as aside:
+            written = _mark(aside)
+            self._ours |= {written}  # the event loop, or another run of the service, may look before and after
+            self._remember()
+            aside.replace(self.specification)
+        self._ours, self._covered = frozenset({written}), wanted
         return True
 
-    def in_force(self, device: str) -> bool:
-        """Whether no container is created with this device before the service says yes."""
-        return self._has_asked and device in self._covered
+    def covers(self, device: str) -> bool:
+        """Whether the specification on the disk is ours and names the device."""
+        return device in self._covered and self._is_ours()
 
-    def note_question(self) -> None:
-        """The container runtime has asked."""
-        if self._has_asked:
-            return
-        self._has_asked = True
+    def passages(self) -> Mapping[str, Passage]:
+        """By device, the last container that the gate let through since the boot."""
+        self._look()
+        return self._passages
+
+    def era(self) -> int:
+        """A number that is another one if the specification was changed since, or the container runtime restarted."""
+        self._look()
+        return self._era
+
+    def let_through(self, device: str, pod: str, uptime: float, era: int) -> None:
+        """A container of this pod is created with the device. ``era``: that of the question."""
+        before = self._passages.get(device)
+        counts = era == self.era()
+        self._passages = {**self._passages, device: Passage(pod, uptime, counts)}
+        if counts and not (before is not None and before.counts):
+            logger.info("create gate in force: the container runtime asks", device=device)
+        self._remember()
         self._notify()
-        logger.info("create gate in force: the container runtime asks")
-        try:
-            self._asked.touch()
-        except OSError as error:
-            logger.warning(
-                "the next run of the service will not know that the container runtime asks", error=str(error)
-            )
 
     async def follow(self, ledger: Ledger) -> Never:
-        """Cover each new device and claim of the ledger. Until then the container runtime creates nothing with it."""
-        fault = ""
-        while True:
-            news = ledger.notifications
-            try:
+        """Cover each new device and claim of the ledger. Until then the container runtime creates nothing with it.
+
+        If another program changes or removes the specification, write it again.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            fault = ""
+            while True:
+                news = ledger.notifications
+                self._look()
                 names = gates(ledger.records)
-                news_of_devices = not self._covered >= ledger.records.keys()
-                if names != self._covered and await asyncio.to_thread(self.cover, names) and news_of_devices:
-                    logger.info("create gate covers the devices", devices=len(ledger.records))
-                    ledger.notify()
-                fault = ""
-            except OSError as error:
-                if str(error) != fault:
-                    fault = str(error)
-                    logger.error("new devices are not under the create gate", error=fault)  # noqa: TRY400 - expected
-            await ledger.until_notified(news, TRIED_EVERY)
+                news_of_devices = not self._is_ours() or not self._covered >= ledger.records.keys()
+                try:
+                    if names != self._covered or news_of_devices:
+                        await asyncio.to_thread(self.cover, names)
+                    fault = ""
+                    if news_of_devices:
+                        logger.info("create gate covers the devices", devices=len(ledger.records))
+                        ledger.notify()
+                except OSError as error:
+                    if str(error) != fault:
+                        fault = str(error)
+                        logger.error("new devices are not under the create gate", error=fault)  # noqa: TRY400 - expected
+                await ledger.until_notified(news, TRIED_EVERY)
 
     def name(self, device: str) -> str:
-        """The CDI name of the gate of a device; empty while the container runtime does not know it."""
+        """The CDI name of the gate of a device; empty as long as the container runtime was never told of it."""
         return f"{KIND}={device}" if device in self._covered else ""
 
+    async def _watch(self) -> Never:
+        """Notify when another program changes the specification. Without a watch, ``follow`` looks every second."""
+        fault = ""
+        while True:
+            try:
+                with Inotify() as inotify:
+                    inotify.add_watch(self.specification.parent, CHANGES)
+                    async for event in inotify:
+                        if Mask.IGNORED in event.mask:  # the directory was removed
+                            break
+                        if not self._is_ours():
+                            self._notify()
+            except OSError as error:  # such as too many watches on the node
+                if str(error) != fault:
+                    fault = str(error)
+                    logger.warning("cannot watch the specification of the create gate; it is looked at every second",
+                                   error=fault)  # fmt: skip
+            await asyncio.sleep(TRIED_EVERY)
 
-def install(program: Path, directory: Path, state_dir: Path, socket: Path, notify: Callable[[], None]) -> CreateGate:
+    def _is_ours(self) -> bool:
+        """Whether the specification on the disk is the one that this service wrote."""
+        mark = _mark(self.specification)
+        return mark is not None and mark in self._ours
+
+    def _look(self) -> None:
+        """After a change of the specification or of the container runtime, what was let through before counts no more.
+
+        Called by the event loop only.
+        """
+        ours, runtimes = self._is_ours(), {str(socket): _mark(socket) for socket in self._sockets}
+        if ours and runtimes == self._runtimes:
+            return
+        self._era += 1
+        self._runtimes = runtimes
+        if any(it.counts for it in self._passages.values()):
+            why = "the container runtime was restarted" if ours else "another program changed the specification"
+            logger.warning("create gate not in force until the container runtime asks about each device", why=why)
+            self._passages = {device: replace(it, counts=False) for device, it in self._passages.items()}
+            self._remember()
+            self._notify()
+
+    def _remember(self) -> None:
+        """Keep what was let through, for the next run of the service."""
+        kept = {
+            "specification": sorted(it for it in self._ours if it is not None),
+            "runtimes": self._runtimes,
+            "passages": {device: [it.pod, it.at, it.counts] for device, it in self._passages.items()},
+        }
+        try:
+            with private_files.beside(self._asked, json.dumps(kept).encode()) as aside:
+                aside.replace(self._asked)
+        except OSError as error:
+            logger.warning("the next run of the service will not know what the create gate let through",
+                           error=str(error))  # fmt: skip
+
+
+def _remembered(
+    asked: Path,
+) -> tuple[frozenset[Mark | None], dict[str, Mark | None], Mapping[str, Passage]]:
+    """What the last run of the service wrote, and what it let through; nothing if that cannot be read."""
+    try:
+        kept: Any = strict_json.parse(private_files.content(asked))
+        return (
+            frozenset(tuple(map(int, it)) for it in kept["specification"]),
+            {str(path): it and tuple(map(int, it)) for path, it in kept["runtimes"].items()},
+            {str(name): Passage(str(pod), float(at), counts is True)
+             for name, (pod, at, counts) in kept["passages"].items()},
+        )  # fmt: skip
+    except FileNotFoundError:
+        return frozenset(), {}, {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        logger.warning("cannot read what the create gate let through", file=str(asked), error=str(error))
+        return frozenset(), {}, {}
+
+
+def install(
+    program: Path, directory: Path, state_dir: Path, socket: Path, host_root: Path, notify: Callable[[], None]
+) -> CreateGate:
     """Put the program on the node, or raise a FatalError. No device is covered yet."""
     try:
         installed = _install_program(program, state_dir / "gate")
     except (OSError, subprocess.SubprocessError) as error:
         raise FatalError(f"cannot install the create gate {program} in {state_dir / 'gate'}: {error}") from error
     logger.info("create gate installed", program=str(installed), specification=str(directory / SPECIFICATION))
-    return CreateGate(directory, lambda device: _runs(installed, socket, device), socket.with_name(ASKED), notify)
+    runtimes = [host_root / path for path in RUNTIMES]
+    hook = partial(_runs, installed, socket)
+    return CreateGate(directory, hook, socket.with_name(ASKED), runtimes, notify)
 
 
-def open_for_all(directory: Path) -> None:
-    """Make the gate of earlier answers do nothing, where there is one. Raises OSError."""
+def open_for_all(directory: Path, socket: Path) -> None:
+    """Make the gate of earlier answers do nothing, where there is one, and forget what it let through. Raises OSError.
+
+    A later run with the gate must not believe in questions from before: meanwhile, containers started without one.
+    """
+    socket.with_name(ASKED).unlink(missing_ok=True)
     path = directory / SPECIFICATION
     try:
-        names = [device["name"] for device in json.loads(path.read_bytes())["devices"]]
+        specification: Any = strict_json.parse(private_files.content(path))
+        names = [str(device["name"]) for device in specification["devices"]]
     except FileNotFoundError:
         return
     except (ValueError, LookupError, TypeError) as error:
         raise OSError(f"{path} is no CDI specification: {error}") from error
-    _write(path, _specification(names, lambda _device: {"env": ["AUTOCLAVE_GATE=off"]}))
+    with _beside(path, _specification(names, lambda _device: {"env": ["AUTOCLAVE_GATE=off"]})) as aside:
+        aside.replace(path)
     logger.warning("the create gate is off: its containers start without a question", specification=str(path))
 
 
@@ -177,8 +299,12 @@ def _specification(devices: Iterable[str], hook: Hook) -> dict[str, Any]:
     return {"cdiVersion": "0.5.0", "kind": KIND, "devices": each}
 
 
-def _write(path: Path, specification: dict[str, Any]) -> None:
-    """Replace the file. A container runtime never reads half of it, and takes no name that begins with a dot."""
+@contextmanager
+def _beside(path: Path, specification: dict[str, Any]) -> Iterator[Path]:
+    """Write the specification next to the file that it replaces.
+
+    A container runtime never reads half of it, and takes no name that begins with a dot.
+    """
     aside = path.with_name(f".{path.name}.new")
     aside.unlink(missing_ok=True)
     handle = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -186,4 +312,13 @@ def _write(path: Path, specification: dict[str, Any]) -> None:
         json.dump(specification, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(path)
+    yield aside
+
+
+def _mark(path: Path) -> Mark | None:
+    """The mark of a file, which a new name does not change; None if it cannot be seen."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

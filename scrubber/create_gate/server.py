@@ -21,6 +21,7 @@ from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
 from scrubber.ground import log, operation_id, request_limits, unix_sockets
 from scrubber.ground.documents import strict_json
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
+from scrubber.node import clock
 from scrubber.service.handover import Handover
 
 logger = log.get("create gate")
@@ -110,8 +111,6 @@ class GateServer:
             return "no the question of the create gate cannot be read"
         except InvalidRequest as error:
             return f"no the container is not created: {error.message}"
-        if self._gate is not None:
-            self._gate.note_question()
         answer = asyncio.create_task(self._answer(asked))
         gone = asyncio.create_task(reader.read(1))
         self._waiting.add(answer)
@@ -137,6 +136,7 @@ class GateServer:
             container_id=asked.container_id,
         )
         no = f"no container {asked.container} of pod {asked.namespace}/{asked.name} is not created"
+        era = self._gate.era() if self._gate is not None else 0
         try:
             async with answering.logged(request, self._count):
                 await self._admit(asked, request.op)
@@ -144,17 +144,19 @@ class GateServer:
             return "" if error.reason is Reason.SHUTTING_DOWN else f"{no}: {error.for_tenants}"
         except Exception:  # noqa: BLE001 - logged
             return f"{no}: {answering.FAULT}"
+        if self._gate is not None:
+            self._gate.let_through(asked.device, asked.pod, clock.now().uptime, era)
         return "yes"
 
     async def _admit(self, asked: Creation, op: str) -> None:
         """Return when the container may be created; raise otherwise. What time heals is waited for."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + asked.seconds * (1 - BEFORE)
+        loop_time = asyncio.get_running_loop().time
+        until = loop_time() + asked.seconds * (1 - BEFORE)
         while True:
             try:
-                await self._ask(asked, op, until - clock())
+                await self._ask(asked, op, until - loop_time())
             except NotReady as error:
-                if error.reason is Reason.SHUTTING_DOWN or clock() + PAUSE >= until:
+                if error.reason is Reason.SHUTTING_DOWN or loop_time() + PAUSE >= until:
                     raise
                 await asyncio.sleep(PAUSE)
             else:

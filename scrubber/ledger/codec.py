@@ -29,6 +29,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "in-use": events.PutInUse,
         "released": events.Released,
         "soiled": events.Soiled,
+        "past-gate": events.PastGate,
         "scrub-started": events.ScrubStarted,
         "probation-started": events.ProbationStarted,
         "step-started": events.StepStarted,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from policies.model import Policy
-from scrubber.core import ownership, presence, proof, upkeep
-from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
+from scrubber.core import in_force, ownership, presence, proof, upkeep
+from scrubber.core.model import DeviceInfo, Facts, Moment, Passage, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
@@ -33,9 +34,9 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
-    gated: Callable[[str], bool] = lambda _device: (
-        False
-    )  # whether no container is created with a device before the service says yes
+    # By device: the last container that the create gate let through since the boot. Empty where the gate is off.
+    passages: Callable[[], Mapping[str, Passage]] = lambda: MappingProxyType({})
+    covered: Callable[[str], bool] = lambda _device: True  # whether the container runtime knows the gate of a device
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
@@ -63,11 +64,18 @@ class ServiceContext:
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
 
-    def with_domain(self, record: Record, facts: Facts) -> Facts:
-        """The facts, and whether a reset of a sibling is under way."""
-        if record.device.reset_domain is None or not presence.resetting(record, self.ledger.records.values()):
-            return facts
-        return replace(facts, domain_resetting=True)
+    def gated(self, device: str) -> bool:
+        """Whether no container is created with a device before the service says yes."""
+        if not self.covered(device):
+            return False
+        return in_force.in_force(device, self.passages(), self.ledger.records.values(), self.now().uptime)
+
+    def with_node(self, record: Record, facts: Facts) -> Facts:
+        """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
+        if record.device.reset_domain is not None and presence.resetting(record, self.ledger.records.values()):
+            facts = replace(facts, domain_resetting=True)
+        unasked = in_force.unasked(record, facts, self.passages())
+        return replace(facts, unasked=unasked) if unasked else facts
 
     async def observe(self, device: str, op: str, *, follow_up: bool = False) -> tuple[Record, Facts]:
         """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
@@ -81,11 +89,12 @@ class ServiceContext:
     async def complete(self, record: Record, facts: Facts) -> Facts:
         """What was seen of a device, and what a decision needs beside it.
 
-        That is whether a reset of a sibling is under way and, for some decisions about the owner, the pods in the
+        That is what ``with_node`` adds and, for some decisions about the owner or the create gate, the pods in the
         kubelet's checkpoint.
         """
-        facts, owner = self.with_domain(record, facts), record.owner
-        if owner is None or not ownership.needs_checkpoint(owner, facts) or ownership.about_to_start(owner, self.now()):
+        facts, owner = self.with_node(record, facts), record.owner
+        of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, self.now())
+        if not of_owner and not in_force.needs_checkpoint(record, facts):
             return facts
         device = record.device.uuid
         try:
@@ -104,6 +113,7 @@ class ServiceContext:
         return OfferFacts(
             ledger_fault=self.ledger.fault is not None,
             withheld=self.is_withheld(record),
+            covered=self.covered(record.device.uuid),
             gated=self.gated(record.device.uuid),
             blocked=self.blocked.get(record.device.uuid, ""),
         )

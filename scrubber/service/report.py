@@ -106,6 +106,7 @@ class StatusReporter:
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",
                 waits=offering.waits(policy, self._context.offer_facts(record)),
+                past_gate=record.past_gate.at if record.past_gate is not None and record.past_gate.unproven else 0.0,
                 gate=self._gate(record.device.uuid),
             )
             for record, policy in policies
@@ -180,6 +181,7 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
+            gate_in_force=tuple(device for device in ledger.records if self._context.gated(device)),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

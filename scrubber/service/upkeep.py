@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from scrubber.core import answers, burn_in, ownership, presence, proof, upkeep
+from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
@@ -97,7 +98,9 @@ class Upkeep:
         if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
-        facts = self._with_other_devices(record, context.with_domain(record, facts))
+        facts = self._with_other_devices(record, context.with_node(record, facts))
+        if in_force.needs_checkpoint(record, facts):
+            return False
         answer = upkeep.tend(record, facts, device_policy.policy, context.now(), chance=0.0)
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
 
@@ -124,6 +127,13 @@ class Upkeep:
                 match answer:
                     case answers.RecordFirst(event):
                         await context.ledger.append(op, (device, event))
+                        if isinstance(event, ev.PastGate):
+                            context.ledger.notify()  # what waits for the gate on other devices must not wait any more
+                            logger.log(
+                                logging.ERROR if event.unproven else logging.WARNING,
+                                "a container started past the create gate: Allocate waits for GPUs again",
+                                op=op, device=device, pod_uid=event.pod, unproven=event.unproven,
+                            )  # fmt: skip
                     case answers.CancelJob():
                         if not await context.jobs.cancel_unless_resetting(device):
                             return None

@@ -209,6 +209,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.PutInUse(Owner(B, at)),
         ev.Released("its pod is gone"),
         ev.Soiled("it was used without a grant", (FOREIGN,)),
+        ev.PastGate(B, f"it was {record.state.value}"),
         ev.ScrubStarted(job(name="job-2")),
         ev.ProbationStarted(job(ScrubPath.RESET, Trigger.PROBATION, "job-2"), "autoclave"),
         ev.StepStarted(name, Step.CLEAR, ScrubPath.FAST),

@@ -102,6 +102,9 @@ LIFE = [
     (ev.Escalated("job-1", "verify failed", ScrubPath.SLOW), "escalated to the slow path: verify failed"),
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
+    (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
+    (ev.PastGate("pod-b", "it was scrubbing"),
+     "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
       "container): unauthorised use")),

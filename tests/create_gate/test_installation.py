@@ -1,9 +1,19 @@
 """The create gate is installed whole, and in force only where the container runtime asks."""
 
+import asyncio
+import json
+import os
+
 import pytest
 
+from scrubber.core import events as ev
 from scrubber.create_gate import installation
+from scrubber.create_gate.installation import ASKED, RUNTIMES, SPECIFICATION
 from scrubber.ground.errors import FatalError
+from scrubber.ledger.ledger import Ledger
+from tests.core import lives
+from tests.ledger import memory_store
+from tests.patience import WITHIN
 
 
 @pytest.fixture
@@ -13,26 +23,137 @@ def notified():
 
 
 @pytest.fixture
-def install(tmp_path, program, notified):
+def runtime(tmp_path):
+    """The socket of the container runtime."""
+    socket = tmp_path / "host" / RUNTIMES[0]
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    return socket
+
+
+@pytest.fixture
+def install(tmp_path, program, notified, runtime):
     """Install the gate of a service."""
+    assert runtime.exists()
     for name in ("cdi", "run"):
         (tmp_path / name).mkdir()
-    places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock")
-    return lambda: installation.install(program, *places, lambda: notified.append("news"))
+        (tmp_path / name).chmod(0o700)
+    places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock", tmp_path / "host")
+    return lambda notify=lambda: notified.append("news"): installation.install(program, *places, notify)
 
 
-def test_the_gate_is_in_force_once_the_runtime_has_asked(install, notified):
+def counts(gate):
+    """Which passages count."""
+    return {device: it.counts for device, it in gate.passages().items()}
+
+
+def test_what_was_let_through_counts_for_the_next_run_of_the_service(install, notified):
+    gate = install()
+    gate.cover(["GPU-1", "GPU-2"])
+    assert counts(gate) == {}
+    gate.let_through("GPU-1", "pod", 7.0, gate.era())
+    assert notified == ["news"], "the plugin learns it at once"
+    before = gate.passages()
+    restarted = install()
+    restarted.cover(["GPU-1", "GPU-2", "GPU-3"])
+    assert counts(restarted) == {"GPU-1": True}
+    assert restarted.passages() == before
+
+
+def another_program(path):
+    path.write_text(path.read_text().replace("hooks", "hooky"))
+
+
+def restart(path):
+    path.unlink()
+    path.touch()
+
+
+@pytest.mark.parametrize("while_down", [False, True], ids=["while it runs", "while it is down"])
+@pytest.mark.parametrize("change", [another_program, os.unlink])
+def test_another_specification_ends_what_counts(install, notified, tmp_path, change, while_down):
     gate = install()
     gate.cover(["GPU-1"])
-    assert not gate.in_force("GPU-1")
-    assert not notified
-    gate.note_question()
-    gate.note_question()
-    assert notified == ["news"], "the plugin learns it at once, and once"
-    assert (gate.in_force("GPU-1"), gate.in_force("GPU-2")) == (True, False)
-    restarted = install()
-    restarted.cover(["GPU-1"])
-    assert restarted.in_force("GPU-1"), "the boot is the same"
+    gate.let_through("GPU-1", "pod", 7.0, gate.era())
+    waits = gate.era()
+    change(tmp_path / "cdi" / SPECIFICATION)
+    assert not gate.covers("GPU-1")
+    gate = install() if while_down else gate
+    assert counts(gate) == {"GPU-1": False}
+    assert len(notified) == 2, "the plugin learns it at once"
+    gate.cover(["GPU-1"])
+    assert (gate.covers("GPU-1"), counts(gate)) == (True, {"GPU-1": False})
+    gate.let_through("GPU-1", "pod", 8.0, waits)
+    assert counts(gate) == {"GPU-1": False}, "it asked before the change"
+    gate.let_through("GPU-1", "pod", 9.0, gate.era())
+    assert counts(gate) == {"GPU-1": True}
+
+
+def test_another_run_of_the_container_runtime_must_ask_again(install, runtime):
+    gate = install()
+    gate.cover(["GPU-1"])
+    gate.let_through("GPU-1", "pod", 7.0, gate.era())
+    runtime.rename(runtime.with_name("before"))  # so that the new file has another inode
+    runtime.touch()
+    assert (gate.covers("GPU-1"), counts(gate)) == (True, {"GPU-1": False})
+
+
+@pytest.mark.parametrize("change", [another_program, os.unlink])
+async def test_a_changed_specification_is_written_again_at_once(install, tmp_path, change, monkeypatch):
+    """The change is the event: no timer ends within this test."""
+    monkeypatch.setattr(installation, "TRIED_EVERY", 2 * WITHIN)
+    ledger = Ledger(memory_store.MemoryStore(), lambda: lives.NOW)
+    await ledger.append("op", (lives.DEVICE.uuid, ev.Discovered(lives.DEVICE, lives.HERE)))
+    gate = install(ledger.notify)
+    following = asyncio.create_task(gate.follow(ledger))
+    await covered(gate, ledger)
+    specification = tmp_path / "cdi" / SPECIFICATION
+    written = specification.read_bytes()
+    change(specification)
+    assert not gate.covers(lives.DEVICE.uuid)
+    await covered(gate, ledger)
+    assert specification.read_bytes() == written
+    following.cancel()
+
+
+async def covered(gate, ledger):
+    """Wait until the gate covers the device."""
+    while not gate.covers(lives.DEVICE.uuid):
+        assert await ledger.until_notified(ledger.notifications, WITHIN)
+
+
+def test_a_run_without_the_gate_ends_what_counts(install, tmp_path):
+    gate = install()
+    gate.cover(["GPU-1"])
+    gate.let_through("GPU-1", "pod", 7.0, gate.era())
+    installation.open_for_all(tmp_path / "cdi", tmp_path / "run/gate.sock")
+    specification = json.loads((tmp_path / "cdi" / SPECIFICATION).read_bytes())
+    assert specification["devices"] == [{"name": "GPU-1", "containerEdits": {"env": ["AUTOCLAVE_GATE=off"]}}]
+    again = install()
+    again.cover(["GPU-1"])
+    assert counts(again) == {}
+
+
+@pytest.mark.parametrize(
+    "kept", [b"", b"[]", b"[" * 100_000, b'{"specification": [], "runtimes": {}, "passages": {"GPU-1": [7]}}']
+)
+def test_what_cannot_be_read_counts_for_nothing(install, tmp_path, kept):
+    (tmp_path / "run" / ASKED).write_bytes(kept)
+    assert counts(install()) == {}
+
+
+@pytest.mark.parametrize("found", ["pipe", "deep", "link"])
+def test_a_file_that_is_no_specification_is_named_and_never_waited_for(tmp_path, found):
+    path = tmp_path / SPECIFICATION
+    match found:
+        case "pipe":
+            os.mkfifo(path)
+        case "deep":
+            path.write_text("[" * 100_000)
+        case "link":
+            path.symlink_to(os.devnull)
+    with pytest.raises(OSError, match=SPECIFICATION):
+        installation.open_for_all(tmp_path, tmp_path / "gate.sock")
 
 
 def test_only_a_device_of_the_specification_has_a_gate(install, tmp_path):
@@ -40,7 +161,7 @@ def test_only_a_device_of_the_specification_has_a_gate(install, tmp_path):
     assert gate.name("GPU-1") == ""
     assert [gate.cover(["GPU-1"]), gate.cover(["GPU-1"])] == [True, False]
     assert gate.name("GPU-1") == "autoclave.dev/gate=GPU-1"
-    (tmp_path / "cdi" / installation.SPECIFICATION).unlink()
+    (tmp_path / "cdi" / SPECIFICATION).unlink()
     (tmp_path / "cdi").rmdir()
     with pytest.raises(OSError, match="No such file"):
         gate.cover(["GPU-1", "GPU-2"])
@@ -51,5 +172,5 @@ def test_a_program_that_does_not_run_is_not_installed(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(FatalError, match="it does not run: exit code 0"):
-        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", lambda: None)
+        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", tmp_path, lambda: None)
     assert list((tmp_path / "state/gate").iterdir()) == []

@@ -59,7 +59,7 @@ def test_a_container_is_created_on_a_clean_gpu(containers, gpus, service):
 
 
 async def test_a_plugin_registers_without_the_service(containers, gpus, service, short_tmp):
-    assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
+    assert containers.run("c1", [*containers.hooks(gpus[0]), *containers.hooks(gpus[1])]) == RUNS
     async with client.ScrubberClient(paths.scrubber_socket(service.run_dir)) as scrubber, Kubelet(short_tmp) as kubelet:
         await until_files(
             lambda: (left := scrubber.last_list()) and all(it.waits for it in left.devices), service.run_dir

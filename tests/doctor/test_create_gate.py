@@ -1,5 +1,7 @@
 """What the doctor finds out about the create gate, with the real service and program, and what it says."""
 
+import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault, Level
 from autoclave.doctor.facts import create_gate
-from scrubber.create_gate.installation import ASKED, SPECIFICATION
+from scrubber.create_gate.installation import SPECIFICATION
 from scrubber.ground.errors import Unreachable
 from tests.create_gate.programs import SOURCE, compiled
 from tests.doctor.nodes import FACTS, GPU, STATUS
@@ -32,15 +34,15 @@ def service(short_tmp, program):
 
 
 def looked(service):
-    return create_gate.look(service.root / SPECIFICATION, service.run_dir, service.root)
+    return create_gate.look(service.root / SPECIFICATION, service.root)
 
 
 def test_a_gate_is_tried_without_a_container(service):
     gpu = service.settled(0, "clean").device
     found = looked(service)
     assert (found.covered, set(found.programs.values()), set(found.sockets.values())) == ({gpu}, {None}, {None})
-    assert not found.asked
-    assert not (service.run_dir / ASKED).exists(), "the doctor is no container runtime"
+    said = service.popen("status", "-o", "json", stdout=subprocess.PIPE).communicate()[0]
+    assert json.loads(said)["service"]["gate_in_force"] == [], "the doctor is no container runtime"
 
     [installed] = map(Path, found.programs)
     installed.write_bytes(b"#!/bin/sh\nexit 0\n")
@@ -54,7 +56,7 @@ def test_a_gate_is_tried_without_a_container(service):
 @pytest.mark.parametrize("said", ["", "[]", '{"devices": [{"name": "GPU-1", "containerEdits": {"hooks": [{}]}}]}'])
 def test_a_damaged_specification_is_a_fault(tmp_path, said):
     (tmp_path / SPECIFICATION).write_text(said)
-    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path, tmp_path)
+    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path)
     assert found.covered == CheckFault("it is not the specification of a create gate")
 
 
@@ -68,12 +70,15 @@ def test_only_a_plain_word_switches_cdi_off(tmp_path, said, off):
     if said is not None:
         (tmp_path / "etc/containerd").mkdir(parents=True)
         (tmp_path / "etc/containerd/config.toml").write_text(said)
-    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path, tmp_path).without_cdi
+    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path).without_cdi
     assert found == (str(tmp_path / "etc/containerd/config.toml") if off else "")
 
 
-GATE = base.CreateGate(frozenset({"GPU-1"}), {"/p": None}, {"/s": None}, asked=True)
-SERVICE = replace(STATUS.service, gate_specification="/etc/cdi/autoclave-gate.json", started=GPU.since - 1)
+GATE = base.CreateGate(frozenset({"GPU-1"}), {"/p": None}, {"/s": None})
+SERVICE = replace(
+    STATUS.service, gate_specification="/etc/cdi/autoclave-gate.json", started=GPU.since - 1, gate_in_force=("GPU-1",)
+)
+IN_USE = (replace(GPU, state="in_use"),)
 
 
 def node(gate=GATE, devices=(GPU,), **service):
@@ -82,20 +87,25 @@ def node(gate=GATE, devices=(GPU,), **service):
     return replace(FACTS, answer=status, create_gate=gate)
 
 
-AWAITED = replace(GATE, asked=False)
 FINDINGS = [
-    (node(), Level.OK, "in force"),
+    (node(), Level.OK, "in force on 1 of 1 GPUs"),
+    (node(devices=IN_USE), Level.OK, "in force on 1 of 1 GPUs"),
     (node(None, gate_specification=""), Level.OK, "is off"),
-    (node(AWAITED), Level.OK, "comes into force with the first container"),
-    (node(AWAITED, (replace(GPU, state="in_use"),)), Level.WARNING, "GPU 3 is in use, and the container runtime"),
-    (node(AWAITED, (replace(GPU, state="in_use", since=0.0),)), Level.OK, "comes into force"),
-    (node(replace(AWAITED, without_cdi="/c.toml")), Level.WARNING, "/c.toml has enable_cdi = false"),
-    (node(replace(GATE, without_cdi="/c.toml")), Level.OK, "in force"),
+    (node(gate_in_force=()), Level.OK, "comes into force with the first container"),
+    (node(GATE, IN_USE, gate_in_force=()), Level.WARNING, "GPU 3 is in use, and the container runtime"),
+    (node(GATE, IN_USE, gate_in_force=("GPU-2",)), Level.WARNING, "GPU 3 is in use, and the container runtime"),
+    (node(GATE, (replace(GPU, state="in_use", since=0.0),), gate_in_force=()), Level.OK, "comes into force"),
     (node(replace(GATE, covered=CheckFault("gone"))), Level.BROKEN, "/etc/cdi/autoclave-gate.json: gone"),
     (node(replace(GATE, covered=frozenset())), Level.BROKEN, "does not name GPU-1"),
     (node(replace(GATE, programs={"/p": CheckFault("gone")})), Level.BROKEN, "/p does not run: gone"),
     (node(replace(GATE, sockets={"/s": CheckFault("dead")})), Level.BROKEN, "no answer at /s: dead"),
 ]
+
+
+def test_cdi_that_is_off_is_the_first_finding():
+    first, second = finding_of(node(replace(GATE, without_cdi="/c.toml")), "create-gate")
+    assert (first.level, "/c.toml has enable_cdi = false" in first.text) == (Level.WARNING, True)
+    assert "in force" in second.text, "the container runtime reads it at its next start"
 
 
 @pytest.mark.parametrize(("facts", "level", "words"), FINDINGS, ids=[words for *_, words in FINDINGS])

@@ -7,6 +7,7 @@ scenarios. What is special about memory in use stands in ``test_wipes``, about a
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 
 import pytest
@@ -14,7 +15,10 @@ import pytest
 from demo.handout import RESOURCE
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from scrubber.create_gate.installation import KIND
 from tests.flows.node import Node, brisk
+from tests.patience import WITHIN
 
 ONE = {RESOURCE: 1}
 
@@ -91,6 +95,40 @@ async def test_x19_r11_the_gate_holds_a_restart_without_prestart(gated):
     restarted = asyncio.create_task(node.kubelet.restart_container(pod, "main"))
     await node.stage.service.start()
     assert (await restarted).state is ContainerState.RUNNING
+
+
+async def _another_specification(node: Node) -> None:
+    """Another program describes the same devices without the hook."""
+    assert node.stage.containers.cdi is not None
+    [path] = node.stage.containers.cdi.glob("*.json")
+    document = json.loads(path.read_bytes())
+    for device in document["devices"]:
+        device["containerEdits"] = {"env": ["HOOK=none"]}
+    path.write_text(json.dumps(document))
+    await node.run("other")
+
+
+async def _no_cdi(node: Node) -> None:
+    """The container runtime runs no hooks any more, and another pod shows it."""
+    node.stage.containers.cdi = None
+    past = node.gpu(await node.run("other"))
+    async with node.stage.admin() as admin:
+        rows = 0
+        while not await node.history(past, "past-gate"):
+            rows = (await admin.status([past], newer_than=rows, wait=WITHIN)).service.ledger_rows
+
+
+@pytest.mark.parametrize("change", [_another_specification, _no_cdi])
+async def test_x19_no_gpu_is_handed_out_on_the_word_of_a_gate_that_is_gone(gated, change):
+    node = await gated(2)
+    uuid = await node.leave(await node.run("first"))
+    await change(node)
+    pod = node.pod("next")
+    status = await node.kubelet.admit(pod)
+    if status.phase is not Phase.FAILED:  # the kubelet is restarted, so nobody is asked
+        answer = wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name=f"{KIND}={uuid}")])
+        await node.stage.containers.start(pod, pod.containers[0], {RESOURCE: (uuid,)}, answer)
+    assert (status.phase, node.stage.containers.leaks) == (Phase.FAILED, [])
 
 
 async def test_x29_w11_a_killed_kubelet_joins_the_same_job(gated):

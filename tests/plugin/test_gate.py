@@ -111,7 +111,7 @@ async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door
     assert reader.lists[-1] == {A: False, B: False}
 
 
-@pytest.mark.parametrize("answer", [hang, no(NotReady(Reason.SCRUBBING, "later"))], ids=["silent", "busy"])
+@pytest.mark.parametrize("answer", [hang, no(NotReady(Reason.UNRESPONSIVE, "later"))], ids=["silent", "busy"])
 async def test_where_containers_wait_an_absent_service_fails_no_pod(gate, door, listing, read, answer):
     door.silence = 60.0
     door.say(gpu(0, waits=True), gpu(1, waits=True))
@@ -130,6 +130,15 @@ async def test_where_containers_wait_a_quarantined_device_is_refused(gate, door,
     devices = await waited(gate, listing)
     door.answer = no(Refused(Reason.QUARANTINED, "it is quarantined"))
     with pytest.raises(Refused):
+        await gate.acquire(GPU, devices)
+
+
+async def test_containers_wait_only_as_long_as_the_service_says_so(gate, door, listing):
+    """The create gate is no longer in force, and the plugin does not know it yet."""
+    door.say(gpu(0, waits=True), gpu(1, waits=True))
+    devices = await waited(gate, listing)
+    door.answer = no(NotReady(Reason.SCRUBBING, "it is being scrubbed"))
+    with pytest.raises(NotReady, match="it is being scrubbed"):
         await gate.acquire(GPU, devices)
 
 

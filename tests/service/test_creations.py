@@ -133,3 +133,34 @@ async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
     with pytest.raises(Refused) as quarantined:
         await world.handover.create_in_claim(device, CLAIM, "", 5)
     assert [it.value.reason for it in (sick, quarantined)] == [Reason.SICK, Reason.QUARANTINED]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])
+async def test_a_container_past_the_gate_ends_deferral_until_the_runtime_asks_again(world, restarted):
+    """The runtime runs no hook any more, and the kubelet, which was restarted, does not ask either."""
+    device, other = world.uuids
+    world.gated = True
+    for name, gpu in (("first", device), ("beside", other)):
+        await let_on(world, name, gpu)
+    await asyncio.sleep(2)
+    world.node.gpus[device].stalls = True
+    world.node.end_container("first")
+    world.node.end_container("beside")
+    await world.clean(other)
+    assert await world.acquire("next", device, announced=True) == []
+    written_down(world, next=[device])
+    world.gated = False
+    world.run("next", device)
+    await asyncio.sleep(2)
+    [past] = rows(world, ev.PastGate)
+    assert (past.pod, bool(past.unproven)) == ("next", True)
+    if restarted:
+        await world.die()
+        await world.start()
+    assert not world.context.gated(device)
+    assert not world.context.gated(other), "what one container shows is true of the runtime"
+    world.gated = True
+    await let_on(world, "asks", other)
+    await asyncio.sleep(2)
+    assert (world.context.gated(other), world.context.gated(device)) == (True, False)
+    assert len(rows(world, ev.PastGate)) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import ownership
-from scrubber.core.model import Facts, State
+from scrubber.core.model import Facts, Passage, State
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import let_on, rows, scrubs, written_down
 
@@ -19,6 +19,7 @@ LONG = 300.0
 def gated(world):
     """The create gate is in force."""
     world.gated = True
+    world.passages = {device: Passage("earlier", world.node.now().uptime) for device in world.uuids}
 
 
 # -- whose devices

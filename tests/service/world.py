@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from policies.model import Policy
 from scrubber.core import event_text, views
-from scrubber.core.model import Record, State, Step
+from scrubber.core.model import Passage, Record, State, Step
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.ground.device_messages import GrantedDevice
@@ -74,7 +74,7 @@ class Life:
 class World:
     """A node, its service, and the truth about both."""
 
-    gated = False  # whether the create gate is in force
+    gated = False  # whether the create gate is on, and lets every container through that ``run`` starts
 
     def __init__(  # noqa: PLR0913 - what a test may choose
         self,
@@ -100,6 +100,7 @@ class World:
         self.truth = Truth(self.node, self.active_policy)
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
+        self.passages: dict[str, Passage] = {}  # device -> the last container that the create gate let through
         self._kept: store.Store = kept or memory_store.MemoryStore()
         self._arm = arm
         self._interval = interval
@@ -274,6 +275,8 @@ class World:
     def run(self, tenant: str, device: str) -> Process:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
         self.tenants[device] = tenant
+        if self.gated:
+            self.passages[device] = Passage(tenant, self.node.now().uptime)
         self.truth.users_since_proof.setdefault(device, set()).add(tenant)
         # A pod that starts late after an unannounced grant may have lost the device to the next request.
         late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
@@ -359,7 +362,7 @@ class World:
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
             ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
-            gated=lambda _device: self.gated,
+            passages=lambda: self.passages,
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)

@@ -19,7 +19,7 @@ ANSWERS_WITHIN = 5.0  # seconds
 Hook = tuple[str, str, str]  # its device, its program, and where the program asks
 
 
-def look(specification: Path, run_dir: Path, root: Path) -> CreateGate:
+def look(specification: Path, root: Path) -> CreateGate:
     """The gate of this specification. ``root``: where the root directory of the host is."""
     hooks = _hooks(specification)
     found = () if isinstance(hooks, CheckFault) else hooks
@@ -27,7 +27,6 @@ def look(specification: Path, run_dir: Path, root: Path) -> CreateGate:
         covered=hooks if isinstance(hooks, CheckFault) else frozenset(device for device, _, _ in hooks),
         programs={program: _program(Path(program)) for program in {program for _, program, _ in found}},
         sockets={path: _socket(path) for path in {path for _, _, path in found}},
-        asked=safe_read.there(run_dir / installation.ASKED) is True,
         without_cdi=_without_cdi(root / RUNTIME),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor import base
-from scrubber.core import views
+from scrubber.core import in_force, views
 from scrubber.core.model import State
 from scrubber.ground.errors import RESTART
 
@@ -32,8 +32,11 @@ def _create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if gate is None:
         yield base.ok(GATE, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
     else:
+        if gate.without_cdi:  # first: the container runtime may read it at its next start
+            text = f"{gate.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
+            yield base.warning(GATE, text, SWITCH_ON)
         faults = tuple(_faults(gate, facts.status))
-        yield from faults or (_asked(gate, facts.status),)
+        yield from faults or (_in_force(facts.status, facts.now),)
 
 
 def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Finding]:
@@ -54,18 +57,17 @@ def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Findin
             yield base.unseen(GATE, text, fault, RESTART)
 
 
-def _asked(gate: base.CreateGate, status: views.Status) -> base.Finding:
+def _in_force(status: views.Status, now: float) -> base.Finding:
     """Whether the container runtime asks. Before the first container with a GPU nobody can know."""
-    if gate.asked:
-        return base.ok(GATE, "the create gate is in force: the container runtime has asked since the boot")
-    since = status.service.started
+    here, since = set(status.service.gate_in_force), max(status.service.started, now - in_force.LASTS)
     used = [it.name for it in status.devices if it.state == State.IN_USE.value and it.since > since]
-    if gate.without_cdi:
-        text = f"the container runtime does not ask the create gate: {gate.without_cdi} has enable_cdi = false"
+    unasked = [it.name for it in status.devices if it.name in used and it.device not in here]
+    if unasked:
+        text = f"GPU {', '.join(unasked)} is in use, and the container runtime has not asked the create gate"
         return base.warning(GATE, text, SWITCH_ON)
-    if used:
-        text = f"GPU {', '.join(used)} is in use, and the container runtime has not asked the create gate"
-        return base.warning(GATE, text, SWITCH_ON)
+    if here:
+        count = f"{len(here)} of {len(status.devices)} GPUs"
+        return base.ok(GATE, f"the create gate is in force on {count}: the container runtime has asked about them")
     return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 

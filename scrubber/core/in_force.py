@@ -1,0 +1,91 @@
+"""Is the create gate in force on a device: does the container runtime ask before it creates a container with it?
+
+No program can know what the container runtime will do. So the answer rests on what it did: it asked about this device,
+the service let the container through, and since then nothing has shown that it may not ask again. Deferral rests on
+the answer: a device that is not clean is given to a pod only because its containers wait at the gate.
+
+Rule 1: each device needs a container of its own that was let through. A container that comes past the gate, on whatever
+        device of the node, ends the answer for all devices.
+Rule 2: a change of the specification or another run of the container runtime ends it for all devices, too.
+Rule 3: only a container of the pod that was given the device shows that the runtime did not ask. Other users of the
+        device, such as monitoring agents and pods that name GPUs in a variable, never had its gate: their use is
+        unauthorised, and says nothing about the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from scrubber.core import events as ev
+from scrubber.core import ownership
+from scrubber.core.model import Facts, Passage, Record, State
+
+LASTS = 86400.0  # seconds after the last container that was let through on the node
+
+
+def in_force(device: str, passages: Mapping[str, Passage], records: Iterable[Record], uptime: float) -> bool:
+    """Whether no container is created with this device before the service says yes.
+
+    ``passages``: by device, the last container that the gate let through since the boot.
+    """
+    passage = passages.get(device)
+    if passage is None or not passage.counts:
+        return False
+    if uptime - max(it.at for it in passages.values()) > LASTS:
+        return False
+    return all(it.past_gate is None or it.past_gate.at < passage.at for it in records)
+
+
+def unasked(record: Record, facts: Facts, passages: Mapping[str, Passage]) -> tuple[str, ...]:
+    """The pods that use the device, and that its gate did not let through.
+
+    None is known where the plugin may have given the device without its gate: before the first container of the node
+    was let through. None counts on a device that was granted until a release: it is never deferred, and several pods
+    may share it.
+    """
+    if not passages or not facts.holders or ownership.until_release(record):
+        return ()
+    passage, grant = passages.get(record.device.uuid), record.grant
+    if passage is None and (grant is None or grant.at.uptime < min(it.at for it in passages.values())):
+        return ()
+    known = {record.last_owner, passage.pod if passage is not None else None}
+    if record.past_gate is not None:  # it is on record
+        known.add(record.past_gate.pod)
+    if record.owner is not None and record.owner.name:  # only the gate gives a name
+        known.add(record.owner.container)
+    return tuple(sorted({holder.container for holder in facts.holders if holder.container is not None} - known))
+
+
+def needs_checkpoint(record: Record, facts: Facts) -> bool:
+    """Whether only the kubelet's checkpoint can tell if one of these pods was given the device."""
+    return any(not _admitted(record, pod) for pod in facts.unasked)
+
+
+def past_gate(record: Record, facts: Facts) -> ev.PastGate | None:
+    """A pod that was given the device has a container on it, and the container runtime did not ask.
+
+    If the checkpoint cannot be read, each such pod counts.
+    """
+    for pod in facts.unasked:
+        if _admitted(record, pod) or facts.assigned_pods is None or pod in facts.assigned_pods:
+            return ev.PastGate(pod, _unproven(record, pod))
+    return None
+
+
+def _admitted(record: Record, pod: str) -> bool:
+    owner = record.owner
+    return owner is not None and owner.container == pod and not owner.unannounced
+
+
+def _unproven(record: Record, pod: str) -> str:
+    """Why the device was not proven clean when this pod came; empty: it was."""
+    match record.state:
+        case State.CLEAN:
+            return ""
+        case State.GRANTED | State.IN_USE:
+            if record.grant is None or record.grant.receipt is None:
+                return "it was handed out without a proof"
+            another = record.owner is not None and record.owner.container != pod
+            return "another pod had used it" if another or (record.owner and record.owner.crowded) else ""
+        case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
+            return f"it was {record.state.value}"

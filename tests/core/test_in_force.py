@@ -1,0 +1,83 @@
+"""The create gate is in force on what was seen, and no longer than that."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import GateMode
+from scrubber.core import acquire, answers, in_force, upkeep
+from scrubber.core import events as ev
+from scrubber.core.model import Owner, Passage
+from tests.core import lives
+from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live
+
+CREATE = lives.ENFORCE.model_copy(update={"gate": GateMode.CREATE})
+GPU = lives.DEVICE.uuid
+LATE = NOW.uptime + 5
+LET_A = {GPU: Passage(A, NOW.uptime)}
+
+
+@pytest.mark.parametrize(
+    ("passages", "past", "now", "holds"),
+    [
+        ({}, None, LATE, False),
+        (LET_A, None, LATE, True),
+        ({"GPU-2": Passage(A, NOW.uptime)}, None, LATE, False),
+        ({GPU: Passage(A, NOW.uptime, counts=False)}, None, LATE, False),
+        (LET_A, Passage(B, NOW.uptime - 1), LATE, True),
+        (LET_A, Passage(B, NOW.uptime), LATE, False),
+        (LET_A, None, NOW.uptime + in_force.LASTS + 1, False),
+        (LET_A | {"GPU-2": Passage(B, LATE)}, None, NOW.uptime + in_force.LASTS + 1, True),
+    ],
+    ids=["none was let through", "one was", "on another device", "before a change", "after one came past",
+         "before one came past", "a day ago", "a day ago, and another since"],
+)  # fmt: skip
+def test_the_gate_is_in_force_where_the_runtime_has_asked_since(passages, past, now, holds):
+    others = [lives.DIRTY, replace(lives.CLEAN, past_gate=past)]
+    assert in_force.in_force(GPU, passages, others, now) is holds
+
+
+BYPASS = [
+    ("the pod that was let through", lives.IN_USE, (OF_A,), LET_A, None, None),
+    ("a pod that was admitted and did not ask", lives.IN_USE_BY_B, (OF_B,), LET_A, None, ev.PastGate(B)),
+    ("the same on a device on which none was let through so far", lives.IN_USE_BY_B, (OF_B,),
+     {"GPU-2": Passage(A, NOW.uptime)}, None, ev.PastGate(B)),
+    ("a pod from before the gate", lives.IN_USE_BY_B, (OF_B,), {"GPU-2": Passage(A, LATE)}, None, None),
+    ("where the runtime never asked", lives.IN_USE_BY_B, (OF_B,), {}, None, None),
+    ("a monitor beside the owner", lives.IN_USE, (OF_A, OF_B), LET_A, {A}, None),
+    ("another pod that was given it, beside the owner", lives.IN_USE, (OF_A, OF_B), LET_A, {A, B},
+     ev.PastGate(B, "another pod had used it")),
+    ("nobody knows to whom it was given", lives.IN_USE, (OF_A, OF_B), LET_A, None,
+     ev.PastGate(B, "another pod had used it")),
+    ("the deferred pod during the scrub", lives.SCRUBBING, (OF_B,), LET_A, {B}, ev.PastGate(B, "it was scrubbing")),
+    ("the deferred pod before the scrub", lives.DIRTY, (OF_B,), LET_A, {B}, ev.PastGate(B, "it was dirty")),
+    ("the deferred pod after the scrub", lives.CLEAN, (OF_B,), LET_A, {B}, ev.PastGate(B)),
+    ("an intruder during the scrub", lives.SCRUBBING, (OF_B,), LET_A, {A}, None),
+    ("a process outside containers", lives.DIRTY, (lives.FOREIGN,), LET_A, {B}, None),
+    ("the last owner does not leave", lives.DIRTY, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, None),
+    ("it is on record", replace(lives.DIRTY, past_gate=Passage(B, LATE)), (OF_B,), LET_A, {B}, None),
+    ("its question was forgotten, and its name was written",
+     replace(lives.IN_USE_BY_B, owner=Owner(B, NOW, seen=True, name="team/b/main")), (OF_B,), LET_A, None, None),
+    ("a job that keeps the device until its release", lives.KEPT, (OF_B,), LET_A, None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "holders", "passages", "assigned", "event"), [row[1:] for row in BYPASS], ids=[row[0] for row in BYPASS]
+)
+def test_only_a_pod_that_was_given_the_device_and_did_not_ask_came_past(record, holders, passages, assigned, event):
+    seen = facts(holders, alive=True, assigned_pods=assigned)
+    seen = replace(seen, unasked=in_force.unasked(record, seen, passages))
+    assert in_force.past_gate(record, seen) == event
+    tended = upkeep.tend(record, seen, CREATE, later(1), 0.0)
+    assert (tended == answers.RecordFirst(event)) is (event is not None)
+    if event is not None:  # who asks for it at this moment waits for its proof
+        answer = acquire.decide(record, seen, CREATE, later(1), announced=True, gated=True)
+        assert not isinstance(answer, answers.Defer)
+
+
+def test_a_reboot_ends_what_came_past():
+    past = live(lives.CLEAN, ev.PastGate(B))
+    assert past.past_gate == Passage(B, NOW.uptime)
+    assert live(past, ev.Distrusted("the driver was reloaded", lives.RELOADED)).past_gate == past.past_gate
+    assert live(past, ev.Distrusted("the node was rebooted", lives.REBOOTED)).past_gate is None
