@@ -27,6 +27,7 @@ class EventReason(Enum):
     QUARANTINED = "DeviceQuarantined"
     NOT_READY = "DeviceNotReady"
     GONE = "DeviceGone"
+    PAST_GATE = "ContainerPastGate"
     RECOVERED = "DeviceRecovered"
 
 
@@ -50,6 +51,7 @@ class DeviceReport:
     unhealthy_since: float | None = None  # while unhealthy without a reason
     found_healthy: bool = False  # it was healthy, and has had no ailment since
     replaced: bool = False  # another device, or another MIG layout, is in its place
+    past_gate: float = 0.0  # uptime; a container last started past the create gate on it while it was not proven
 
     @property
     def name(self) -> str:
@@ -122,7 +124,10 @@ def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict
     # Only a device that is new since the last report replaces another one: a known device may have changed its index.
     # The first report cannot know which devices are new.
     taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
-    found = [_report(before.get(uuid), device, now, taken) for uuid, device in present.items()]
+    found = [
+        replace(_report(before.get(uuid), device, now, taken), past_gate=device.past_gate)
+        for uuid, device in present.items()
+    ]
     return {it.uuid: it for it in sorted(found, key=lambda it: (it.index, it.uuid))}
 
 
@@ -160,9 +165,19 @@ def next_change(reports: DeviceReports, now: float) -> float | None:
 
 
 def node_events(before: DeviceReports, after: DeviceReports) -> tuple[NodeEvent, ...]:
-    """The changes between two reports; for the first report, its failures."""
-    events = (_node_event(before.get(uuid), it) for uuid, it in after.items())
-    return tuple(event for event in events if event is not None)
+    """The changes between two reports; for the first report, its failures and what came past the create gate."""
+    changes = (find(before.get(uuid), it) for uuid, it in after.items() for find in (_past_gate, _node_event))
+    return tuple(event for event in changes if event is not None)
+
+
+def _past_gate(before: DeviceReport | None, after: DeviceReport) -> NodeEvent | None:
+    if after.past_gate in (0.0, before.past_gate if before is not None else 0.0):
+        return None
+    note = (
+        f"a container started on {_full_name(after)} past the create gate, and the device was not proven clean: the "
+        f"container may have read data of another pod; run `autoclave explain {after.uuid}` on the node for details"
+    )
+    return NodeEvent(after.uuid, EventReason.PAST_GATE, "", note)
 
 
 def _node_event(before: DeviceReport | None, after: DeviceReport) -> NodeEvent | None:

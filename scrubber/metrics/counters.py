@@ -21,7 +21,7 @@ from scrubber.metrics import table
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
 KINDS = ("container", "host", "stuck")
-FINDINGS = (table.RESIDUE, table.UNAUTHORISED)  # per device: an alert fires on the first one
+FINDINGS = (table.RESIDUE, table.UNAUTHORISED, table.PAST_GATE)  # per device: an alert fires on the first one
 OTHER = "other"  # an unknown code: a driver must not be able to create endless series
 
 
@@ -71,6 +71,8 @@ class ServiceCounters:
                 self._ended(entry, before)
                 if holders and before is not None:
                     self._instruments.count(table.UNAUTHORISED, before.device.name, entry.device)
+            case ev.PastGate(unproven=unproven) if unproven and before is not None:
+                self._instruments.count(table.PAST_GATE, before.device.name, entry.device)
             case ev.Granted():
                 self._instruments.count(table.GRANTS, RECEIPT)
             case ev.GrantedUnproven():

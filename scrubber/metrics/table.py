@@ -200,6 +200,10 @@ XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reporte
 UNAUTHORISED = Row(
     "autoclave_unauthorised_use_total", Kind.COUNTER, "How often a process used a clean device without a grant.", ONE
 )
+PAST_GATE = Row(
+    "autoclave_started_past_gate_total", Kind.COUNTER,
+    "How often a container started past the create gate on a device that was not proven clean.", ONE,
+)  # fmt: skip
 GRANTS = Row(
     "autoclave_grants_total", Kind.COUNTER, "Devices handed out: on a proof, or without one under mode observe.",
     ("proof",),
@@ -213,5 +217,5 @@ TABLE = (
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
     LAST_SCRUB, COVERAGE, UNCOVERED, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
     SCRUB_ENDS, SCRUB_TIME, STEP_TIME, TIME_TO_CLEAN, STEP_FAILURES, ESCALATIONS, SCRUBBED, RESIDUE, RESIDUE_BYTES,
-    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, GRANTS,
+    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, PAST_GATE, GRANTS,
 )  # fmt: skip
