@@ -179,7 +179,7 @@ def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGat
             installation.open_for_all(config.gate_cdi_dir, socket)
             return None
         places = (config.gate_cdi_dir, config.state_dir, socket, config.host_root)
-        return installation.install(config.create_gate, *places, notify)
+        return installation.install(config.create_gate, *places, config.runtime_request_timeout, notify)
     except OSError as error:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 

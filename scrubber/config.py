@@ -88,6 +88,9 @@ class ScrubberConfig:
     gate_cdi_dir: Path = Path(paths.CDI_DIRS[0])
     """Where to write the CDI specification of the create gate."""
 
+    runtime_request_timeout: float = 120.0
+    """The kubelet's setting of that name, in seconds: a container waits nearly as long at the create gate."""
+
     standby: bool = False
     """Wait for the end of another service in the run directory, instead of an error."""
 

@@ -47,8 +47,8 @@ ASKED = "gate-asked"
 VERSION = "2"  # of the protocol of ``gate.sock``
 OF_CLAIM = "."  # in the name of a claim's gate, between the device and the UID of the claim
 CLAIM = re.compile("[A-Za-z0-9-]{0,62}[A-Za-z0-9]")  # a UID; other owners, such as jobs of Slurm, have no containers
-ASKS_FOR = 60  # seconds that the program waits for a yes
-RUNTIME_WAITS = 90  # seconds after which the container runtime ends the program
+BEFORE_KUBELET = 10  # seconds by which the program gives up before the kubelet does, so that its sentence is shown
+BEFORE_RUNTIME = 5  # ... and before the container runtime ends it, which also happens before the kubelet gives up
 TRIED_WITHIN = 10.0
 TRIED_EVERY = 1.0  # seconds, also without a notice: the last attempt may have failed, and the watch too
 CHANGES = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MODIFY | Mask.MOVE | Mask.DELETE | Mask.DELETE_SELF
@@ -233,16 +233,26 @@ def _remembered(
 
 
 def install(
-    program: Path, directory: Path, state_dir: Path, socket: Path, host_root: Path, notify: Callable[[], None]
+    program: Path,
+    directory: Path,
+    state_dir: Path,
+    socket: Path,
+    host_root: Path,
+    kubelet_waits: float,
+    notify: Callable[[], None],
 ) -> CreateGate:
-    """Put the program on the node, or raise a FatalError. No device is covered yet."""
+    """Put the program on the node, or raise a FatalError. No device is covered yet.
+
+    ``kubelet_waits``: for how many seconds the kubelet waits until a container is created. The program waits nearly as
+    long: if it gives up, a pod with ``restartPolicy: Never`` fails.
+    """
     try:
         installed = _install_program(program, state_dir / "gate")
     except (OSError, subprocess.SubprocessError) as error:
         raise FatalError(f"cannot install the create gate {program} in {state_dir / 'gate'}: {error}") from error
     logger.info("create gate installed", program=str(installed), specification=str(directory / SPECIFICATION))
     runtimes = [host_root / path for path in RUNTIMES]
-    hook = partial(_runs, installed, socket)
+    hook = partial(_runs, installed, socket, int(kubelet_waits) - BEFORE_KUBELET)
     return CreateGate(directory, hook, socket.with_name(ASKED), runtimes, notify)
 
 
@@ -283,13 +293,13 @@ def try_program(program: Path) -> None:
         raise OSError(f"it does not run: exit code {tried.returncode}")
 
 
-def _runs(program: Path, socket: Path, device: str) -> dict[str, Any]:
+def _runs(program: Path, socket: Path, waits: int, device: str) -> dict[str, Any]:
     hook = {
         "hookName": "createRuntime",
         "path": str(program),
-        "args": [PROGRAM, str(socket), device, str(ASKS_FOR)],
+        "args": [PROGRAM, str(socket), device, str(waits)],
         "env": ["PATH=/usr/bin:/bin"],  # without one, the runtime passes on its own environment
-        "timeout": RUNTIME_WAITS,
+        "timeout": waits + BEFORE_RUNTIME,
     }
     return {"hooks": [hook]}
 

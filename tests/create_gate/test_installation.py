@@ -38,7 +38,7 @@ def install(tmp_path, program, notified, runtime):
     for name in ("cdi", "run"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o700)
-    places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock", tmp_path / "host")
+    places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock", tmp_path / "host", 120.0)
     return lambda notify=lambda: notified.append("news"): installation.install(program, *places, notify)
 
 
@@ -58,6 +58,14 @@ def test_what_was_let_through_counts_for_the_next_run_of_the_service(install, no
     restarted.cover(["GPU-1", "GPU-2", "GPU-3"])
     assert counts(restarted) == {"GPU-1": True}
     assert restarted.passages() == before
+
+
+def test_the_program_waits_nearly_as_long_as_the_kubelet(install, tmp_path):
+    """The program speaks before the container runtime ends it, and that happens before the kubelet gives up."""
+    install().cover(["GPU-1"])
+    [device] = json.loads((tmp_path / "cdi" / SPECIFICATION).read_bytes())["devices"]
+    [hook] = device["containerEdits"]["hooks"]
+    assert 100 < int(hook["args"][-1]) < hook["timeout"] < 120
 
 
 def another_program(path):
@@ -172,5 +180,7 @@ def test_a_program_that_does_not_run_is_not_installed(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(FatalError, match="it does not run: exit code 0"):
-        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", tmp_path, lambda: None)
+        installation.install(
+            broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", tmp_path, 120.0, lambda: None
+        )
     assert list((tmp_path / "state/gate").iterdir()) == []

@@ -41,6 +41,16 @@ def _memory(text: str) -> int:
     return size
 
 
+SHORTEST, LONGEST = 20.0, 3600.0  # seconds that the kubelet may give a call to the container runtime
+
+
+def _request_timeout(text: str) -> float:
+    seconds = units.parse_duration(text)
+    if not SHORTEST <= seconds <= LONGEST:
+        raise ValueError("expected between 20s and 1h")
+    return seconds
+
+
 @click.command(context_settings=ENVIRONMENT)
 @click.option("--backend", type=options.Words(config.BackendChoice), default="auto", help="Which kind of GPUs.")
 @click.option(
@@ -113,6 +123,10 @@ def _memory(text: str) -> int:
     is_flag=True,
     help="If another scrub service runs in the run directory, wait until it stops, and then serve at once.",
 )
+@click.option(
+    "--runtime-request-timeout", type=Parsed("duration", _request_timeout), default="2m", metavar="DURATION",
+    help="The kubelet's runtimeRequestTimeout. A container waits at the create gate for 10 s less.",
+)  # fmt: skip
 @options.metrics_address
 @options.log_level
 @options.log_format

@@ -30,6 +30,7 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 {{- if eq .Values.createGate.mode "on" }}
 - --create-gate=/opt/autoclave/libexec/autoclave-gate
+- --runtime-request-timeout={{ .Values.kubelet.runtimeRequestTimeout }}
 {{- end }}
 {{- if ne .Values.createGate.mode "none" }}
 - --gate-cdi-dir=/host/gate-cdi
