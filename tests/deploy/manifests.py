@@ -77,6 +77,10 @@ cdi of a driver container:
   dra: {enabled: true}
   doctor: {enabled: false}
 create gate: {createGate: {mode: 'on'}}
+create gate for claims:
+  createGate: {mode: 'on', runtimeClasses: [kata-with-cdi]}
+  dra: {enabled: true}
+  kubelet: {runtimeRequestTimeout: 5m}
 create gate off: {createGate: {mode: 'off'}}
 selinux: {plugin: {seLinuxType: spc_t}}
 dra: {dra: {enabled: true}, podMonitor: {enabled: true}}
