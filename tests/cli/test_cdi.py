@@ -143,7 +143,7 @@ def test_an_output_without_end_is_cut_off(node, monkeypatch, to):
     assert run.stderr == "autoclave: nvidia-ctk printed more than 1000 bytes and was killed; nothing was written\n"
 
 
-def test_a_process_that_keeps_the_output_open_is_told_apart(node, monkeypatch):
+def test_a_process_that_holds_the_output_open_is_reported(node, monkeypatch):
     """It has left the group of nvidia-ctk, so it is not killed with it."""
     os.mkfifo(never := node.root / "never")
     monkeypatch.setattr(cdi, "_command", lambda *_: ("sh", "-c", f"setsid sh -c 'read -r _ < {never}' &"))

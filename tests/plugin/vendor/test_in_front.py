@@ -12,6 +12,7 @@ from demo.standins.vendor_plugin import VendorPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.vendor.directory import VendorDirectory
+from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate
 from tests.plugin.scrub_server import gpu
 
@@ -197,6 +198,17 @@ async def test_a_resource_whose_socket_has_a_long_path_is_refused(short_tmp):
     assert directory._wrong(request) == ""
 
 
+async def test_a_refused_list_does_not_prolong_the_last_one(short_tmp):
+    directory = VendorDirectory(short_tmp, short_tmp, "nvidia.com", VendorOffer(), cast(Any, None))
+    directory._take(GPU, None)
+    ends = directory._keeping[GPU]
+    with pytest.raises(ValueError, match="it has 4097 devices"):
+        directory._take(GPU, VendorList(dict.fromkeys(map(str, range(MOST + 1)), b""), frozenset()))
+    assert directory._keeping[GPU] is ends
+    assert not ends.cancelled()
+    ends.cancel()
+
+
 async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, ready, vendor):
     it, good = await ready(), vendor._list
     many = [wire.Device(ID=f"GPU-{number:05}", health=HEALTHY) for number in range(60_000)]
@@ -230,7 +242,7 @@ async def test_an_allocate_asks_a_vendor_that_registers_again(scrub_server, kube
     assert (await kubelet.admit(pod())).phase is not Phase.FAILED
 
 
-async def test_an_allocate_of_a_connection_that_ends_is_refused_by_name(scrub_server, kubelet, ready, vendor):
+async def test_an_allocate_cut_off_by_a_new_connection_is_refused(scrub_server, kubelet, ready, vendor):
     await ready()
     vendor.hold["Allocate"] = asyncio.Event()
     admission = asyncio.create_task(kubelet.admit(pod()))
