@@ -110,7 +110,7 @@ def test_where_containers_wait_a_dirty_device_is_offered_longer(record, healthy)
 
 
 @pytest.mark.parametrize(("record", "healthy"), [(lives.DIRTY, True), (lives.SET_BACK, False)])
-def test_a_device_whose_failed_scrub_cannot_be_repeated_is_not_offered(record, healthy):
+def test_a_failed_scrub_that_cannot_be_repeated_withdraws_the_offer(record, healthy):
     assert offering.offer(record, CREATE, AT, OfferFacts(gated=True, blocked="a process")).healthy is healthy
 
 

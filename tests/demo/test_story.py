@@ -32,19 +32,17 @@ def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path) -> None
         for flag in promises
     }
     try:
-        for flag, told in stories.items():
-            report = json.loads(told.communicate(timeout=WITHIN)[0])
+        for flag, running in stories.items():
+            report = json.loads(running.communicate(timeout=WITHIN)[0])
             assert [check["line"] for check in report["checks"] if not check["held"]] == []
-            assert (told.returncode, report["passed"], len(report["checks"])) == (0, True, promises[flag])
+            assert (running.returncode, report["passed"], len(report["checks"])) == (0, True, promises[flag])
     finally:
-        for told in stories.values():
-            told.terminate()
+        for running in stories.values():
+            running.terminate()
     assert list(short_tmp.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_overwritten_breaks_the_story_and_a_busy_node_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_skipped_clear_breaks_the_story_not_a_busy_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clear that is to be killed halfway skips its work from then on.
 
     Before that, the service does not answer in time when pod B asks, and later pod B's first start is refused.

@@ -125,7 +125,7 @@ def test_a_check_without_an_answer_is_unknown(memory: Path) -> None:
     assert (is_open([os.devnull]), is_open([])) == (None, None)
 
 
-def test_a_question_waits_while_a_worker_opens_or_closes_the_file(memory: Path, launch) -> None:
+def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch) -> None:
     """Meanwhile the file is open, and the worker shows no descriptor of it."""
     with ThreadPoolExecutor() as threads:
         with locked(memory.parent):

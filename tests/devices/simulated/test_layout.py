@@ -55,7 +55,7 @@ def test_an_invalid_document_is_an_error_not_a_default(tmp_path: Path, text: str
         layout.read(tmp_path / "faults.json", Faults)
 
 
-def test_memory_is_opened_and_closed_under_the_lock_of_its_directory(bank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_opened_and_closed_under_its_directorys_lock(bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks which process has it open holds the same lock."""
     memory, locked, handles = bank.place(bank.first).memory, list[bool](), list[int]()
     open_, close = os.open, os.close
