@@ -19,6 +19,7 @@ STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}
 DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia}
 JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
 BEGAN=$(date +%s)
+export AUTOCLAVE_SERVICE_WAIT="${AUTOCLAVE_SERVICE_WAIT:-1500ms}" # for a service that starts: a job waits no longer
 NODE=$(uname -n) # Slurm's own name of the node, if it gives one, may contain dots
 NODE=${SLURMD_NODENAME:-${NODE%%.*}}
 
@@ -34,21 +35,24 @@ fail() { # CODE TEXT
   exit "$1"
 }
 
-# The same after a failure of ask: names the job, and those of its GPUs that are in the way.
+# The same after a failure of ask: names the job, those of its GPUs that are in the way, and what to do.
 fail_for() { # CODE GPU...
   code=$1
   shift
-  fail "$code" "job $JOB: $(in_the_way "$@"): $(meaning "$code")"
+  # A service that does not answer is not asked again.
+  [ "$code" -ne 3 ] || fail 3 "job $JOB: GPUs $*: $(meaning 3): run autoclave doctor on $NODE"
+  fail "$code" "job $JOB: $(meaning "$code"): $(in_the_way "$@")"
 }
 
-# Print why GPUs are not clean, such as "GPU 1 is quarantined, GPU 3 belongs to job 4710"; or all of them, if nothing says which.
+# Print why GPUs are not clean, such as "GPU 1 is scrubbing: ready in about 3 s, GPU 3 belongs to job 4710"; or all of them, if nothing says which.
 in_the_way() { # GPU...
-  columns=custom-columns=GPU:.name,STATE:.state,HEALTHY:.healthy,OWNER:.owner
+  columns=custom-columns=GPU:.name,STATE:.state,HEALTHY:.healthy,READY:.job.ready_seconds,OWNER:.owner
   named=$(timeout -k 2 8 autoclave --service-wait 0s status -o "$columns" --no-headers "$@" 2>/dev/null | awk -v job="$JOB" '
     $2 == "clean" && $3 == "true" { next }
     { printf "%sGPU %s ", sep, $1; sep = ", " }
-    NF == 4 && $4 ~ /^[0-9]+$/ && $4 != job { printf "belongs to job %s", $4; next }
-    { printf "is %s", $2 == "clean" ? "unhealthy" : $2 }')
+    NF == 5 && $5 ~ /^[0-9]+$/ && $5 != job { printf "belongs to job %s", $5; next }
+    $2 == "scrubbing" && $4 ~ /^[0-9.]+$/ { printf "is scrubbing: ready in about %d s", $4 + 1; next }
+    { printf "is %s: run autoclave explain %s", $2 == "clean" ? "unhealthy" : $2, $1 }')
   echo "${named:-GPUs $*}"
 }
 

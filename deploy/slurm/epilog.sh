@@ -22,9 +22,13 @@ note() { # CODE GPU...
 }
 
 released=
+code=0
 for gpu in $GPUS; do # one by one: a GPU that cannot be given back must not keep the job's others
-  ask release --owner "$JOB" "$gpu"
-  code=$?
+  # A service that does not answer is not asked again for each GPU.
+  if [ "$code" -ne 3 ]; then
+    ask release --owner "$JOB" "$gpu"
+    code=$?
+  fi
   note "$code" "$gpu"
   [ "$code" -ne 0 ] || released="$released $gpu"
 done
@@ -34,7 +38,7 @@ done
 if [ -z "$failed" ]; then rm -f "$STATE/$JOB"; elif [ -e "$STATE/$JOB" ]; then printf '%s\n' $failed >"$STATE/$JOB"; fi
 
 # shellcheck disable=SC2086 # one word for each GPU
-if [ -n "$released" ]; then
+if [ -n "$released" ] && [ "$code" -ne 3 ]; then
   ask scrub $released
   note $? $released
 fi

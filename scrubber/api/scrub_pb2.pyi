@@ -860,6 +860,7 @@ class JobStatus(_message.Message):
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     QUEUE_PLACE_FIELD_NUMBER: _builtins.int
+    READY_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     trigger: _builtins.str
@@ -869,6 +870,8 @@ class JobStatus(_message.Message):
     total_bytes: _builtins.int
     queue_place: _builtins.int
     """While the job waits for a slot: its place in the queue, from 1. Absent if it does not wait."""
+    ready_seconds: _builtins.float
+    """About how many seconds until the job ends. Absent if the device has no earlier scrub on the fast path to judge by."""
     def __init__(
         self,
         *,
@@ -880,14 +883,20 @@ class JobStatus(_message.Message):
         done_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         queue_place: _builtins.int | None = ...,
+        ready_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "queue_place", b"queue_place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "_ready_seconds", b"_ready_seconds", "queue_place", b"queue_place", "ready_seconds", b"ready_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "done_bytes", b"done_bytes", "id", b"id", "path", b"path", "queue_place", b"queue_place", "started", b"started", "step", b"step", "total_bytes", b"total_bytes", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place", "_ready_seconds", b"_ready_seconds", "done_bytes", b"done_bytes", "id", b"id", "path", b"path", "queue_place", b"queue_place", "ready_seconds", b"ready_seconds", "started", b"started", "step", b"step", "total_bytes", b"total_bytes", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_place: _TypeAlias = _typing.Literal["queue_place"]  # noqa: Y015
     _WhichOneofArgType__queue_place: _TypeAlias = _typing.Literal["_queue_place", b"_queue_place"]  # noqa: Y015
+    _WhichOneofReturnType__ready_seconds: _TypeAlias = _typing.Literal["ready_seconds"]  # noqa: Y015
+    _WhichOneofArgType__ready_seconds: _TypeAlias = _typing.Literal["_ready_seconds", b"_ready_seconds"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_place) -> _WhichOneofReturnType__queue_place | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_seconds) -> _WhichOneofReturnType__ready_seconds | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 

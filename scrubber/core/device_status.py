@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, presence, proof, remedy, verdict, views
+from scrubber.core import answers, pauses, presence, proof, remedy, verdict, views
 from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
@@ -30,10 +30,17 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
     )
 
 
-def job_status(job: Job, done: int, total: int, queue_place: int | None) -> views.JobStatus:
-    """A job as people see it, with the progress of its present step."""
+def job_status(
+    job: Job, done: int, total: int, queue_place: int | None, usual: float | None, now: Moment
+) -> views.JobStatus:
+    """A job as people see it, with the progress of its present step. ``usual``: how long the fast path takes mostly."""
     step = job.step.value if job.step else ""
-    return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total, queue_place)
+    ready = None
+    if usual is not None and job.path is ScrubPath.FAST and queue_place is None:
+        left = usual - (now.uptime - job.started.uptime)
+        ready = left if left > 0 else None  # it takes longer than usual, so nothing is known
+    about = job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total
+    return views.JobStatus(*about, queue_place, ready)
 
 
 def quarantine_status(quarantine: Quarantine, path: ScrubPath | None, now: Moment) -> views.QuarantineStatus:
@@ -79,7 +86,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=_owner(record),
         pod=record.owner.name if record.owner else "",
-        job=job_status(record.job, *progress, queue_place) if record.job else None,
+        job=job_status(record.job, *progress, queue_place, pauses.usual_seconds(record), now) if record.job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",

@@ -30,10 +30,15 @@ def after_interruption(quarantine: Quarantine) -> float:
     return growing(INTERRUPTED_FIRST, 2, INTERRUPTED_LONGEST, quarantine.probes)
 
 
+def usual_seconds(record: Record) -> float | None:
+    """How long the device's fast path usually takes; None until one was measured."""
+    times = sorted(record.fast_seconds)
+    return times[len(times) // 2] if times else None
+
+
 def fits_allocate_budget(record: Record, policy: Policy) -> bool:
     """Whether the device's fast path usually ends within the budget of Allocate. True until one was measured."""
-    times = sorted(record.fast_seconds)
-    return not times or times[len(times) // 2] <= policy.budgets.allocate
+    return (usual_seconds(record) or 0.0) <= policy.budgets.allocate
 
 
 def setback(record: Record, why: str, at: Moment) -> Setback:

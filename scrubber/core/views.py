@@ -52,6 +52,7 @@ class JobStatus:
     done_bytes: int
     total_bytes: int
     queue_place: int | None = None  # while it waits for a slot: 1 if no other job has waited for longer
+    ready_seconds: float | None = None  # about how long until it ends, of a fast path that was measured before
 
 
 @dataclass(frozen=True, slots=True)

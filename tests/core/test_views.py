@@ -96,6 +96,10 @@ def test_a_job_shows_its_step_and_place_in_the_queue():
     about = ("job-1", "fast", "release")
     assert shown(record, (64, 1000), 12).job == views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)
     assert shown(lives.SCRUBBING).job == views.JobStatus(*about, "", NOW.wall, 0, 0)
+    measured = replace(lives.SCRUBBING, fast_seconds=(11.0, 14.0, 90.0))  # it has run for 10 seconds
+    assert shown(measured).job.ready_seconds == 4.0
+    assert shown(measured, place=2).job.ready_seconds is None
+    assert shown(replace(measured, fast_seconds=(9.0,))).job.ready_seconds is None
     assert shown(lives.CLEAN, place=12).job is None
 
 
