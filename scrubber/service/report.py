@@ -19,7 +19,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.workers.wire import Ready
 
-LOOK = 1.0  # seconds that an explanation waits at most for the processes of a device
+LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 

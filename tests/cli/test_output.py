@@ -257,7 +257,7 @@ def test_an_event_in_a_document_has_fields():
 
 
 def story(device, *advice, entries=(ENTRY,)):
-    explanation = views.Explanation(device, entries, advice, "defaults: there are no rules")
+    explanation = views.Explanation(device, entries, advice, "defaults: there are no rules", '"train" (pid 7, pod-a)')
     return list(explain.story(explanation, replace(SERVICE, policy_source="site.yaml"), NOW + 60))
 
 
@@ -269,7 +269,7 @@ def test_an_explanation_has_history_state_and_remedy():
     assert shown.startswith("now     quarantined since ")
     assert "xid: xid 79 was reported" in shown
     assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in shown
-    assert "\n        not offered to pods or jobs\n" in shown
+    assert '\n        not offered to pods or jobs\n        open in "train" (pid 7, pod-a)\n' in shown
     assert lines[-2:] == ["policy  default (site.yaml): defaults: there are no rules", "advice  look the xid up"]
 
 

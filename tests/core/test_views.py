@@ -155,6 +155,9 @@ def test_the_advice_names_the_owner_that_may_have_ended():
     assert device_status.advice(acquired) == (
         "if its owner 'job 7' has ended: run `autoclave release 0 --owner 'job 7'`",
     )
+    assert device_status.advice(acquired, used_by='"train" (pid 7, pod-a)') == (
+        "if its owner 'job 7' has ended: end \"train\" (pid 7, pod-a), then run `autoclave release 0 --owner 'job 7'`",
+    )
     assert device_status.advice(lives.IN_USE) == ()
 
 

@@ -101,6 +101,20 @@ async def test_an_explanation_ends_with_the_current_state(world, reporter):
     assert reported.policy_why
 
 
+@pytest.mark.parametrize("sick", [False, True], ids=["in use", "quarantined"])
+async def test_an_explanation_names_the_processes_that_are_in_the_way(world, reporter, sick):
+    device = world.uuids[0]
+    if sick:
+        await world.operations.quarantine(device, "it smells", "ann")
+        process = world.intrude(device)
+    else:
+        tenant = await world.tenancy(device)
+        [process] = [it for it in world.node.everybody() if it.container == tenant]
+    explained = await reporter.explain(device)
+    assert f"(pid {process.pid}, " in explained.used_by
+    assert not sick or explained.advice[0].startswith(f"end {explained.used_by} first: no test can pass")
+
+
 # -- whose devices
 
 

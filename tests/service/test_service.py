@@ -183,7 +183,7 @@ async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world, how)
 
 
 @pytest.mark.parametrize("how", ["reinstate", "reinstate_without_proof"])
-async def test_a_quarantine_that_waits_for_the_end_of_a_use_can_be_withdrawn(world, how):
+async def test_a_quarantine_of_a_device_in_use_can_be_withdrawn(world, how):
     device = world.uuids[0]
     await world.tenancy(device)
     await world.reach(device, State.IN_USE)
