@@ -258,7 +258,7 @@ def test_without_a_service_the_version_of_the_command_is_known(autoclave, tmp_pa
     assert (document["client"], document["service"]) == (__version__, None)
 
 
-def test_a_service_that_starts_or_stops_differs_from_a_missing_one(autoclave, tmp_path):
+def test_a_service_that_starts_or_stops_is_not_called_missing(autoclave, tmp_path):
     """So does one that hangs in its stop, and keeps a service on standby waiting."""
     lock = unix_sockets.lock_run_dir(tmp_path / "run")
     assert lock is not None
