@@ -327,23 +327,33 @@ def test_systemd_hears_readiness_signs_of_life_and_the_stop(short_tmp, monkeypat
         received("STOPPING=1")
 
 
-def standing_by(service, *flags):
-    """A second service on the directories of the first one, as soon as it waits."""
-    second = copy(service)
-    second.command = [*service.command, "--standby", *map(str, flags)]
-    second.start("waiting for another scrub service to stop")
-    return second
+@pytest.fixture
+def standing_by(service):
+    """Starts a second service on the directories of the first one, until it waits."""
+    started: list[Service] = []
+
+    def start(*flags) -> Service:
+        second: Service = copy(service)
+        started.append(second)
+        second.command = [*service.command, "--standby", *map(str, flags)]
+        second.start("waiting for another scrub service to stop")
+        return second
+
+    yield start
+    for second in started:
+        if second.process.poll() is None:
+            second.kill()
 
 
 @pytest.mark.parametrize(
     ("end", "name", "logged"),
     [(Service.stop, "after", "policy loaded"), (Service.kill, "[", "policy not loaded; the old policy stays in force")],
 )
-def test_a_service_on_standby_serves_when_the_other_one_ends(service, end, name, logged):
+def test_a_service_on_standby_serves_when_the_other_one_ends(service, standing_by, end, name, logged):
     service.settled(0, "clean")
     policy, text = service.root / "site.yaml", load.read_shipped("fast").replace("name: fast", "name: before")
     policy.write_text(text)
-    second = standing_by(service, "--metrics-address", "127.0.0.1:0", "--policy", policy)
+    second = standing_by("--metrics-address", "127.0.0.1:0", "--policy", policy)
     assert json.loads(second.log_lines[-1])["pid"] == service.process.pid
     address = next(line["address"] for line in map(json.loads, second.log_lines) if "address" in line)
     second.hear("zygote ready")
@@ -361,10 +371,10 @@ def test_a_service_on_standby_serves_when_the_other_one_ends(service, end, name,
     second.stop()
 
 
-def test_a_service_on_standby_opens_no_gpu_socket_or_ledger(service):
+def test_a_service_on_standby_opens_no_gpu_socket_or_ledger(service, standing_by):
     service.settled(0, "clean")
     before = {path: path.stat().st_ino for path in service.root.rglob("*")}
-    second = standing_by(service)
+    second = standing_by()
     second.hear("zygote ready")
     processes = [second.process.pid, *children(second.process.pid)]
     opened = {file.readlink() for pid in processes for file in Path(f"/proc/{pid}/fd").iterdir()}
@@ -400,8 +410,8 @@ async def test_a_service_that_does_not_stop_is_named(short_tmp, monkeypatch):
     await nursery.close()
 
 
-def test_a_stop_ends_a_service_on_standby_at_once(service):
-    second = standing_by(service)
+def test_a_stop_ends_a_service_on_standby_at_once(service, standing_by):
+    second = standing_by()
     second.hear("zygote ready")
     [zygote] = children(second.process.pid)
     handle = os.pidfd_open(zygote)
