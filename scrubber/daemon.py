@@ -207,10 +207,10 @@ async def _run_service(
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
         asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
-        asyncio.create_task(servers.keep_last_list(), name="last list"),
     ]
     if built.gate is not None:
         tasks.append(asyncio.create_task(built.gate.follow(ledger), name="create gate"))
+        tasks.append(asyncio.create_task(servers.keep_last_list(), name="last list"))
     if config.metrics_address:
         tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
