@@ -152,16 +152,15 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     """The ledger, replayed. A damaged one is set aside with an error in the log, and every device is UNKNOWN."""
     accepted: list[store.Loaded] = []
 
-    def check(loaded: store.Loaded) -> None:
+    def load(opened: sqlite.SqliteStore) -> None:
         """Treat rows that contradict the state table like a broken chain."""
         try:
-            replay(loaded.snapshot, loaded.entries)
+            accepted.append(opened.load(replay))
         except states.IllegalEventError as error:
             raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
-        accepted.append(loaded)
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
-    opened, aside = sqlite.open_or_set_aside(path, clock.now(), check, run_head)
+    opened, aside = sqlite.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = store.Retention(config.evidence_rows, config.evidence_age)

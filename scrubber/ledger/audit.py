@@ -91,9 +91,8 @@ def read(path: Path) -> LedgerFile:
         where.demand(private_files.demand_regular)
         noted = files.read_head(where.head)
     with _reading(where) as connection:
-        loaded = sqlite.checked(connection, noted)
+        records = sqlite.checked(connection, noted, ledger.replay).records
         kept = database.kept(connection)
-    records = ledger.replay(loaded.snapshot, loaded.entries)
     return LedgerFile(path, {record.device.uuid: record for record in records}, kept)
 
 

@@ -26,7 +26,7 @@ from scrubber.ground import aio, log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec
-from scrubber.ledger.store import EVERYTHING, KEEP_ALL, Kept, Loaded, Retention, Store, Window
+from scrubber.ledger.store import EVERYTHING, KEEP_ALL, REMEMBERED, Kept, Loaded, Retention, Store, Window
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
@@ -36,7 +36,6 @@ logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
 READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
-REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
@@ -77,16 +76,16 @@ class Ledger:
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
         self._from_memory = False  # whether the last rows of the history came from memory
-        loaded = loaded or store.load()
+        loaded = loaded or store.load(replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
 
     def _set_records(self, loaded: Loaded) -> None:
-        self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}
+        self._records = {record.device.uuid: record for record in loaded.records}
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
         self.head = loaded.head  # the newest row; a copy elsewhere shows whether the last rows were cut off
-        self._rows = len(loaded.entries)
-        self._recent = deque(loaded.entries, REMEMBERED)
+        self._rows = loaded.rows
+        self._recent = deque(loaded.recent, REMEMBERED)
 
     @property
     def seq(self) -> int:
@@ -130,7 +129,7 @@ class Ledger:
 
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
-        self._set_records(await self._write(self._store.load))
+        self._set_records(await self._write(lambda: self._store.load(replay)))
         self._stale = False
         late = ((device, self._late(device, event)) for device, event in self._unwritten.items())
         seen = {device: event for device, event in late if event is not None}

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from scrubber.core.events import LedgerEntry
@@ -22,8 +24,7 @@ from scrubber.ground import calendar_time, private_files
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, codec, database, files, store
 
-Accept = Callable[[store.Loaded], object]
-"""Checks the loaded rows; raises CorruptLedgerError when the transition table does not allow them."""
+AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class SqliteStore:
         self._loaded = False
         self.head = chain.START  # the newest row that was acknowledged
 
-    def load(self) -> store.Loaded:
+    def load(self, fold: store.Fold = lambda records, _: records) -> store.Loaded:
         """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
         path = self._where.database
         with self._disconnecting():
@@ -54,7 +55,7 @@ class SqliteStore:
                 with database.translated("write to the ledger", path):
                     self._connected()  # deletes the rows that a failed append may have left
             with database.translated("read the ledger", path):
-                loaded = self._read()
+                loaded = self._read(fold)
             with database.translated("write to the ledger", path):
                 self._connected()  # fails now, not at the first write, when the disk is read-only
                 self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
@@ -118,12 +119,12 @@ class SqliteStore:
             if lock is not None:
                 lock.release()
 
-    def _read(self) -> store.Loaded:
+    def _read(self, fold: store.Fold) -> store.Loaded:
         # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
         with self._read_only() as connection:
             database.check_format(connection, self._where.database)
             with database.transaction(connection, "BEGIN"):
-                loaded = checked(connection, files.read_head(self._where.head))
+                loaded = checked(connection, files.read_head(self._where.head), fold)
                 self._kept = database.kept(connection)
                 return replace(loaded, may_be_old=self._may_be_old(connection))
 
@@ -180,11 +181,17 @@ class SqliteStore:
         self.head, self._loaded = head, True
 
 
-def checked(connection: sqlite3.Connection, noted: store.Head | None) -> store.Loaded:
-    """The snapshot and all rows after it, if the chain holds. ``noted``: the newest row by the head file."""
+def checked(connection: sqlite3.Connection, noted: store.Head | None, fold: store.Fold) -> store.Loaded:
+    """All rows, folded into the records, if the chain holds. ``noted``: the newest row by the head file."""
     cut = database.cut(connection)
-    entries = chain.entries(chain.check(cut, database.rows(connection), noted))
-    return store.Loaded(codec.decode_records(cut.records) if cut else (), entries, database.head(connection))
+    records, count = codec.decode_records(cut.records) if cut else (), 0
+    rows = chain.check(cut, database.rows(connection), noted)
+    recent = deque[LedgerEntry](maxlen=store.REMEMBERED)
+    while part := tuple(islice(rows, AT_ONCE)):
+        entries = chain.entries(part)
+        records, count = fold(records, entries), count + len(entries)
+        recent.extend(entries)
+    return store.Loaded(records, count, tuple(recent), database.head(connection))
 
 
 def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: store.Head) -> store.Head:
@@ -201,8 +208,12 @@ def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: store.H
     return acknowledged
 
 
+Load = Callable[[SqliteStore], object]
+"""Loads the ledger; raises CorruptLedgerError also when the transition table does not allow its rows."""
+
+
 def open_or_set_aside(
-    path: Path, at: Moment, accept: Accept = lambda _: None, run_head: Path | None = None
+    path: Path, at: Moment, load: Load = SqliteStore.load, run_head: Path | None = None
 ) -> tuple[SqliteStore, SetAside | None]:
     """A store that was loaded once without an error, and the damaged ledger that was set aside, if any.
 
@@ -215,32 +226,32 @@ def open_or_set_aside(
         lock = files.Lock(where)
         try:
             where.demand(private_files.demand_own)
-            return _open(where, lock, at, accept)
+            return _open(where, lock, at, load)
         except BaseException:  # any error, a cancellation too: release the lock and raise it again
             lock.release()
             raise
 
 
-def _open(where: files.Places, lock: files.Lock, at: Moment, accept: Accept) -> tuple[SqliteStore, SetAside | None]:
+def _open(where: files.Places, lock: files.Lock, at: Moment, load: Load) -> tuple[SqliteStore, SetAside | None]:
     try:
         if not where.database.exists():
             _check_nothing_left(where)
             _create(where, chain.note(chain.BEGUN, at, {}))
-        return _loaded(where, lock, accept), None
+        return _loaded(where, lock, load), None
     except store.CorruptLedgerError as error:
         aside = SetAside(_move(where, at), error.message)
     try:
         with database.translated("create a new ledger at", where.database):
             _create(where, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
-        return _loaded(where, lock, accept), aside
+        return _loaded(where, lock, load), aside
     except LedgerUnavailable as error:
         raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
 
 
-def _loaded(where: files.Places, lock: files.Lock, accept: Accept) -> SqliteStore:
+def _loaded(where: files.Places, lock: files.Lock, load: Load) -> SqliteStore:
     opened = SqliteStore(where, lock)
     try:
-        accept(opened.load())
+        load(opened)
     except BaseException:  # any error, a cancellation too: disconnect and raise it again
         opened.disconnect()
         raise

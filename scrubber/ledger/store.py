@@ -15,6 +15,7 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import LedgerUnavailable
 
+REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
 """The records after more entries: (records so far, next entries) -> records."""
 
@@ -37,10 +38,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The stored data: the records at the last compaction, and the entries since then."""
+    """The stored data: the records after the newest row, the number of events since the last compaction, the newest."""
 
-    snapshot: tuple[Record, ...]
-    entries: tuple[LedgerEntry, ...]
+    records: tuple[Record, ...]
+    rows: int
+    recent: tuple[LedgerEntry, ...]  # at most ``REMEMBERED``
     head: Head
     may_be_old: bool = False  # nothing outside the state directory shows that this is the newest copy
 
@@ -85,8 +87,11 @@ class Store(Protocol):
     def head(self) -> Head:
         """The newest acknowledged row."""
 
-    def load(self) -> Loaded:
-        """Everything that was appended, verified; CorruptLedgerError if it is damaged."""
+    def load(self, fold: Fold) -> Loaded:
+        """Everything that was appended, verified and folded into the records; CorruptLedgerError if it is damaged.
+
+        ``fold`` gets the entries in parts: the memory that a load takes does not grow with the ledger.
+        """
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """All events are durable, in this order. The numbers of the drafts do not count; the result has rising ones.

@@ -14,7 +14,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber import __version__
-from scrubber.api import admin_client
+from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.devices.simulated import tenants
 from scrubber.ground.errors import Reason, Refused
@@ -158,7 +158,7 @@ def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
 @pytest.mark.parametrize(("used_by", "by"), [('"train" (pid 7, pod-a)', ' by "train" (pid 7, pod-a); end '), ("", "")])
 def test_a_refused_release_names_the_process(autoclave, gpu, monkeypatch, used_by, by):
     """The service does not say it, because tenants may read its refusal."""
-    explain = client.AdminClient.explain
+    explain = admin_client.AdminClient.explain
 
     async def release(_, devices, **_more) -> tuple[str, ...]:
         raise Refused(Reason.IN_USE, f"cannot take back {devices[0]}: it is still in use")
@@ -167,7 +167,7 @@ def test_a_refused_release_names_the_process(autoclave, gpu, monkeypatch, used_b
         return replace(await explain(self, asked), used_by=used_by)
 
     monkeypatch.setattr(client.ScrubberClient, "release", release)
-    monkeypatch.setattr(client.AdminClient, "explain", explained)
+    monkeypatch.setattr(admin_client.AdminClient, "explain", explained)
     run = autoclave("release", gpu)
     assert run.exit_code == 1
     assert run.stderr.rstrip().partition("it is still in use")[2].startswith(by)

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment
-from scrubber.ledger import sqlite
+from scrubber.core.model import Moment, Record
+from scrubber.ledger import sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
 
 def drafted(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
     return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """What a store has: the records at the last compaction, the entries since then, and its newest row."""
+
+    snapshot: tuple[Record, ...]
+    entries: tuple[LedgerEntry, ...]
+    head: store.Head
+
+
+def unfolded(kept):
+    entries: list[LedgerEntry] = []
+
+    def collect(records: tuple[Record, ...], part: Sequence[LedgerEntry]) -> tuple[Record, ...]:
+        entries.extend(part)
+        return records
+
+    loaded = kept.load(collect)
+    assert loaded.rows == len(entries)
+    return Unfolded(loaded.records, tuple(entries), loaded.head)
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ class MemoryStore:
             return self._rows[-1].head
         return chain.START
 
-    def load(self) -> store.Loaded:
+    def load(self, fold: store.Fold) -> store.Loaded:
         """Everything, verified."""
         self._check_open()
         snapshot = codec.decode_records(self._cut.records) if self._cut else ()
         entries = chain.entries(chain.check(self._cut, self._rows, self.head))
-        return store.Loaded(snapshot, entries, self.head)
+        return store.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, sqlite
-from tests.ledger.conftest import NOW, drafted
+from tests.ledger.conftest import NOW, drafted, unfolded
 
 
 def main(disk: Path) -> None:
@@ -31,7 +31,7 @@ def main(disk: Path) -> None:
     rows = audit.verify(path).rows
     subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
     again, aside = sqlite.open_or_set_aside(path, Moment(NOW.wall, 1.0))
-    entries = [getattr(it.event, "why", "") for it in again.load().entries]
+    entries = [getattr(it.event, "why", "") for it in unfolded(again).entries]
     print(json.dumps({"refusals": refusals, "rows": rows, "entries": entries, "aside": aside is not None}))  # noqa: T201 - its output is what the test reads
 
 

@@ -17,6 +17,7 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, sqlite, store
+from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
@@ -104,7 +105,7 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
 def stored(sample):
     """What decisions depend on."""
     ledger, _ = sqlite.open_or_set_aside(sample, NOW)
-    loaded = ledger.load()
+    loaded = unfolded(ledger)
     ledger.close()
     return loaded.snapshot, loaded.entries
 
@@ -136,7 +137,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     if verdict.broken is None:
         assert everything(scratch) == everything(sample)
     ledger, aside = sqlite.open_or_set_aside(scratch, NOW)
-    loaded = ledger.load()
+    loaded = unfolded(ledger)
     ledger.close()
     # No decision depends on the evidence. If its damage set the ledger aside, the quarantines would be lost.
     assert (aside is not None) <= (verdict.broken is not None)

@@ -20,6 +20,7 @@ from scrubber.core import events
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, database, sqlite, store
+from tests.ledger.conftest import unfolded
 
 HERE = Path(__file__).parent
 NOW = Moment(1_750_000_000.0, 1.0)
@@ -29,7 +30,7 @@ KILLS = 12
 def numbers(path):
     """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
     ledger, aside = sqlite.open_or_set_aside(path, NOW)
-    entries = ledger.load().entries
+    entries = unfolded(ledger).entries
     ledger.close()
     assert aside is None
     assert audit.verify(path).broken is None
@@ -93,7 +94,7 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
             refusals.append(error.message)
     limit_file_size(None)
     ledger.append([draft("again")])
-    assert [it.event.why for it in ledger.load().entries] == [*written, "again"]
+    assert [it.event.why for it in unfolded(ledger).entries] == [*written, "again"]
     assert len(written) > 10
     assert len(refusals) > 1
     assert all("disk" in message for message in refusals)
@@ -197,7 +198,7 @@ def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE seq = 2")
     with pytest.raises(store.CorruptLedgerError, match="the last rows are lost"):
-        ledger.load()
+        unfolded(ledger)
     with pytest.raises(store.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
@@ -211,4 +212,4 @@ def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monke
             ledger.append([draft("a")])
         connection.execute("ROLLBACK")
     ledger.append([draft("b")])
-    assert [it.event for it in ledger.load().entries] == [events.Released("b")]
+    assert [it.event for it in unfolded(ledger).entries] == [events.Released("b")]

@@ -16,6 +16,7 @@ from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.store import EVERYTHING, Window
+from tests.ledger.conftest import unfolded
 from tests.ledger.memory_store import MemoryStore
 
 BOOT = Incarnation("boot-1", "driver-1")
@@ -45,11 +46,11 @@ class FailingStore(MemoryStore):
         self.on_append: Callable[[], object] = lambda: None
         self.on_history: Callable[[], object] = lambda: None
 
-    def load(self):
+    def load(self, fold):
         self.loaded += 1
         if self.unreadable:
             raise LedgerUnavailable("cannot read: the disk is full")
-        return super().load()
+        return super().load(fold)
 
     def history(self, *wanted):
         self.on_history()
@@ -78,7 +79,7 @@ async def ledger(store):
 async def test_an_appended_event_is_durable_before_it_is_true(ledger, store):
     await ledger.append("op", found("GPU-1"))
     assert ledger.records["GPU-1"].state is State.UNKNOWN
-    assert ledgers.replay((), store.load().entries) == (ledger.records["GPU-1"],)
+    assert ledgers.replay((), unfolded(store).entries) == (ledger.records["GPU-1"],)
 
 
 async def test_several_devices_are_recorded_all_or_none(ledger, store):
@@ -209,7 +210,7 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
         await caller
     await ledger.append("op", found("GPU-2"))
     assert ledger.records["GPU-1"].device.index == 5
-    assert ledgers.replay((), store.load().entries) == tuple(ledger.records.values())
+    assert ledgers.replay((), unfolded(store).entries) == tuple(ledger.records.values())
 
 
 async def test_a_waiting_listener_gets_the_next_row(ledger):
@@ -243,7 +244,7 @@ async def test_folding_old_rows_changes_no_record(store):
     for index in range(100):
         await ledger.append("op", described("GPU-1", index))
     believed = dict(ledger.records)
-    loaded = store.load()
+    loaded = unfolded(store)
     assert len(loaded.entries) < 40
     again = Ledger(store, lambda: NOW)
     assert dict(again.records) == believed

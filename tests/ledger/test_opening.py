@@ -8,16 +8,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from scrubber.core import events
-from scrubber.core.model import Moment
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, chain, database, files, sqlite, store
-from tests.ledger.conftest import NOW
+from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
 
@@ -128,7 +130,7 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     ledger, aside = open_ledger()
     assert aside is not None
     assert (aside.path.name, aside.why) == (NAME, "row 17 was changed: its hash does not match its content")
-    assert ledger.load().entries == ()
+    assert unfolded(ledger).entries == ()
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
     assert after[f"{NAME}.head"] == before["ledger.head"]
@@ -172,7 +174,7 @@ def test_an_incompatible_ledger_is_set_aside_whole(open_ledger, draft, path, kin
     ledger, aside = open_ledger()
     assert (aside and aside.why) == broken.why
     assert aside is not None
-    assert (ledger.load().snapshot, ledger.load().entries) == ((), ())
+    assert (unfolded(ledger).snapshot, unfolded(ledger).entries) == ((), ())
     assert aside.path.read_bytes() == before
 
 
@@ -182,7 +184,7 @@ def test_a_compatible_row_of_another_version_is_read(open_ledger, draft, path):
     write(path, "scrub-passed", PASSED)
     ledger, aside = open_ledger()
     assert aside is None
-    event = ledger.load().entries[-1].event
+    event = unfolded(ledger).entries[-1].event
     assert isinstance(event, events.ScrubPassed)
     assert (event.receipt.patterns, event.receipt.tests, event.receipt.units) == ((), (), None)
 
@@ -214,7 +216,7 @@ def test_a_truncated_ledger_is_set_aside(open_ledger, draft, path, share):
     ledger, aside = open_ledger()
     assert verdict.broken is not None
     assert aside.path.read_bytes() == left
-    assert ledger.load().entries == ()
+    assert unfolded(ledger).entries == ()
 
 
 @pytest.mark.parametrize("share", [0, 0.2, 0.5, 0.8, 0.99])
@@ -245,7 +247,7 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
     opened, aside = sqlite.open_or_set_aside(crashed / path.name, NOW)
     assert aside is None
-    assert opened.load().entries == entries
+    assert unfolded(opened).entries == entries
     opened.close()
 
 
@@ -286,12 +288,12 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
         (path.parent / name).unlink(missing_ok=True)
     reopened, aside = open_ledger()
     assert aside is not None
-    assert reopened.load().entries == ()
+    assert unfolded(reopened).entries == ()
 
 
 def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft, path):
-    def refuse(loaded) -> None:
-        if loaded.entries:
+    def refuse(opened: sqlite.SqliteStore) -> None:
+        if opened.load().rows:
             raise store.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
@@ -306,3 +308,18 @@ def test_when_it_cannot_be_opened_the_lock_is_free_again(path):
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="it is not a regular file"):
             sqlite.open_or_set_aside(path, NOW)
+
+
+def test_a_load_holds_few_rows_at_once(open_ledger, draft, monkeypatch):
+    """Else the memory of the service would grow with its ledger, and stay."""
+    ledger, _ = open_ledger()
+    ledger.append([draft(letter) for letter in "abcdefgh"])
+    monkeypatch.setattr(sqlite, "AT_ONCE", 3)
+    parts: list[int] = []
+
+    def count(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
+        parts.append(len(entries))
+        return records
+
+    assert ledger.load(count).rows == 8
+    assert parts == [2, 3, 3]  # the first row says how the ledger began

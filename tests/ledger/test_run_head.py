@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import sqlite
-from tests.ledger.conftest import NOW
+from tests.ledger.conftest import NOW, unfolded
 
 
 class Node:
@@ -95,7 +95,7 @@ def test_a_row_whose_head_cannot_be_stored_never_counts(tmp_path, draft):
     with pytest.raises(LedgerUnavailable):
         ledger.append([draft("a")])
     (tmp_path / "away").rename(run)
-    assert ledger.load().entries == ()
+    assert unfolded(ledger).entries == ()
     [entry] = ledger.append([draft("b")])
-    assert ledger.load().entries == (entry,)
+    assert unfolded(ledger).entries == (entry,)
     ledger.close()

@@ -24,6 +24,7 @@ from scrubber.core.model import (
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec, store
 from tests.ledger import memory_store
+from tests.ledger.conftest import unfolded
 
 AT = Moment(1_750_000_000.0, 1.0)
 FIRST = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
@@ -32,7 +33,7 @@ FIRST = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"),
 @pytest.fixture(params=["memory", "sqlite"])
 def kept(request):
     it: store.Store = memory_store.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
-    it.load()
+    unfolded(it)
     return it
 
 
@@ -50,7 +51,7 @@ def concatenate(records, entries):
 def test_appended_rows_are_loaded_in_order(kept, draft):
     first = kept.append([draft("a"), draft("b", "GPU-2")])
     second = kept.append([draft("c")])
-    loaded = kept.load()
+    loaded = unfolded(kept)
     assert loaded.entries == first + second
     assert [it.seq for it in loaded.entries] == sorted({it.seq for it in loaded.entries})
     assert loaded.head.seq == loaded.entries[-1].seq
@@ -66,8 +67,14 @@ def test_an_empty_batch_is_no_error(kept):
 def test_odd_moments_and_texts_come_back_as_they_are(kept, draft):
     for wall in (0.1 + 0.2, -0.0, 5e-324, 1.7976931348623157e308, 3):
         kept.append([draft("x\x00\n'é\U0001f9ea", "GPU-\x00'", wall)])
-    assert [it.at.wall for it in kept.load().entries] == [0.30000000000000004, 0.0, 5e-324, 1.7976931348623157e308, 3.0]
-    assert whys(kept.load().entries) == ["x\x00\n'é\U0001f9ea"] * 5
+    assert [it.at.wall for it in unfolded(kept).entries] == [
+        0.30000000000000004,
+        0.0,
+        5e-324,
+        1.7976931348623157e308,
+        3.0,
+    ]
+    assert whys(unfolded(kept).entries) == ["x\x00\n'é\U0001f9ea"] * 5
 
 
 @pytest.mark.parametrize("spoilt", ["why", "device", "wall"])
@@ -76,7 +83,7 @@ def test_a_batch_with_an_invalid_event_stores_no_row(kept, draft, spoilt):
     with pytest.raises(ValueError, match=r"."):
         kept.append([draft("a"), bad])
     kept.append([draft("c")])
-    assert whys(kept.load().entries) == ["c"]
+    assert whys(unfolded(kept).entries) == ["c"]
 
 
 def test_history_returns_the_newest_rows_of_a_device_in_order(kept, draft):
@@ -119,13 +126,13 @@ def test_history_may_be_asked_from_another_thread(kept, draft):
 def test_compaction_folds_what_is_old_and_keeps_the_newest(kept, draft):
     kept.append([draft(letter) for letter in "abcdefgh"])
     assert kept.compact(concatenate, 3, AT) >= 5
-    loaded = kept.load()
+    loaded = unfolded(kept)
     assert [it.device.model for it in loaded.snapshot] == ["abcde"]
     assert whys(loaded.entries) == ["f", "g", "h"]
     kept.append([draft("i")])
     kept.compact(concatenate, 1, AT)
-    assert [it.device.model for it in kept.load().snapshot] == ["abcdefgh"]
-    assert whys(kept.load().entries) == ["i"]
+    assert [it.device.model for it in unfolded(kept).snapshot] == ["abcdefgh"]
+    assert whys(unfolded(kept).entries) == ["i"]
 
 
 def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
@@ -154,7 +161,7 @@ def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
     assert shown(1000.0, store.Retention(3, 1e9)) == ["a", "b", "c"]
     kept.append([draft("d", wall=900.0), draft("e", wall=901.0)])
     assert shown(1000.0, store.Retention(3, 1e9)) == ["c", "d", "e"]
-    kept.load()
+    unfolded(kept)
     assert (kept.kept.since, kept.kept.steps_since) == (3.0, 901.0)
     kept.append([draft("f", wall=2000.0)])
     assert shown(2000.0, store.Retention(9, 1099.5)) == ["e", "f"]
@@ -163,17 +170,17 @@ def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
 def test_compaction_may_keep_no_rows(kept, draft):
     kept.append([draft("a"), draft("b")])
     kept.compact(concatenate, 0, AT)
-    loaded = kept.load()
+    loaded = unfolded(kept)
     assert ([it.device.model for it in loaded.snapshot], loaded.entries) == (["ab"], ())
     assert kept.append([draft("c")])[0].seq > loaded.head.seq
-    assert whys(kept.load().entries) == ["c"]
+    assert whys(unfolded(kept).entries) == ["c"]
 
 
 def test_compaction_without_old_rows_changes_nothing(kept, draft):
     kept.append([draft("a")])
-    before = kept.load()
+    before = unfolded(kept)
     assert kept.compact(concatenate, 10, AT) == 0
-    assert kept.load() == before
+    assert unfolded(kept) == before
 
 
 def test_a_fold_that_fails_changes_nothing(kept, draft):
@@ -181,17 +188,17 @@ def test_a_fold_that_fails_changes_nothing(kept, draft):
         raise KeyError("no such state")
 
     kept.append([draft("a"), draft("b"), draft("c")])
-    before = kept.load()
+    before = unfolded(kept)
     with pytest.raises(KeyError):
         kept.compact(fails, 1, AT)
-    assert kept.load() == before
+    assert unfolded(kept) == before
     kept.append([draft("d")])
-    assert whys(kept.load().entries) == ["a", "b", "c", "d"]
+    assert whys(unfolded(kept).entries) == ["a", "b", "c", "d"]
 
 
 def test_a_closed_store_says_so(kept, draft):
     kept.close()
     kept.close()
-    for call in (kept.load, lambda: kept.append([draft()]), lambda: kept.compact(concatenate, 0, AT)):
+    for call in (lambda: unfolded(kept), lambda: kept.append([draft()]), lambda: kept.compact(concatenate, 0, AT)):
         with pytest.raises(LedgerUnavailable, match="it is closed"):
             call()

@@ -31,10 +31,10 @@ class Disk:
         """The newest row."""
         return self.inner.head
 
-    def load(self) -> store.Loaded:
+    def load(self, fold: store.Fold) -> store.Loaded:
         """Everything."""
         self._live()
-        return self.inner.load()
+        return self.inner.load(fold)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write all rows or none, while this life lasts."""

@@ -131,8 +131,8 @@ class Copied(memory_store.MemoryStore):
     put_back = False
     failures = 0
 
-    def load(self) -> store.Loaded:
-        return replace(super().load(), may_be_old=self.put_back)
+    def load(self, fold: store.Fold) -> store.Loaded:
+        return replace(super().load(fold), may_be_old=self.put_back)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         if self.failures:
