@@ -35,7 +35,7 @@ class AbsolutePath(click.Path):
     """
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(path_type=Path, readable=False)  # its use tells; a default may belong to another user
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
         """The path, or a usage error."""

@@ -1,5 +1,6 @@
 """The flags of the scrub service: they override the environment, which overrides the file; a fault names its origin."""
 
+import os
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -97,6 +98,12 @@ def test_a_relative_path_in_a_flag_means_the_working_directory(resolve, tmp_path
     monkeypatch.chdir(tmp_path)
     assert resolve(AUTOCLAVE_STATE_DIR="s").state_dir == tmp_path / "s"
     assert resolve("--state-dir", "s").state_dir == tmp_path / "s"
+
+
+def test_a_directory_need_not_be_readable_before_its_use(resolve, tmp_path, monkeypatch):
+    """On a machine with Autoclave, the default is a directory of root's, whoever reads the flags."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert resolve("--run-dir", tmp_path).run_dir == tmp_path
 
 
 def test_an_empty_variable_counts_as_not_given(resolve):
