@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class GateServer:
         self._count = count
         self._gate = gate
         self._server: asyncio.Server | None = None
-        self._waiting: set[asyncio.Task[str]] = set()
+        self._waiting: dict[asyncio.Task[str], str] = {}  # the device of each question, the oldest question first
 
     async def open(self, path: Path) -> None:
         """Bind the socket and answer. The caller holds the lock of its directory, which no other user can enter."""
@@ -92,11 +93,10 @@ class GateServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one question. Without an answer, the program asks again until its time is over."""
         try:
-            if len(self._waiting) < MOST_WAITING:
-                line = await self._answer_while_asked(reader)
-                if line:
-                    writer.write(f"{VERSION} {line}\n".encode("ascii", "replace"))
-                    await writer.drain()
+            line = await self._answer_while_asked(reader)
+            if line:
+                writer.write(f"{VERSION} {line}\n".encode("ascii", "replace"))
+                await writer.drain()
         except OSError:
             logger.info("the create gate ended before its answer")
         finally:
@@ -111,17 +111,36 @@ class GateServer:
             return "no the question of the create gate cannot be read"
         except InvalidRequest as error:
             return f"no the container is not created: {error.message}"
+        if not self._has_room(asked.device):
+            return ""
         answer = asyncio.create_task(self._answer(asked))
         gone = asyncio.create_task(reader.read(1))
-        self._waiting.add(answer)
+        self._waiting[answer] = asked.device
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             answer.cancel()
-            self._waiting.discard(answer)
+            self._waiting.pop(answer, None)
             await asyncio.wait({answer})
         return "" if answer.cancelled() else answer.result()
+
+    def _has_room(self, device: str) -> bool:
+        """Whether one more question about this device may wait; otherwise its program asks again later.
+
+        Where too many wait, the newest question about the device with the most of them gives its place to one about a
+        device with fewer. So the first questions of each device are answered, however many there are of another one.
+        """
+        if len(self._waiting) < MOST_WAITING:
+            return True
+        counts = Counter(self._waiting.values())
+        crowded, most = counts.most_common(1)[0]
+        if counts[device] + 1 >= most:
+            return False
+        newest = next(task for task, of in reversed(self._waiting.items()) if of == crowded)
+        del self._waiting[newest]
+        newest.cancel()
+        return True
 
     async def _answer(self, asked: Creation) -> str:
         request = answering.Request("create", operation_id.new(), [asked.device])

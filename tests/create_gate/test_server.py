@@ -1,5 +1,7 @@
 """What the service reads from the runtime's state of a container, and answers to a question that is not one."""
 
+import asyncio
+import contextlib
 import json
 import socket
 
@@ -116,3 +118,42 @@ def test_a_wrong_question_is_answered_with_no(gate, question, answer):
         while more := asking.recv(1000):
             said += more
         assert said == f"2 no {answer}\n".encode()
+
+
+class Busy:
+    """A service that never decides."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def start(self, devices, pod, **_):
+        self.asked.append((*devices, pod))
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def busy(short_tmp, monkeypatch):
+    """The gate of that service, with places for four questions."""
+    monkeypatch.setattr(server, "MOST_WAITING", 4)
+    handover = Busy()
+    it = server.GateServer(handover, lambda *_: None, None)
+    await it.open(short_tmp / "gate.sock")
+    yield short_tmp / "gate.sock", handover
+    await it.close()
+
+
+async def test_many_questions_about_one_device_displace_no_other_device(busy):
+    path, handover = busy
+    async with contextlib.AsyncExitStack() as programs, asyncio.timeout(WITHIN):
+        readers = {}
+        for device, pod in [*(("GPU-1", pod) for pod in "abcd"), ("GPU-2", "e"), ("GPU-2", "f"), ("GPU-1", "g")]:
+            reader, writer = await asyncio.open_unix_connection(path)
+            programs.callback(writer.close)
+            text = state({**CONTAINERD, "io.kubernetes.cri.sandbox-uid": pod})
+            writer.write(f"2 create 60 {device} {len(text)}\n".encode() + text)
+            readers[pod] = reader
+            while pod != "g" and (device, pod) not in handover.asked:
+                await asyncio.sleep(0)
+        for displaced in ("d", "c", "g"):  # their programs ask again
+            assert await readers.pop(displaced).read() == b""
+        assert not any(reader.at_eof() for reader in readers.values())
