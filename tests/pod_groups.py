@@ -35,6 +35,7 @@ def running_pod() -> Iterator[tuple[str, int]]:
         yield uid, sandbox.pid
         sandbox.kill()
     for group in groups:
-        group.rmdir()
+        with suppress(FileNotFoundError):  # the test has removed it
+            group.rmdir()
         with suppress(OSError):  # a kubelet or another test uses it
             group.parent.rmdir()

@@ -48,6 +48,7 @@ _POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writ
     "kubepods/besteffort/pod{0}",
     "kubepods/pod{0}",
 )
+_REMEMBERED = 4096  # pods; a node runs some hundred at a time
 _SHOWN = 12  # characters of an id, as container runtimes show it
 
 
@@ -95,18 +96,25 @@ class Containers:
         self._proc = proc
         self._namespace = namespace
         self._groups = groups
+        self._pods: dict[str, None] = {}  # those that a process was found in, the latest last
 
     def of(self, pid: int) -> str | None:
         """The pod or container of a process; None if it is in neither or has ended. BlindError if it is hidden."""
         process = f"{self._proc}/{pid}"
         try:
-            return _name(process)
+            name = _name(process)
         except ENDED:
             if os.path.lexists(process):
                 raise BlindError(f"cannot find the container of process {pid}: it has no control group") from None
             return None
         except OSError as error:
             raise BlindError(f"cannot find the container of process {pid}: {error.strerror}") from error
+        if name is not None and names.is_pod(name):
+            self._pods.pop(name, None)
+            self._pods[name] = None
+            if len(self._pods) > _REMEMBERED:
+                del self._pods[next(iter(self._pods))]
+        return name
 
     def living(self) -> dict[str, int]:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
@@ -139,8 +147,8 @@ class Containers:
         return min(found)[1] if found else None
 
     def has_group(self, pod: str) -> bool:
-        """Whether the pod has a control group, at a usual place."""
-        return any(True for _ in self._groups_of(pod))
+        """Whether the pod has a control group at a usual place, or had one in which a process was found."""
+        return pod in self._pods or any(True for _ in self._groups_of(pod))
 
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""

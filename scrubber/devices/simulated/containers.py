@@ -1,7 +1,8 @@
 """Find the containers of processes on a node with simulated GPUs.
 
 A pod of Kubernetes has its own control groups. Elsewhere, for example in the demo, an environment variable names the
-simulated container of a process. It cannot name a pod that has a control group: the processes of that pod are in it.
+simulated container of a process. It cannot name a pod that has a control group, or had one: the processes of that pod
+are in it, and a process outside would keep the GPU of the pod when the pod has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PREFIX = f"{MARK}=".encode()
 
 def of(pid: int, pods: Containers = PODS) -> str | None:
     """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
-    if (pod := _pod(pid)) is not None:
+    if (pod := _pod(pid, pods)) is not None:
         return pod
     marked = _marked(pid)
     return None if marked is None or pods.has_group(marked) else marked
@@ -51,9 +52,9 @@ def living(pods: Containers = PODS) -> dict[str, int]:
     return found
 
 
-def _pod(pid: int) -> str | None:
+def _pod(pid: int, pods: Containers) -> str | None:
     """The pod of a process. The pod in which the service itself runs does not count: the demo may run in a pod."""
-    found = PODS.of(pid)
+    found = pods.of(pid)
     return found if found is not None and names.is_pod(found) and found != _own_pod(os.getpid()) else None
 
 

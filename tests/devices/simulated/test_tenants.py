@@ -15,6 +15,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, tenants
 from scrubber.node.proc import BlindError
 from tests.node.conftest import DEAD_LEADER
+from tests.pod_groups import roots
 
 SECRET = b"the launch code is 0000"
 POD = f"pod-{uuid.uuid4()}"  # containers are known to the whole machine, other test runs included
@@ -114,9 +115,15 @@ def test_a_pods_control_group_counts_more_than_the_mark(running_pod, monkeypatch
     assert containers.living()[uid] == sandbox
 
 
-def test_a_mark_names_no_pod_that_has_a_control_group(bank, running_pod) -> None:
-    """A process outside the pod could use its GPU and pass for the owner."""
+def test_a_mark_names_no_pod_with_a_control_group_while_it_runs_and_after(bank, running_pod) -> None:
+    """A process outside the pod could use its GPU and pass for the owner, and keep the GPU after the pod."""
     uid, sandbox = running_pod
     outside = tenants.occupy(bank.root, bank.first, SECRET, uid)
     assert bank.backend.container_of(outside) is None
     assert bank.backend.living()[uid] == sandbox
+    os.kill(sandbox, signal.SIGKILL)
+    os.waitid(os.P_PID, sandbox, os.WEXITED | os.WNOWAIT)  # the fixture reaps it
+    for root in roots().values():
+        (root / f"kubepods/pod{uid}").rmdir()
+    assert bank.backend.container_of(outside) is None
+    assert uid not in bank.backend.living()
