@@ -32,7 +32,7 @@ LET_A = {GPU: Passage(A, NOW.uptime)}
     ids=["none was let through", "one was", "on another device", "before a change", "after one came past",
          "before one came past", "a day ago", "a day ago, and another since"],
 )  # fmt: skip
-def test_the_gate_is_in_force_where_the_runtime_has_asked_since(passages, past, now, holds):
+def test_the_gate_is_in_force_where_the_runtime_asked(passages, past, now, holds):
     others = [lives.DIRTY, replace(lives.CLEAN, past_gate=past)]
     assert in_force.in_force(GPU, passages, others, now) is holds
 
@@ -65,7 +65,7 @@ BYPASS = [
 @pytest.mark.parametrize(
     ("record", "holders", "passages", "assigned", "event"), [row[1:] for row in BYPASS], ids=[row[0] for row in BYPASS]
 )
-def test_only_a_pod_that_was_given_the_device_and_did_not_ask_came_past(record, holders, passages, assigned, event):
+def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passages, assigned, event):
     seen = facts(holders, alive=True, assigned_pods=assigned)
     seen = replace(seen, unasked=in_force.unasked(record, seen, passages))
     assert in_force.past_gate(record, seen) == event

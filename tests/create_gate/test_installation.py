@@ -47,7 +47,7 @@ def counts(gate):
     return {device: it.counts for device, it in gate.passages().items()}
 
 
-def test_what_was_let_through_counts_for_the_next_run_of_the_service(install, notified):
+def test_a_passage_counts_for_the_next_run_of_the_service(install, notified):
     gate = install()
     gate.cover(["GPU-1", "GPU-2"])
     assert counts(gate) == {}
@@ -151,7 +151,7 @@ def test_what_cannot_be_read_counts_for_nothing(install, tmp_path, kept):
 
 
 @pytest.mark.parametrize("found", ["pipe", "deep", "link"])
-def test_a_file_that_is_no_specification_is_named_and_never_waited_for(tmp_path, found):
+def test_a_file_that_is_no_specification_is_never_waited_for(tmp_path, found):
     path = tmp_path / SPECIFICATION
     match found:
         case "pipe":

@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import json
 import socket
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.create_gate import server
+from scrubber.ground.aio import Changed
 from scrubber.ground.errors import InvalidRequest
+from scrubber.service.handover import Handover
 from tests.create_gate.programs import CONTAINERD, CRIO, LABELS, UID, state
 from tests.live import Service
 from tests.patience import WITHIN
@@ -123,11 +126,13 @@ def test_a_wrong_question_is_answered_with_no(gate, question, answer):
 class Busy:
     """A service that never decides."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.changed = Changed()
 
     async def start(self, devices, pod, **_):
         self.asked.append((*devices, pod))
+        self.changed.notify()
         await asyncio.Event().wait()
 
 
@@ -136,7 +141,7 @@ async def busy(short_tmp, monkeypatch):
     """The gate of that service, with places for four questions."""
     monkeypatch.setattr(server, "MOST_WAITING", 4)
     handover = Busy()
-    it = server.GateServer(handover, lambda *_: None, None)
+    it = server.GateServer(cast("Handover", handover), lambda *_: None, None)
     await it.open(short_tmp / "gate.sock")
     yield short_tmp / "gate.sock", handover
     await it.close()
@@ -145,15 +150,19 @@ async def busy(short_tmp, monkeypatch):
 async def test_many_questions_about_one_device_displace_no_other_device(busy):
     path, handover = busy
     async with contextlib.AsyncExitStack() as programs, asyncio.timeout(WITHIN):
-        readers = {}
-        for device, pod in [*(("GPU-1", pod) for pod in "abcd"), ("GPU-2", "e"), ("GPU-2", "f"), ("GPU-1", "g")]:
+
+        async def ask(device: str, pod: str) -> asyncio.StreamReader:
             reader, writer = await asyncio.open_unix_connection(path)
             programs.callback(writer.close)
             text = state({**CONTAINERD, "io.kubernetes.cri.sandbox-uid": pod})
             writer.write(f"2 create 60 {device} {len(text)}\n".encode() + text)
-            readers[pod] = reader
-            while pod != "g" and (device, pod) not in handover.asked:
-                await asyncio.sleep(0)
+            return reader
+
+        readers = {}
+        for device, pod in [*(("GPU-1", pod) for pod in "abcd"), ("GPU-2", "e"), ("GPU-2", "f")]:
+            readers[pod] = await ask(device, pod)
+            await handover.changed.until(lambda: len(handover.asked) == len(readers))
+        readers["g"] = await ask("GPU-1", "g")
         for displaced in ("d", "c", "g"):  # their programs ask again
             assert await readers.pop(displaced).read() == b""
         assert not any(reader.at_eof() for reader in readers.values())

@@ -204,7 +204,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize(("case", "container", "runtime_class", "refused"), CLASSES)
-def test_with_the_create_gate_a_handler_must_be_known_to_ask_it(case, container, runtime_class, refused):
+def test_with_the_create_gate_a_runtime_class_is_listed(case, container, runtime_class, refused):
     policy = manifests.of(case, "ValidatingAdmissionPolicy", "-create-gate")
     spec = {"containers": [{"name": "main"} | container]}
     spec |= {"runtimeClassName": runtime_class} if runtime_class else {}

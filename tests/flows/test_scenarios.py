@@ -16,7 +16,7 @@ from demo.handout import RESOURCE
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from scrubber.create_gate.installation import KIND
+from scrubber.create_gate.installation import KIND, SPECIFICATION
 from tests.flows.node import Node, brisk
 from tests.patience import WITHIN
 
@@ -99,8 +99,7 @@ async def test_x19_r11_the_gate_holds_a_restart_without_prestart(gated):
 
 async def _another_specification(node: Node) -> None:
     """Another program describes the same devices without the hook."""
-    assert node.stage.containers.cdi is not None
-    [path] = node.stage.containers.cdi.glob("*.json")
+    path = node.stage.root / "cdi" / SPECIFICATION
     document = json.loads(path.read_bytes())
     for device in document["devices"]:
         device["containerEdits"] = {"env": ["HOOK=none"]}
@@ -119,7 +118,7 @@ async def _no_cdi(node: Node) -> None:
 
 
 @pytest.mark.parametrize("change", [_another_specification, _no_cdi])
-async def test_x19_no_gpu_is_handed_out_on_the_word_of_a_gate_that_is_gone(gated, change):
+async def test_x19_no_gpu_rests_on_a_gate_that_is_gone(gated, change):
     node = await gated(2)
     uuid = await node.leave(await node.run("first"))
     await change(node)

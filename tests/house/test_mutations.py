@@ -33,7 +33,7 @@ from scrubber.ground import errors
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "acquire", "start", "ownership", "proof", "pauses", "presence", "burn_in", "leftover", "upkeep",
-    "offering", "ailments", "remedy", "answers", "verdict",
+    "offering", "ailments", "remedy", "answers", "in_force", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -111,6 +111,7 @@ OWNERSHIP = "scrubber/core/ownership.py"
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
+UPKEEP, IN_FORCE = "scrubber/core/upkeep.py", "scrubber/core/in_force.py"
 ON_DEVICE = "scrubber/steps/on_device.py"
 ROSTER = "tests/steps/test_roster.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
@@ -118,6 +119,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
 )
 IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
+GATE = "tests/core/test_in_force.py"
 COVERAGE = "tests/core/test_verdict_coverage.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
@@ -165,6 +167,14 @@ PLANTED = [
     Mutant(
         OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
     ),
+    Mutant(IN_FORCE, "passage is None or not passage.counts", "passage is None", tests=GATE),
+    Mutant(IN_FORCE, "it.past_gate.at < passage.at", "it.past_gate.at <= passage.at", tests=GATE),
+    Mutant(IN_FORCE, "> LASTS", "< 0", tests=GATE),
+    Mutant(IN_FORCE, "or facts.assigned_pods is None ", "", tests=GATE),
+    Mutant(IN_FORCE, "or ownership.until_release(record)", "", tests=GATE),
+    Mutant(ACQUIRE, " and in_force.past_gate(record, facts) is None", "", tests=GATE),
+    Mutant(UPKEEP, "if passed is not None:", "if False:", tests=GATE),
+    Mutant(OFFERING, "if not facts.covered and", "if False and", tests=IN_OFFERING),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "if (wrong := cleared.mismatch) is not None", "if False", tests=ROSTER),

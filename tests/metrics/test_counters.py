@@ -171,7 +171,7 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
-def test_only_a_start_past_the_gate_without_a_proof_is_counted(book):
+def test_an_unproven_start_past_the_gate_is_counted(book):
     book.tell(lives.SCRUBBING, ev.PastGate(lives.B, "it was scrubbing"))
     book.tell(lives.IN_USE_BY_B, ev.PastGate(lives.B))
     assert book.of(table.PAST_GATE, **DEVICE_LABELS) == 1

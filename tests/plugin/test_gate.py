@@ -133,7 +133,7 @@ async def test_where_containers_wait_a_quarantined_device_is_refused(gate, door,
         await gate.acquire(GPU, devices)
 
 
-async def test_containers_wait_only_as_long_as_the_service_says_so(gate, door, listing):
+async def test_containers_wait_as_long_as_the_service_says_so(gate, door, listing):
     """The create gate is no longer in force, and the plugin does not know it yet."""
     door.say(gpu(0, waits=True), gpu(1, waits=True))
     devices = await waited(gate, listing)

@@ -136,7 +136,7 @@ async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])
-async def test_a_container_past_the_gate_ends_deferral_until_the_runtime_asks_again(world, restarted):
+async def test_a_container_past_the_gate_ends_deferral_for_now(world, restarted):
     """The runtime runs no hook any more, and the kubelet, which was restarted, does not ask either."""
     device, other = world.uuids
     world.gated = True

@@ -14,6 +14,7 @@ from scrubber.ground import paths, request_limits, unix_sockets
 from scrubber.ground.documents import units
 
 MIN_MEMORY, MAX_MEMORY = 4096, 2**40
+MIN_TIMEOUT, MAX_TIMEOUT = 20.0, 3600.0  # seconds
 
 
 class _RunDir(options.AbsolutePath):
@@ -41,12 +42,9 @@ def _memory(text: str) -> int:
     return size
 
 
-SHORTEST, LONGEST = 20.0, 3600.0  # seconds that the kubelet may give a call to the container runtime
-
-
 def _request_timeout(text: str) -> float:
     seconds = units.parse_duration(text)
-    if not SHORTEST <= seconds <= LONGEST:
+    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
         raise ValueError("expected between 20s and 1h")
     return seconds
 

@@ -115,7 +115,7 @@ def test_a_pods_control_group_counts_more_than_the_mark(running_pod, monkeypatch
     assert containers.living()[uid] == sandbox
 
 
-def test_a_mark_names_no_pod_with_a_control_group_while_it_runs_and_after(bank, running_pod) -> None:
+def test_a_mark_names_no_pod_that_had_a_control_group(bank, running_pod) -> None:
     """A process outside the pod could use its GPU and pass for the owner, and keep the GPU after the pod."""
     uid, sandbox = running_pod
     outside = tenants.occupy(bank.root, bank.first, SECRET, uid)
