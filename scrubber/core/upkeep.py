@@ -60,7 +60,7 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProba
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
-    passed = in_force.past_gate(record, facts)
+    passed = in_force.past_gate(record, facts) if policy.mode is Mode.ENFORCE else None
     if passed is not None:  # before the proof ends or the owner changes: the record shows whether it was proven
         return answers.RecordFirst(passed)
     ended = proof.ended(record, facts)

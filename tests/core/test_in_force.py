@@ -71,6 +71,8 @@ def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passag
     assert in_force.past_gate(record, seen) == event
     tended = upkeep.tend(record, seen, CREATE, later(1), 0.0)
     assert (tended == answers.RecordFirst(event)) is (event is not None)
+    lenient = upkeep.tend(record, seen, lives.OBSERVE, later(1), 0.0)  # it lets two pods share a device
+    assert not (isinstance(lenient, answers.RecordFirst) and isinstance(lenient.event, ev.PastGate))
     if event is not None:  # who asks for it at this moment waits for its proof
         answer = acquire.decide(record, seen, CREATE, later(1), announced=True, gated=True)
         assert not isinstance(answer, answers.Defer)
