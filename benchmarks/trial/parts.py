@@ -37,6 +37,7 @@ PARTS = {
     "clear": Kind("proof", 30),
     "service": Kind("service", 70),
     "residue": Kind("proof", 30, "residue"),
+    "accounts": Kind("beliefs", 20, "accounts"),
     "faults": Kind("faults", 50),
     "scratch": Kind("chip", 30),
     "passes": Kind("passes", 20),

@@ -33,7 +33,7 @@ LARGE = 512 * PAGE  # next to which a context is small; most of it is never touc
 SMALL = 12 * PAGE
 SMALLER = {"GPU_MEMORY_LIMIT": str(12 * PAGE), "GPU_TEST_SECONDS": "12"}
 NAME = "nvidia-h200"
-ALONE = [name for name in PARTS if name not in ("tests", "dram", "service", "sanitizer")]  # these need more
+ALONE = [name for name in PARTS if name not in ("tests", "dram", "service", "sanitizer", "accounts")]  # these need more
 CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
 
 
