@@ -47,9 +47,8 @@ class Operations:
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
-            record, facts = await context.observe(
-                device, op, follow_up=True
-            )  # the job begins with a complete observation
+            # A follow-up is enough: the job begins with a complete observation.
+            record, facts = await context.observe(device, op, follow_up=True)
             if record.state in (State.GRANTED, State.IN_USE):
                 by = f", open in {ownership.holder_names(facts.holders)}" if facts.holders else ""
                 back = f"end its pod, or run `autoclave release {record.device.name}` after its job"
