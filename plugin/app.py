@@ -29,6 +29,7 @@ from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import VendorOffer
 from scrubber.api import client
 from scrubber.ground import log
+from scrubber.ground.errors import Unreachable
 
 logger = log.get("app")
 
@@ -48,8 +49,13 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing, vendors = _listing(chosen, scrubber)
-        if (adverts := scrubber.last_list()) is not None:
-            listing.begin_with(adverts)
+        try:
+            adverts = scrubber.last_list()
+        except Unreachable as error:
+            logger.warning("no last list of devices", error=error.message)
+        else:
+            if adverts is not None:
+                listing.begin_with(adverts)
         async with _metrics_served(chosen, listing, vendors) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:

@@ -147,7 +147,7 @@ def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -
         assert (done.clean, done.why) == (True, "")
         assert exporter.lives()
     service.stop()
-    assert [line for line in service.log_lines if "no longer clean" in line] == []
+    assert [line for line in service.log_lines if "no longer clean" in line and f"(pid {exporter.pid}" in line] == []
 
 
 def test_a_foreign_process_on_a_clean_gpu_logs_one_warning(service: Service) -> None:

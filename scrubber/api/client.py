@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, Union, cast, get_args, get_origin, get_ty
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -129,9 +129,13 @@ class ScrubberClient(Client):
     def last_list(self) -> AdvertisedDevices | None:
         """The list that the service has left in its run directory, and for how long it is still valid.
 
-        None: there is none, or it is of another boot, or too old.
+        None: there is none, or it is of another boot, or too old. Raises Unreachable if it cannot be read.
         """
-        response = last_list.read(paths.last_list(self.socket.parent))
+        file = paths.last_list(self.socket.parent)
+        try:
+            response = last_list.read(file)
+        except (OSError, DecodeError) as error:
+            raise Unreachable(f"cannot read the last list of devices {file}: {error}") from error
         return view(AdvertisedDevices, response) if response is not None else None
 
     def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:

@@ -6,31 +6,12 @@ soon as the service knows better. A run without the create gate begins with its 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from scrubber.api import scrub_pb2
-from scrubber.ground import boot, log, private_files
-
-logger = log.get("last list")
+from scrubber.ground import boot, private_files
 
 LONGEST = 60.0  # seconds that a list is valid, whatever it says
-
-
-async def keep(path: Path, lists: AsyncIterator[scrub_pb2.WatchResponse]) -> None:
-    """Keep the newest list in the file. After an error there is no file: what it said may be wrong by now."""
-    fault = ""
-    async for response in lists:
-        try:
-            await asyncio.to_thread(write, path, stamped(response))
-            fault = ""
-        except OSError as error:
-            if str(error) != fault:
-                fault = str(error)
-                logger.warning("the last list of devices is not kept", file=str(path), error=fault)
 
 
 def stamped(response: scrub_pb2.WatchResponse) -> bytes:
@@ -49,13 +30,13 @@ def write(path: Path, content: bytes) -> None:
 
 
 def read(path: Path) -> scrub_pb2.WatchResponse | None:
-    """The list, with the seconds for which it is still valid; None without a valid list."""
+    """The list, with the seconds for which it is still valid; None without a valid list.
+
+    Raises OSError or DecodeError if the file is damaged, or is not this user's own.
+    """
     try:
         last = scrub_pb2.LastList.FromString(private_files.content(path))
     except FileNotFoundError:
-        return None
-    except (OSError, DecodeError) as error:
-        logger.warning("cannot read the last list of devices", file=str(path), error=str(error))
         return None
     age = boot.uptime() - last.uptime
     left = min(last.list.silence_seconds, LONGEST) - age

@@ -19,7 +19,7 @@ from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
-from scrubber.ground import paths, private_files, request_limits, unix_sockets
+from scrubber.ground import log, paths, private_files, request_limits, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
@@ -27,6 +27,8 @@ from scrubber.ledger.store import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
+
+logger = log.get("api")
 
 T = TypeVar("T")
 
@@ -315,9 +317,20 @@ class GrpcServers(_Servers):
         return server
 
     async def keep_last_list(self) -> None:
-        """Until cancelled, leave each list in the run directory, for a plugin that starts while the service is away."""
+        """Until cancelled, leave each list in the run directory, for a plugin that starts while the service is away.
+
+        After an error there is no file: what it said may be wrong by now.
+        """
+        file, fault = paths.last_list(self._run_dir), ""
         async with aclosing(self._scrubber.lists()) as lists:
-            await last_list.keep(paths.last_list(self._run_dir), lists)
+            async for response in lists:
+                try:
+                    await asyncio.to_thread(last_list.write, file, last_list.stamped(response))
+                    fault = ""
+                except OSError as error:
+                    if str(error) != fault:
+                        fault = str(error)
+                        logger.warning("the last list of devices is not kept", file=str(file), error=fault)
 
 
 class RefusingServers(_Servers, grpc.GenericRpcHandler):

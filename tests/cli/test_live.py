@@ -568,5 +568,6 @@ def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short
     output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert output_of in run.stderr
     assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
+    where = ("--run-dir", short_tmp / "other", *where[2:])  # the first one is locked until this process ends
     run = autoclave("scrubber", *where, "--policy", short_tmp / "none.yaml", "--backend", "simulated")
     assert (run.exit_code, "none.yaml" in run.stderr) == (2, True)

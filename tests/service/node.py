@@ -224,6 +224,7 @@ class Node:
         for gpu in self.gpus.values():
             gpu.xids.clear()
             gpu.reported = gpu.ecc = gpu.leaked = 0  # of this boot alone
+            gpu.left = -math.inf
 
     def report(self, uuid: str, codes: Sequence[int], action: str = "") -> None:
         """The driver reports errors, in its log of which old ones are lost, code by code."""
