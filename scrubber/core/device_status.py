@@ -159,7 +159,8 @@ def advice(
             what = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}"
         elif record.quarantine.next_probe is None and not person:
             what = "run `autoclave reinstate {gpu}` to test the GPU again; Autoclave does not do that by itself"
-        first = (f"end {used_by} first: no test can pass while a process has the GPU open",) if used_by else ()
+        endable = used_by if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ""
+        first = (f"end {endable} first: no test can pass while a process has the GPU open",) if endable else ()
         return (*first, what.format(gpu=gpu))
     if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
         return (f"wait for the end of its pod or job; `autoclave reinstate {gpu}` withdraws the quarantine",)

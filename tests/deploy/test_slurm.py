@@ -26,6 +26,7 @@ defaults:
   budgets: {allocate: 1s, owner_wait: 0s}
 """
 SECRET = b"what the last job computed"
+CONTAINER = f"{os.getpid():064x}"  # of this test run alone: the marks of processes count on the whole machine
 GPUS = 16
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
@@ -225,7 +226,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     """An epilog tries every GPU of its job, keeps those it could not give back on record, and can be run again."""
     others = [next(unused), next(unused)]
     ended(slurmd.run("prolog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 0)
-    tenants.occupy(service.simulated_dir, uuid(service, gpu), SECRET, "c" * 64)
+    tenants.occupy(service.simulated_dir, uuid(service, gpu), SECRET, CONTAINER)
     service.settled(gpu, "in_use")
     ended(slurmd.run("epilog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 1)
     reason = f"reason=autoclave: job 55: not proven clean: GPU {gpu} is in_use: run autoclave explain {gpu}"
