@@ -33,8 +33,8 @@ the pod or to the loopback, never to a public address. It answers:
 | `/readyz` | 200, or 503 and one line for each cause: for a readiness probe |
 
 A plugin or a scrub service on standby (`--standby`) is ready: an update stops the old one only then. The metrics of
-a scrub service on standby do not say that it serves: there is no `autoclave_ready`. After ten minutes on standby it is
-not ready any more.
+a scrub service on standby do not say that it serves: there is no `autoclave_ready`. After ten minutes on standby
+a scrub service is not ready any more; a plugin stays ready.
 
 Each program also serves the metrics of its process: `process_cpu_seconds_total`, `process_open_fds`,
 `process_resident_memory_bytes` and so on.

@@ -105,7 +105,7 @@ class SettingsPolicy(Model):
     """Whether the memory corrects errors (ECC). A change takes effect at the next reset."""
 
     accounting: bool | None = None
-    """Whether the driver records statistics of processes (accounting mode). It is switched on if this is missing."""
+    """Whether the driver records statistics of processes (accounting mode). Without a value, it is switched on."""
 
     compute_mode: ComputeMode | None = None
     """How many programs may use the device at the same time."""

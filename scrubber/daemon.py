@@ -52,7 +52,7 @@ def run(config: ScrubberConfig) -> int:
         directory = config.run_dir
         raise FatalError(
             f"cannot start: another autoclave scrubber runs in {directory}; `autoclave doctor` says whether it "
-            "answers; stop that first, or use --standby"
+            "answers; stop that service first, or use --standby"
         )
     with ExitStack() as turn:  # ends after the threads of the event loop
         if lock is not None:

@@ -438,7 +438,7 @@ def test_a_second_service_is_refused_and_the_first_goes_on(shared):
     said = run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
     where = f"another autoclave scrubber runs in {shared.run_dir}"
-    remedy = "`autoclave doctor` says whether it answers; stop that first, or use --standby"
+    remedy = "`autoclave doctor` says whether it answers; stop that service first, or use --standby"
     assert said == f"autoclave: cannot start: {where}; {remedy}\n"
     assert device(shared).device
     assert not (shared.run_dir / "last-error").exists()

@@ -91,7 +91,7 @@ def _hint(socket: Path) -> str:
     """Why the service cannot be reached, and what to do."""
     pid = proc.lock_holder(Path("/proc"), socket.parent / unix_sockets.LOCK)
     if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
-        return f"the service (pid {pid}) has no socket, because it starts or stops; wait, and then read its log"
+        return f"the service (pid {pid}) has no socket, because it starts or stops; if this lasts, read its log"
     try:
         pid = unix_sockets.listener(socket)
     except FileNotFoundError:

@@ -44,15 +44,15 @@ fail_for() { # CODE GPU...
   fail "$code" "job $JOB: $(meaning "$code"): $(in_the_way "$@")"
 }
 
-# Print why GPUs are not clean, such as "GPU 1 is scrubbing: ready in about 3 s, GPU 3 belongs to job 4710"; or all of them, if nothing says which.
+# Print why GPUs are not clean, such as "GPU 1 is scrubbing: ready in about 3 s; GPU 3 belongs to job 4710"; or all of them, if nothing says which.
 in_the_way() { # GPU...
   columns=custom-columns=GPU:.name,STATE:.state,HEALTHY:.healthy,READY:.job.ready_seconds,OWNER:.owner
   named=$(timeout -k 2 8 autoclave --service-wait 0s status -o "$columns" --no-headers "$@" 2>/dev/null | awk -v job="$JOB" '
     $2 == "clean" && $3 == "true" { next }
-    { printf "%sGPU %s ", sep, $1; sep = ", " }
+    { printf "%sGPU %s ", sep, $1; sep = "; " }
     NF == 5 && $5 ~ /^[0-9]+$/ && $5 != job { printf "belongs to job %s", $5; next }
     $2 == "scrubbing" && $4 ~ /^[0-9.]+$/ { printf "is scrubbing: ready in about %d s", $4 + 1; next }
-    { printf "is %s: run autoclave explain %s", $2 == "clean" ? "unhealthy" : $2, $1 }')
+    { printf "is %s (run autoclave explain %s)", $2 == "clean" ? "unhealthy" : $2, $1 }')
   echo "${named:-GPUs $*}"
 }
 

@@ -151,7 +151,10 @@ class HolderSearch:
         try:
             return await driver.caller.ask(
                 uuid,
-                lambda: (driver.answer(driver.backend.listed_holders, uuid), self.last_use(uuid)),
+                lambda: (
+                    driver.answer(lambda it: (driver.backend.listed_holders(it), self.last_use(it)), uuid)
+                    or (None, -math.inf)
+                ),
                 driver.patience,
             )
         except ShortageError:
@@ -160,9 +163,8 @@ class HolderSearch:
             return (frozenset() if driver.caused_by_release(error) else None), -math.inf
 
     def last_use(self, uuid: str) -> float:
-        """``Backend.last_use``, asked in the thread of the caller; minus infinity during an orphaned reset."""
-        use = self._driver.answer(lambda uuid: self._driver.backend.last_use(uuid, self._latest_workers), uuid)
-        return -math.inf if use is None else use
+        """``Backend.last_use``, asked in the thread of the caller."""
+        return self._driver.backend.last_use(uuid, self._latest_workers)
 
     def _search(self, listed: Mapping[str, frozenset[int]], *, follow_up: bool) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

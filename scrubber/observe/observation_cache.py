@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ class ObservedSince:
         self._last: dict[str, float] = {}
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, float] = {}
+        self._turn = threading.Lock()
         self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
     def interrupt(self, device: str, why: str) -> None:
@@ -35,8 +37,9 @@ class ObservedSince:
         A scrub that has already cleared the memory is not valid either: for the scrub this is a gap. ``why``: what had
         the device open, for operators.
         """
-        self._used_at[device] = self._now().uptime
-        self._since[device] = self._used_at[device], why
+        now = self._now().uptime
+        self.used(device, now)
+        self._since[device] = now, why
 
     def seen_open(self, device: str) -> None:
         """A quick observation says that the device has a holder."""
@@ -47,8 +50,9 @@ class ObservedSince:
         return device in self._seen_open
 
     def used(self, device: str, at: float) -> None:
-        """A process used the device until this uptime at the latest, and has left."""
-        self._used_at[device] = max(at, self._used_at.get(device, at))
+        """A process used the device until this uptime at the latest, and has left. Called by any thread."""
+        with self._turn:
+            self._used_at[device] = max(at, self._used_at.get(device, at))
 
     def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
         """The facts with both times. An observation that could not tell the holders does not count.

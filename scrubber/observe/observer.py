@@ -71,12 +71,12 @@ class Observer:
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
-            incarnation, held, used = await driver.caller.ask(
+            incarnation, (held, used) = await driver.caller.ask(
                 uuid,
                 lambda: (
                     driver.read_incarnation(),
-                    driver.answer(driver.backend.has_holders, uuid),
-                    self.holders.last_use(uuid),
+                    driver.answer(lambda it: (driver.backend.has_holders(it), self.holders.last_use(it)), uuid)
+                    or (None, -math.inf),
                 ),
                 driver.patience,
             )

@@ -266,7 +266,7 @@ def test_a_service_that_starts_or_stops_is_not_called_missing(autoclave, tmp_pat
         run = autoclave("--service-wait", "0s", *verb, "--run-dir", tmp_path / "run")
         said = " ".join((run.stdout + run.stderr).split())
         assert f"the service (pid {os.getpid()}) has no socket, because it starts or stops" in said
-        assert "wait, and then read its log" in said
+        assert "if this lasts, read its log" in said
     os.close(lock)
 
 

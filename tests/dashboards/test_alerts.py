@@ -68,7 +68,8 @@ def test_an_alert_has_its_command_also_for_kubectl(alert):
     assert f"`kubectl autoclave {node} {command}`" in notes["description"]
     assert notes["kubectl"] == (
         f"kubectl -n autoclave exec $(kubectl -n autoclave get pods -l {SCRUBBER} "
-        f"--field-selector spec.nodeName={node} -o name) -c scrubber -- autoclave {command}"
+        f"--field-selector spec.nodeName={node},status.phase=Running -o name | tail -1) "
+        f"-c scrubber -- autoclave {command}"
     )
 
 

@@ -404,7 +404,8 @@ def test_a_digest_takes_precedence_in_every_image():
 def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
     notes = manifests.notes({})
     labels = "app.kubernetes.io/instance=x,app.kubernetes.io/component=scrubber"
-    assert f"kubectl -n gpus get pods -l {labels} --field-selector spec.nodeName=NODE -o name)\n" in notes
+    on_node = "--field-selector spec.nodeName=NODE,status.phase=Running -o name | tail -1)"
+    assert f"kubectl -n gpus get pods -l {labels} {on_node}\n" in notes
     assert "kubectl autoclave -n gpus NODE status" in notes
     for side in ("scrubber", "plugin"):
         assert f"kubectl -n gpus rollout status daemonset/x-autoclave-{side}\n" in notes

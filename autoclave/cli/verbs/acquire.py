@@ -67,7 +67,7 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         )
     except Refused as error:
         if error.reason is Reason.IN_USE and (by := service_call.ask(run_dir, partial(_user, error.message))):
-            raise Refused(error.reason, f"{error.message} by {by}; end that first, then release it again") from None
+            raise Refused(error.reason, f"{error.message} by {by}; end {by}, and then release it again") from None
         raise
     if not gpus and released:
         devices = named(sorted(released))

@@ -11,6 +11,7 @@ from scrubber.ground.errors import RESTART
 
 GATE = "create-gate"
 AGAIN = f"{RESTART}; the service installs it when it starts"
+RESTARTED = "if the container runtime was restarted since, start a new pod on the GPU"
 SWITCH_ON = (
     "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
     "later have it on), and let it read the directory of --gate-cdi-dir"
@@ -58,16 +59,19 @@ def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Findin
 
 
 def _in_force(status: views.Status, now: float) -> base.Finding:
-    """Whether the container runtime asks. Before the first container with a GPU nobody can know."""
+    """Whether the container runtime asks. Before the first container with a GPU nobody can know.
+
+    A restart of the runtime ends what is known, also while containers run that have passed the gate.
+    """
     here, since = set(status.service.gate_in_force), max(status.service.started, now - in_force.LASTS)
     used = [it.name for it in status.devices if it.state == State.IN_USE.value and it.since > since]
     unasked = [it.name for it in status.devices if it.name in used and it.device not in here]
     if unasked:
-        text = f"GPU {', '.join(unasked)} is in use, and the container runtime has not asked the create gate"
-        return base.warning(GATE, text, SWITCH_ON)
+        text = f"GPU {', '.join(unasked)} is in use, and the create gate is not in force on it"
+        return base.warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
     if here:
         count = f"{len(here)} of {len(status.devices)} GPUs"
-        return base.ok(GATE, f"the create gate is in force on {count}: the container runtime has asked about them")
+        return base.ok(GATE, f"the create gate is in force on {count}: it has let a container through on each of them")
     return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 

@@ -13,6 +13,7 @@ unseen; neither a scrub nor a pod can reach that memory.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,18 +103,20 @@ class Accounts:
     """
 
     def __init__(self) -> None:
+        self._turns: dict[str, threading.Lock] = {}  # an older list of a GPU must not replace a newer one
         self._listed: dict[str, frozenset[int]] = {}
         self._last_use: dict[str, float] = {}
 
     def last_use(self, uuid: str, nvml: Session, handle: Handle, own: Collection[int]) -> float:
         """The uptime at which a new process was last found on the list, other than those of ``own``."""
-        listed = nvml.ask_optional(pynvml.nvmlDeviceGetAccountingPids, handle)
-        if listed is not None:
-            now = frozenset(listed)
-            if now - self._listed.get(uuid, now) - {*own}:
-                self._last_use[uuid] = clock.now().uptime
-            self._listed[uuid] = now
-        return self._last_use.get(uuid, -math.inf)
+        with self._turns.setdefault(uuid, threading.Lock()):
+            listed = nvml.ask_optional(pynvml.nvmlDeviceGetAccountingPids, handle)
+            if listed is not None:
+                now = frozenset(listed)
+                if now - self._listed.get(uuid, now) - {*own}:
+                    self._last_use[uuid] = clock.now().uptime
+                self._listed[uuid] = now
+            return self._last_use.get(uuid, -math.inf)
 
 
 class Baselines:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import select
+import struct
+import termios
 import threading
+from array import array
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +26,7 @@ from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
 
+_REPORT = struct.Struct("iIII")  # of inotify about a file: the number of the watch, what happened, and two zeros
 _MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
 
 
@@ -195,41 +200,45 @@ class Writers:
         """Nothing is watched yet. A file is watched from the first question about it."""
         self._turn = threading.Lock()
         self._watch: Inotify | None = None
-        self._watched: set[Path] = set()
-        self._left: dict[Path, float] = {}
+        self._files: dict[int, str] = {}  # those that are watched, by the number of the watch
+        self._left: dict[str, float] = {}
         self._refused = ""
 
-    def last_left(self, files: Iterable[str]) -> float:
+    def last_left(self, files: Collection[str]) -> float:
         """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
-        paths = [Path(file) for file in files]
         with self._turn:
             try:
-                self._follow({*paths} - self._watched)
+                self._follow({*files} - {*self._files.values()})
                 self._read()
             except OSError as error:
                 self._refuse(str(error))
-            return max((self._left[path] for path in paths if path in self._left), default=-math.inf)
+            return max((self._left[file] for file in files if file in self._left), default=-math.inf)
 
     def close(self) -> None:
         """Stop watching."""
         with self._turn:
             if self._watch is not None:
                 self._watch.close()
-            self._watch, self._watched = None, set()
+            self._watch, self._files = None, {}
 
-    def _follow(self, paths: Iterable[Path]) -> None:
-        self._watch = self._watch or Inotify(sync_timeout=0)
-        for path in paths:
-            self._watch.add_watch(path, Mask.CLOSE_WRITE)
-            self._watched.add(path)
+    def _follow(self, files: Iterable[str]) -> None:
+        self._watch = self._watch or Inotify()
+        for file in files:
+            self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE).wd] = file
 
     def _read(self) -> None:
-        while self._watch is not None and (event := self._watch.sync_get()) is not None:
-            # Without a watch, events were lost: they may be of any file.
-            files = {event.watch.path} if event.watch is not None else set(self._watched)
+        """Read what waits now, and no more: a tenant may cause reports faster than they can be read."""
+        if self._watch is None:
+            return
+        waiting = array("i", [0])
+        fcntl.ioctl(self._watch.fd, termios.FIONREAD, waiting)
+        reports = os.read(self._watch.fd, waiting[0]) if waiting[0] else b""
+        for number, mask, *_ in {*_REPORT.iter_unpack(reports)}:
+            # Without a number of ours, reports were lost: they may be of any file.
+            files = [self._files[number]] if number in self._files else [*self._files.values()]
             self._left |= dict.fromkeys(files, clock.now().uptime)
-            if Mask.IGNORED in event.mask:  # the file is gone, and another one of its name is not watched
-                self._watched -= files
+            if mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
+                self._files.pop(number, None)
 
     def _refuse(self, why: str) -> None:
         if why != self._refused:
