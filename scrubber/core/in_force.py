@@ -39,18 +39,23 @@ def in_force(device: str, passages: Mapping[str, Passage], records: Iterable[Rec
 def unasked(record: Record, facts: Facts, passages: Mapping[str, Passage]) -> tuple[str, ...]:
     """The pods that use the device, and that its gate did not let through.
 
-    None is known where the plugin may have given the device without its gate: before the first container of the node
-    was let through. None counts on a device that was granted until a release: it is never deferred, and several pods
-    may share it.
+    Empty if the plugin may have given the device without its gate, because the gate let no container of the node
+    through before that. Empty on a device that was granted until a release, too: the service never defers such a
+    device, and several pods may share it. After a reboot, the record must be distrusted first: its times are of
+    another boot.
     """
     if not passages or not facts.holders or ownership.until_release(record):
+        return ()
+    if record.incarnation.boot_id != facts.incarnation.boot_id:
         return ()
     passage, grant = passages.get(record.device.uuid), record.grant
     if passage is None and (grant is None or grant.at.uptime < min(it.at for it in passages.values())):
         return ()
-    known = {record.last_owner, passage.pod if passage is not None else None}
-    if record.past_gate is not None:  # it is on record
-        known.add(record.past_gate.pod)
+    known: set[str | None] = set(record.past_pods)  # they are on record
+    if passage is not None and passage.at >= record.proven_at:  # after a proof, each container has to ask again
+        known.add(passage.pod)
+    if record.tenancy_ended is not None:  # since the last proof
+        known.add(record.last_owner)
     if record.owner is not None and record.owner.name:  # only the gate gives a name
         known.add(record.owner.container)
     return tuple(sorted({holder.container for holder in facts.holders if holder.container is not None} - known))

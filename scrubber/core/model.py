@@ -314,7 +314,6 @@ class Passage:
     pod: str  # the UID
     at: float  # uptime
     counts: bool = True  # False: since then, the specification or the container runtime has changed
-    unproven: bool = False  # it came past the gate, on a device that was not proven clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +382,10 @@ class Record:
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
+    proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished
     past_gate: Passage | None = None  # the last container of this boot that came past the create gate
+    past_pods: tuple[str, ...] = ()  # the pods whose containers came past it since the last proof
+    past_unproven: float = 0.0  # uptime; when the last of them came while the device was not proven clean; 0: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,10 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
         case ev.PastGate(pod, unproven):
-            return replace(record, past_gate=Passage(pod, at.uptime, unproven=bool(unproven)))
+            return replace(
+                record, past_gate=Passage(pod, at.uptime), past_pods=(*record.past_pods, pod),
+                past_unproven=at.uptime if unproven else record.past_unproven,
+            )  # fmt: skip
         case ev.ScrubStarted():
             return _begin(record, event.job)
         case ev.ProbationStarted():
@@ -331,9 +334,9 @@ def _begin(record: Record, job: Job) -> Record:
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
     quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
-    past_gate = record.past_gate
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
-        baseline, past_gate = Baseline(), None
+        record = replace(record, past_gate=None, past_pods=(), past_unproven=0.0, proven_at=0.0)
+        baseline = Baseline()
         due = ScrubPath.SLOW if due is ScrubPath.RESET else due  # and has reset the device
     if quarantine is not None:
         probe = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
@@ -353,7 +356,6 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
-        past_gate=past_gate,
     )
 
 
@@ -377,6 +379,8 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         job=None,
         receipt=event.receipt,
         last_receipt=event.receipt.digest,
+        proven_at=event.receipt.finished.uptime,
+        past_pods=(),
         baseline=event.receipt.baseline,
         tenancy_began=None,
         tenancy_ended=None,

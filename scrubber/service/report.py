@@ -106,7 +106,7 @@ class StatusReporter:
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",
                 waits=offering.waits(policy, self._context.offer_facts(record)),
-                past_gate=record.past_gate.at if record.past_gate is not None and record.past_gate.unproven else 0.0,
+                past_gate=record.past_unproven,
                 gate=self._gate(record.device.uuid),
             )
             for record, policy in policies

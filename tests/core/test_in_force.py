@@ -15,6 +15,7 @@ CREATE = lives.ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 GPU = lives.DEVICE.uuid
 LATE = NOW.uptime + 5
 LET_A = {GPU: Passage(A, NOW.uptime)}
+AGAIN = live(lives.SCRUBBING, lives.passed(lives.SCRUBBING))  # its last owner is A
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,14 @@ BYPASS = [
     ("an intruder during the scrub", lives.SCRUBBING, (OF_B,), LET_A, {A}, None),
     ("a process outside containers", lives.DIRTY, (lives.FOREIGN,), LET_A, {B}, None),
     ("the last owner does not leave", lives.DIRTY, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, None),
-    ("it is on record", replace(lives.DIRTY, past_gate=Passage(B, LATE)), (OF_B,), LET_A, {B}, None),
+    ("it is on record", live(lives.DIRTY, ev.PastGate(B)), (OF_B,), LET_A, {B}, None),
     ("its question was forgotten, and its name was written",
      replace(lives.IN_USE_BY_B, owner=Owner(B, NOW, seen=True, name="team/b/main")), (OF_B,), LET_A, None, None),
+    ("a pod that was let through before the last proof", lives.CLEAN, (OF_B,), {GPU: Passage(B, NOW.uptime - 1)}, {B},
+     ev.PastGate(B)),
+    ("the owner from before the last proof", AGAIN, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, ev.PastGate(A)),
+    ("what is on record is of another boot", replace(lives.CLEAN, incarnation=lives.REBOOTED), (OF_B,), LET_A,
+     {B}, None),
     ("a job that keeps the device until its release", lives.KEPT, (OF_B,), LET_A, None, None),
 ]  # fmt: skip
 
@@ -78,8 +84,26 @@ def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passag
         assert not isinstance(answer, answers.Defer)
 
 
+def test_each_pod_past_the_gate_is_recorded_once_per_proof():
+    record, events = lives.CLEAN, []
+    for _ in range(3):
+        seen = facts((OF_A, OF_B), assigned_pods={A, B})
+        seen = replace(seen, unasked=in_force.unasked(record, seen, {GPU: Passage("pod-c", NOW.uptime)}))
+        answer = upkeep.tend(record, seen, CREATE, later(1), 0.0)
+        assert isinstance(answer, answers.RecordFirst)
+        events.append(answer.event)
+        record = lives.noted(record, answer)
+    assert events == [ev.PastGate(A), ev.PastGate(B), ev.Soiled("it was used without a grant", (OF_A, OF_B))]
+    scrub = live(record, ev.ScrubStarted(lives.job()))
+    assert (scrub.past_pods, live(scrub, lives.passed(scrub)).past_pods) == ((A, B), ())
+
+
 def test_a_reboot_ends_what_came_past():
-    past = live(lives.CLEAN, ev.PastGate(B))
-    assert past.past_gate == Passage(B, NOW.uptime)
-    assert live(past, ev.Distrusted("the driver was reloaded", lives.RELOADED)).past_gate == past.past_gate
-    assert live(past, ev.Distrusted("the node was rebooted", lives.REBOOTED)).past_gate is None
+    past = live(live(lives.CLEAN, ev.PastGate(A, "it was dirty")), ev.PastGate(B), at=later(5))
+    assert (past.past_gate, past.past_unproven) == (Passage(B, LATE), NOW.uptime)
+    reloaded = live(past, ev.Distrusted("the driver was reloaded", lives.RELOADED))
+    assert reloaded == replace(
+        reloaded, past_gate=past.past_gate, past_unproven=NOW.uptime, past_pods=(A, B), proven_at=NOW.uptime
+    )
+    rebooted = live(past, ev.Distrusted("the node was rebooted", lives.REBOOTED))
+    assert rebooted == replace(rebooted, past_gate=None, past_unproven=0.0, past_pods=(), proven_at=0.0)

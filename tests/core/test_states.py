@@ -132,6 +132,7 @@ SEEN = Owner(lives.B, later(3))
 ASKS = lives.grant(lives.DIRTY)
 AT_START = replace(lives.grant(lives.CLEAN), at_start=True)
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
+REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
 CHANGES = [
     ("a description is replaced, S16", lives.CLEAN, ev.Described(replace(lives.DEVICE, index=3)),
      {"device": replace(lives.DEVICE, index=3)}),
@@ -194,27 +195,26 @@ CHANGES = [
     ("distrust ends everything but the quarantine", lives.IN_USE, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None, "handouts": 0}),
     ("distrust keeps the handouts that no tenant has used", lives.GRANTED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "grant": None, "receipt": None, "tenancy_began": None}),
+     {**REBOOT, "grant": None, "receipt": None, "tenancy_began": None}),
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
+     {**REBOOT, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60),
-      "due_path": ScrubPath.SLOW}),
+     {**REBOOT, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "due_path": ScrubPath.SLOW}),
     ("a reboot counts as the reset that was due", replace(lives.DIRTY, due_path=ScrubPath.RESET),
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "due_path": ScrubPath.SLOW}),
+     {**REBOOT, "tenancy_began": None, "tenancy_ended": None, "due_path": ScrubPath.SLOW}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "due_path": ScrubPath.SLOW}),
+     {**REBOOT, "due_path": ScrubPath.SLOW}),
     ("a reboot begins what a quarantine knows anew as well",
      live(lives.DIRTY, ev.Quarantined(replace(lives.quarantine(), baseline=MARKED))),
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "due_path": ScrubPath.SLOW, "tenancy_began": None,
+     {**REBOOT, "baseline": Baseline(), "due_path": ScrubPath.SLOW, "tenancy_began": None,
       "tenancy_ended": None, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
     ("a grave error that is not judged is owed a reset", lives.UNKNOWN, ev.ErrorsNoted(((79, 1),), 7, grave=True),
      {"baseline": Baseline(7), "errors_noted": AT.uptime, "due_path": ScrubPath.RESET}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "baseline": Baseline()}),
+     {**REBOOT, "tenancy_began": None, "tenancy_ended": None, "baseline": Baseline()}),
     ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),
      ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "tenancy_began": None, "tenancy_ended": None}),
@@ -247,6 +247,7 @@ def test_a_passed_scrub_ends_tenancy_setback_and_due_path():
     assert live(again, event, at=AT) == replace(
         again, state=State.CLEAN, since=AT, job=None, receipt=event.receipt, last_receipt=event.receipt.digest,
         baseline=MARKED, tenancy_began=None, tenancy_ended=None, setback=None, due_path=None, fast_seconds=(7.0,),
+        proven_at=AT.uptime,
     )  # fmt: skip
 
 
