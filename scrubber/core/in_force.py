@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from scrubber.core import events as ev
-from scrubber.core import ownership
+from scrubber.core import ownership, proof
 from scrubber.core.model import Facts, Passage, Record, State
 
 LASTS = 86400.0  # seconds after the last container that was let through on the node
@@ -73,7 +73,7 @@ def past_gate(record: Record, facts: Facts) -> ev.PastGate | None:
     """
     for pod in facts.unasked:
         if _admitted(record, pod) or facts.assigned_pods is None or pod in facts.assigned_pods:
-            return ev.PastGate(pod, _unproven(record, pod))
+            return ev.PastGate(pod, _unproven(record, facts, pod))
     return None
 
 
@@ -82,8 +82,13 @@ def _admitted(record: Record, pod: str) -> bool:
     return owner is not None and owner.container == pod and not owner.unannounced
 
 
-def _unproven(record: Record, pod: str) -> str:
-    """Why the device was not proven clean when this pod came; empty: it was."""
+def _unproven(record: Record, facts: Facts, pod: str) -> str:
+    """Why the device was not proven clean when this pod came; empty: it was.
+
+    A use that the record does not know says nothing here: it may be the use by this pod.
+    """
+    if isinstance(ended := proof.ended(record, facts), ev.Distrusted):
+        return ended.why
     match record.state:
         case State.CLEAN:
             return ""

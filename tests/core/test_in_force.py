@@ -62,6 +62,8 @@ BYPASS = [
     ("a pod that was let through before the last proof", lives.CLEAN, (OF_B,), {GPU: Passage(B, NOW.uptime - 1)}, {B},
      ev.PastGate(B)),
     ("the owner from before the last proof", AGAIN, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, ev.PastGate(A)),
+    ("a pod on a device whose driver was reloaded", replace(lives.CLEAN, incarnation=lives.RELOADED), (OF_B,), LET_A,
+     {B}, ev.PastGate(B, "the driver was reloaded")),
     ("what is on record is of another boot", replace(lives.CLEAN, incarnation=lives.REBOOTED), (OF_B,), LET_A,
      {B}, None),
     ("a job that keeps the device until its release", lives.KEPT, (OF_B,), LET_A, None, None),
