@@ -51,7 +51,7 @@ class DeviceReport:
     unhealthy_since: float | None = None  # while unhealthy without a reason
     found_healthy: bool = False  # it was healthy, and has had no ailment since
     replaced: bool = False  # another device, or another MIG layout, is in its place
-    past_gate: float = 0.0  # uptime; a container last started past the create gate on it while it was not proven
+    past_gate: float = 0.0  # uptime; a container lately started past the create gate on it while it was not proven
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from scrubber.service.history import History
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
+REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
@@ -106,7 +107,7 @@ class StatusReporter:
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",
                 waits=offering.waits(policy, self._context.offer_facts(record)),
-                past_gate=record.past_unproven,
+                past_gate=record.past_unproven if 0 <= now.uptime - record.past_unproven < REPORTED_FOR else 0.0,
                 gate=self._gate(record.device.uuid),
             )
             for record, policy in policies
