@@ -5,7 +5,8 @@ the service let the container through, and since then nothing has shown that it 
 the answer: a device that is not clean is given to a pod only because its containers wait at the gate.
 
 Rule 1: each device needs a container of its own that was let through. A container that comes past the gate, on whatever
-        device of the node, ends the answer for all devices.
+        device of the node, ends the answer for all devices. The service does not look for one on a device under mode
+        ``observe``: several pods may share it, and the service remembers only the last one that asked.
 Rule 2: a change of the specification or another run of the container runtime ends it for all devices, too.
 Rule 3: only a container of the pod that was given the device shows that the runtime did not ask. Other users of the
         device, such as monitoring agents and pods that name GPUs in a variable, never had its gate: their use is
