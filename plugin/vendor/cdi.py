@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 from plugin.devices import pci_bus_id
 from plugin.vendor import nodes
 from scrubber.ground.device_messages import AdvertisedDevice
+from scrubber.ground.documents import strict_json
 from scrubber.ground.errors import InvalidRequest
 
 LARGEST = 2**20  # bytes of a specification: those of NVIDIA's programs have some ten thousand
@@ -155,12 +155,27 @@ def _read(file: Path, cdi_ids: Iterable[str]) -> Edits:
     text = file.read_bytes()
     if not any(sign in text for sign in (*_HIDES, *(it.partition("=")[2].encode() for it in cdi_ids))):
         return {}
-    # Imported by name: only this mode needs it, and the client library of the API server brings it.
-    document = json.loads(text) if file.suffix == ".json" else importlib.import_module("yaml").safe_load(text)
-    folded = _folded(document)
+    folded = _folded(strict_json.parse(text) if file.suffix == ".json" else _yaml(text))
     if not isinstance(folded, Mapping):
         raise TypeError
     return folded
+
+
+def _yaml(text: bytes) -> object:
+    """The YAML document in a text. ValueError if a mapping has a key twice: PyYAML drops the first value."""
+    # Imported by name: only this mode needs it, and the client library of the API server brings it.
+    loader = importlib.import_module("yaml").SafeLoader(text)
+    usual = loader.construct_mapping
+
+    def strict(node: Any, deep: bool = False) -> Mapping[object, object]:  # noqa: ANN401, FBT001, FBT002 - as in PyYAML
+        mapping: Mapping[object, object] = usual(node, deep)
+        if len(mapping) < len(node.value):
+            raise ValueError("a key twice")
+        return mapping
+
+    loader.construct_mapping = strict
+    document: object = loader.get_single_data()
+    return document
 
 
 def _folded(value: object) -> object:

@@ -135,11 +135,13 @@ def test_a_name_that_is_no_plain_text_is_refused(tmp_path, name):
         check(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["containerEdits", "ContainerEdits"])
 @pytest.mark.parametrize("file", ["a.json", "a.yaml"])
-def test_keys_that_differ_in_their_case_only_are_refused(tmp_path, file):
+def test_a_key_that_stands_twice_is_refused(tmp_path, file, key):
     """A container runtime may merge both."""
-    specify(tmp_path, file, ContainerEdits=OTHERS_NODE, containerEdits=edits())
-    with pytest.raises(InvalidRequest, match="cannot read the CDI specification"):
+    specify(tmp_path, file, first=OTHERS_NODE, containerEdits=edits())
+    (tmp_path / file).write_text((tmp_path / file).read_text().replace("first", key))
+    with pytest.raises(InvalidRequest, match=f"cannot read the CDI specification {file}: ValueError"):
         check(tmp_path)
 
 
