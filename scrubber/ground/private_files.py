@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
+_LOCK_TRIED_EVERY = 0.001  # seconds: a worker holds the lock of a directory for less
 _WRITING = os.O_WRONLY | os.O_RDWR
 _REMEDY = "find out who made it, and remove it"
 
@@ -90,14 +93,32 @@ def try_lock(path: Path) -> int | None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which only one block on this machine holds at a time. The directory is no link."""
+def locked(directory: Path, within: float = math.inf) -> Iterator[None]:
+    """Hold the lock of a directory, which only one block on this machine holds at a time. The directory is no link.
+
+    TimeoutError if another block holds the lock for longer than ``within`` seconds.
+    """
     handle = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if within == math.inf:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        else:
+            _lock(handle, time.monotonic() + within)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of its directory") from error
+            time.sleep(_LOCK_TRIED_EVERY)
+        else:
+            return
 
 
 def content(path: Path) -> bytes:

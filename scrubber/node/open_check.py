@@ -28,6 +28,8 @@ from types import MappingProxyType
 from scrubber.ground import private_files
 from scrubber.node.proc import ENDED, status
 
+LOCKED_WITHIN = 1.0  # seconds: a process that a signal has stopped may hold the lock of a directory for ever
+
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILE = 0
 _PIDFD_GETFD = 438  # the same number on every architecture
@@ -37,11 +39,11 @@ Beside = Mapping[int, float | None]
 
 
 class RefusedError(Exception):
-    """The kernel refuses to say whether a file is open: it may be."""
+    """The kernel does not say whether a file is open, or another process holds the lock: the file may be open."""
 
 
 def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool | None:
-    """Whether a process has one of the files open or mapped. RefusedError if the kernel refuses to say it.
+    """Whether a process has one of the files open or mapped. RefusedError if this cannot be found out.
 
     None: no lease can tell it, because a file is a device node, or the processes in ``beside`` have it open twice.
 
@@ -58,7 +60,7 @@ def _is_open(path: str, beside: Beside) -> bool | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
             return None
-        with private_files.locked(Path(path).parent):
+        with private_files.locked(Path(path).parent, LOCKED_WITHIN):
             return _asked(path, beside)
     except OSError as error:
         return _refused(error)

@@ -12,6 +12,7 @@ from scrubber.ground.private_files import locked
 from scrubber.node import open_check
 from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status
+from tests.patience import WITHIN
 
 WRITE = "import os,sys,time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
 MAP = """
@@ -125,8 +126,9 @@ def test_a_check_without_an_answer_is_unknown(memory: Path) -> None:
     assert (is_open([os.devnull]), is_open([])) == (None, None)
 
 
-def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch) -> None:
+def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile the file is open, and the worker shows no descriptor of it."""
+    monkeypatch.setattr(open_check, "LOCKED_WITHIN", WITHIN)
     with ThreadPoolExecutor() as threads:
         with locked(memory.parent):
             worker = launch(IN_TRANSIT, memory)
@@ -134,6 +136,14 @@ def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch) ->
             worker.kill()
             worker.wait()
         assert answer.result() is False
+
+
+def test_beside_a_stopped_holder_of_the_lock_nothing_is_known(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_check, "LOCKED_WITHIN", 0.0)
+    with ThreadPoolExecutor() as threads, locked(memory.parent):
+        answer = threads.submit(is_open, [str(memory)])
+        with pytest.raises(RefusedError, match="another process holds the lock of its directory"):
+            answer.result(WITHIN)
 
 
 def test_two_simultaneous_checks_are_no_holders(memory: Path) -> None:
