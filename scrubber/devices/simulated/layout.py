@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -174,8 +174,11 @@ def opened(path: Path) -> Iterator[int]:
     try:
         yield handle
     finally:
-        with private_files.locked(path.parent):
-            os.close(handle)
+        with ExitStack() as unlocking:
+            try:
+                unlocking.enter_context(private_files.locked(path.parent))
+            finally:
+                os.close(handle)  # also without the lock: this process would count as a holder as long as it runs
 
 
 def _opened(path: Path) -> int:

@@ -87,3 +87,11 @@ def test_memory_is_opened_and_closed_under_its_directorys_lock(bank, monkeypatch
     with layout.opened(memory):
         note_lock()
     assert locked == [True, True, True, False, True], "it is opened twice, and closed twice"
+
+
+def test_memory_is_closed_also_if_its_directory_cannot_be_locked(bank) -> None:
+    memory = bank.place(bank.first).memory
+    with pytest.raises(FileNotFoundError), layout.opened(memory) as handle:
+        memory.parent.rename(memory.parent.with_name("away"))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
