@@ -188,6 +188,10 @@ async def _run_service(
     life = asyncio.create_task(_show_life(), name="signs of life")
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
+        try:
+            await nursery.close()
+        finally:
+            backend.close()  # the next service may open the GPUs before this process has ended
         return 0
     built = app.build(config, backend, active_policy, ledger, metrics.counters, nursery)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two

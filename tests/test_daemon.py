@@ -19,11 +19,13 @@ from structlog.testing import capture_logs
 
 from autoclave.cli import service_call
 from policies import load
-from scrubber import daemon
+from scrubber import app, daemon
 from scrubber.api import admin_client, client
+from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground import private_files, unix_sockets
-from scrubber.ground.errors import AutoclaveError, Reason
+from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, Reason
+from scrubber.policy import ActivePolicy
 from scrubber.workers.nursery import Nursery
 from tests import forking
 from tests.fetching import fetch, metrics
@@ -302,6 +304,25 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}
+
+
+async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypatch):
+    config = ScrubberConfig(BackendChoice.SIMULATED, state_dir=short_tmp, run_dir=short_tmp, kubelet_dir=short_tmp)
+    nursery, backend = Nursery(warm_cuda=False), app.build_backend(config)
+
+    def stopped_meanwhile(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise LedgerUnavailable("the disk is full")
+
+    monkeypatch.setattr(app, "open_ledger", stopped_meanwhile)
+    others = children()  # of other tests
+    await nursery.start()
+    [zygote] = {*children()} - {*others}
+    handle = os.pidfd_open(zygote)
+    assert await daemon._run_service(config, backend, ActivePolicy("fast"), daemon._Metrics(), nursery) == 0
+    assert gone_within(handle, WITHIN)
+    os.close(handle)
+    app.build_backend(config).close()  # as the next service does
 
 
 @pytest.mark.usefixtures("executed")
