@@ -23,7 +23,7 @@ logger = log.get("gate")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
-# The service says nothing about the devices.
+# The service is away or busy, or it answers that it could not decide in time: no device was found in use or not clean.
 AWAY = RESTARTING | {Reason.TIMED_OUT, Reason.UNRESPONSIVE, Reason.TOO_MANY_CALLS}
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 3.5  # seconds that Allocate waits for a service that restarts: most of what it may take
@@ -81,8 +81,9 @@ class Gate:
                 raise
 
     async def _deferred(self, ids: Sequence[str], op: str) -> str | None:
-        """The same for devices whose containers wait. What time heals is no reason to fail the pod.
+        """Hand out devices whose containers the create gate holds until the proof; returns the first one's receipt.
 
+        A service that is away or busy does not fail the pod: the receipt is empty, and the containers wait for it.
         None if the service answers that the devices are not free now: then it no longer knows that containers wait.
         """
         try:
