@@ -15,7 +15,7 @@ import click
 from autoclave.cli import human
 from scrubber.api import admin_client, client
 from scrubber.core import views
-from scrubber.ground import paths, unix_sockets
+from scrubber.ground import paths, threads, unix_sockets
 from scrubber.ground.documents import units
 from scrubber.ground.errors import RESTART, START, Unreachable
 from scrubber.node import proc
@@ -50,6 +50,8 @@ def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Aw
 
 
 async def _explained(kind: Callable[[Path], C], socket: Path, question: Callable[[C], Awaitable[T]]) -> T:
+    if why := threads.shortage():
+        raise Unreachable(f"cannot reach the scrub service at {socket}: {why}")
     async with kind(socket) as connection:
         try:
             return await question(connection)

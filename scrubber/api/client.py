@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.ground import operation_id, paths, threads, unix_sockets
+from scrubber.ground import operation_id, paths, unix_sockets
 from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -48,8 +48,6 @@ class Client:
         limit = unix_sockets.MAX_PATH_BYTES
         if len(os.fsencode(socket)) > limit:
             raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
-        if why := threads.shortage():
-            raise Unreachable(f"cannot reach the scrub service at {socket}: {why}")
         self.socket = socket
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 

@@ -1,4 +1,8 @@
-"""Whether gRPC may start its threads. If it may not, it ends the process with SIGSEGV or SIGABRT, without a word."""
+"""Whether gRPC may start its threads. If it may not, it ends the process with SIGSEGV or SIGABRT, without a word.
+
+Service and plugin ask before their event loop runs, and a verb before it connects to the service. A client does not
+ask: it would stop the event loop of the plugin, and an answer that has changed would end the plugin's work.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scrubber.api import client
 from scrubber.ground import threads
 from tests.patience import WITHIN
 
@@ -46,3 +47,9 @@ def test_without_processes_a_program_ends_with_a_sentence(short_tmp, verb, code,
 
 def test_with_processes_left_there_is_no_shortage():
     assert threads.shortage() == ""
+
+
+async def test_a_running_plugin_does_not_ask_again(short_tmp, monkeypatch):
+    monkeypatch.setattr(threads, "shortage", lambda: "too few")
+    async with client.ScrubberClient(short_tmp / "scrubber.sock"):
+        pass
