@@ -158,7 +158,7 @@ def advice(
         if reset_forbidden and not person:
             what = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}"
         elif record.quarantine.next_probe is None and not person:
-            what = "run `autoclave reinstate {gpu}` to test the GPU again; Autoclave does not do that by itself"
+            what = remedy.BY_PERSON
         endable = used_by if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ""
         first = (f"end {endable} first: no test can pass while a process has the GPU open",) if endable else ()
         return (*first, what.format(gpu=gpu))

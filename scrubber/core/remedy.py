@@ -5,7 +5,7 @@ A device whose hardware was proven faulty gets no probation, because it could pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from policies.xids import Action, required_action
@@ -39,6 +39,7 @@ RESET_BY_PERSON = (
     "reboot the node, or reset the device and run `autoclave reinstate {gpu} --without-scrub --i-know --reason TEXT`,"
     " or allow resets in the policy"
 )
+BY_PERSON = "run `autoclave reinstate {gpu}` to test the GPU again; Autoclave does not do that by itself"
 _RESET = f"wait: {_BACK}, with a reset; if that keeps failing, {_REBOOT}"
 
 REMEDIES: dict[AilmentKind, Remedy] = {
@@ -93,11 +94,12 @@ _ASKED = {
 
 
 def of(ailment: Ailment) -> Remedy:
-    """The remedy of this ailment. A sticky ailment always needs a person."""
+    """The remedy of this ailment. A sticky ailment always needs a person, and no test begins by itself."""
     remedy = REMEDIES[ailment.kind]
     if ailment.xid is not None:
         remedy = _ASKED.get(required_action(ailment.xid), remedy)
-    return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
+    decided = not ailment.sticky or remedy.course is Course.PERSON
+    return remedy if decided else Remedy(Course.PERSON, BY_PERSON)
 
 
 def of_sign(kind: AilmentKind) -> str:

@@ -134,11 +134,12 @@ def quarantine(
 def operator_ailment(record: Record, words: str) -> Ailment:
     """The ailment of a device in use that an operator quarantines.
 
-    A present ailment of the hardware that needs a person stays. The words replace those of an earlier request.
+    A present ailment of the hardware stays, and from now on it needs a person. The words replace those of an earlier
+    request.
     """
     present = record.ailment
-    if present is not None and present.kind is not AilmentKind.OPERATOR and _needs_person(present):
-        return replace(present, detail=f"{present.detail.partition(ASKED)[0]}{ASKED}{words}")
+    if present is not None and present.kind is not AilmentKind.OPERATOR:
+        return replace(present, detail=f"{present.detail.partition(ASKED)[0]}{ASKED}{words}", sticky=True)
     return Ailment(AilmentKind.OPERATOR, words, sticky=True)
 
 

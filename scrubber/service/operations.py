@@ -84,7 +84,8 @@ class Operations:
 
         ``without_proof``: the quarantine ends now, and the device is scrubbed as after any pod.
 
-        A quarantine that waits for the end of a use is withdrawn instead, and there is no job.
+        A quarantine that waits for the end of a use is withdrawn instead, and there is no job. If the device is sick
+        too, nothing can be withdrawn.
         """
         context = self._context
         async with context.jobs.locks.of([device]):
@@ -105,7 +106,8 @@ class Operations:
             if context.record(device).state is not State.QUARANTINED:
                 why = "it is not quarantined"
                 if record.ailment is not None:
-                    why += f" yet: it is sick ({record.ailment.kind.value}), and is quarantined after its release"
+                    why += f" yet: it is sick ({record.ailment.kind.value}), which cannot be withdrawn; it is"
+                    why += " quarantined after its release"
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: {why}")
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)

@@ -336,10 +336,14 @@ def entered(record, ailment):
     return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
-def test_an_operators_quarantine_does_not_replace_a_lasting_ailment():
+def test_an_operators_quarantine_does_not_replace_an_ailment():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
-    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
+    hot = upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words)
+    assert hot == Ailment(AilmentKind.HEAT, f"hot; an operator has asked for its quarantine: {words}", sticky=True)
+    assert entered(replace(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
+    assert remedy.of(hot).doubtful  # no container may start again on it, as after any operator's quarantine
+    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=PERSONS), words) == PERSONS
     reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
     again = upkeep.operator_ailment(replace(lives.IN_USE, ailment=reported), words)
     assert again == replace(ROW, detail=f"{ROW.detail}; an operator has asked for its quarantine: {words}")

@@ -198,16 +198,21 @@ async def test_a_quarantine_of_a_device_in_use_can_be_withdrawn(world, how):
         await getattr(world.operations, how)(device, "", "bob")
 
 
-async def test_only_an_operators_quarantine_can_be_withdrawn(world):
+@pytest.mark.parametrize("asked", [False, True])
+async def test_an_ailment_of_the_hardware_cannot_be_withdrawn(world, asked):
+    """An operator's quarantine of a sick device keeps its ailment."""
     device = world.uuids[0]
     await world.tenancy(device)
     await world.reach(device, State.IN_USE)
     world.node.report(device, (79,))
     await world.upkeep.reconcile(device)
-    with pytest.raises(Refused, match=r"not quarantined yet: it is sick \(xid\)") as refused:
+    if asked:
+        await world.operations.quarantine(device, "smells", "ann")
+    due = world.record(device).due_path
+    with pytest.raises(Refused, match=r"yet: it is sick \(xid\), which cannot be withdrawn") as refused:
         await world.operations.reinstate(device, "", "bob")
     assert refused.value.reason is Reason.NOT_QUARANTINED
-    assert world.record(device).ailment.kind is AilmentKind.XID
+    assert (world.record(device).ailment.kind, world.record(device).due_path) == (AilmentKind.XID, due)
 
 
 async def test_a_repeated_quarantine_replaces_its_reason(world):
