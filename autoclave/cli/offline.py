@@ -56,7 +56,7 @@ class Offline:
         while len(found) < limit:
             older = replace(window, before=found[0].seq if found else None)
             entries = self._history.entries(gpu, since, limit - len(found), older, without_steps=which["without_steps"])
-            found = (*(page := asyncio.run(entries)), *found)
+            found = (*(page := asyncio.run(entries).entries), *found)
             if len(page) < MAX_ENTRIES:
                 break
         return found

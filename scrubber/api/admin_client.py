@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc
 from scrubber.core import views
 
+PARTIAL = "the disk of the ledger does not answer: these events come from memory, and older ones may be missing"
 PAGE = 1000  # rows of history in one answer; the service has its own limit, which is higher
 
 
@@ -64,17 +65,24 @@ class AdminClient(client.Client):
         return client.view(views.Explanation, answer)
 
     async def history(
-        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, **which: Unpack[Which]
-    ) -> tuple[views.HistoryEntry, ...]:
-        """The newest rows of the ledger that are asked for, newest last. Asks page by page."""
+        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, warn: Callable[[str], object] = str,
+        **which: Unpack[Which],
+    ) -> tuple[views.HistoryEntry, ...]:  # fmt: skip
+        """The newest rows of the ledger that are asked for, newest last. Asks page by page.
+
+        ``warn`` is called with a sentence if older rows may be missing, because the ledger's disk does not answer.
+        """
         found: tuple[views.HistoryEntry, ...] = ()
         while len(found) < limit:
             request = scrub_pb2.HistoryRequest(
                 gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
                 **which,
             )  # fmt: skip
-            page = (await self.ask(self._stub.History(request, timeout=client.SHORT))).entries
-            found = (*(client.view(views.HistoryEntry, entry) for entry in page), *found)
-            if len(page) < request.limit:
+            answer = await self.ask(self._stub.History(request, timeout=client.SHORT))
+            page = client.view(views.History, answer)
+            found = (*page.entries, *found)
+            if page.partial:
+                warn(PARTIAL)
+            if len(page.entries) < request.limit:
                 break
         return found

@@ -1258,16 +1258,20 @@ class HistoryResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    partial: _builtins.bool
+    """The disk of the ledger did not answer: these rows come from memory, and older ones may be missing."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryEntry]: ...
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___HistoryEntry] | None = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "partial", b"partial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -173,10 +173,10 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             window = Window(
                 request.before or None, request.after, frozenset(request.kinds), request.until or None, request.warnings
             )
-            entries = await self._reporter.history.entries(
+            page = await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
             )
-            return scrub_pb2.HistoryResponse(entries=[scrub_pb2.HistoryEntry(**asdict(entry)) for entry in entries])
+            return scrub_pb2.HistoryResponse(**asdict(page))
 
     async def _jobs(
         self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,

@@ -202,6 +202,14 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """Rows of the ledger. ``partial``: older ones may be missing, because the disk did not answer."""
+
+    entries: tuple[HistoryEntry, ...]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """How a device got into its state, and what a person should do."""
 

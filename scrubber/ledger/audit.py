@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
 from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
@@ -78,10 +77,10 @@ class LedgerFile:
 
     async def history(
         self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
-    ) -> tuple[LedgerEntry, ...]:
+    ) -> store.Page:
         """The newest entries of the window, of one device or of all, newest last."""
         with _reading(files.Places(self.path)) as connection:
-            return chain.entries(database.newest(connection, device, since, limit, window))
+            return store.Page(chain.entries(database.newest(connection, device, since, limit, window)))
 
 
 def read(path: Path) -> LedgerFile:

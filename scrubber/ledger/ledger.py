@@ -26,7 +26,7 @@ from scrubber.ground import aio, log
 from scrubber.ground.aio import Changed
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec
-from scrubber.ledger.store import EVERYTHING, KEEP_ALL, REMEMBERED, Kept, Loaded, Retention, Store, Window
+from scrubber.ledger.store import EVERYTHING, KEEP_ALL, REMEMBERED, Kept, Loaded, Page, Retention, Store, Window
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
@@ -75,7 +75,6 @@ class Ledger:
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
-        self._from_memory = False  # whether the last rows of the history came from memory
         loaded = loaded or store.load(replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -95,10 +94,7 @@ class Ledger:
     @property
     def kept(self) -> Kept:
         """From which wall times on the last history could have rows."""
-        if not self._from_memory:
-            return self._store.kept
-        since = self._recent[0].at.wall if self._recent else self._now().wall
-        return Kept(since, since)
+        return self._store.kept
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
@@ -231,29 +227,29 @@ class Ledger:
             return False
         return True
 
-    async def history(
-        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
-    ) -> tuple[LedgerEntry, ...]:
+    async def history(self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING) -> Page:
         """The newest entries of the window, of one device or of all, newest last.
 
-        If the disk hangs, they are the newest ones in memory; ``kept`` then says how far back these reach.
+        If the disk hangs, they are the newest ones in memory. A later page, of rows before a certain one, waits for the
+        disk.
         """
         loop = asyncio.get_running_loop()
         reading = loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit, window))
-        await asyncio.wait([reading], timeout=READ)
-        self._from_memory = not reading.done()
-        if reading.done():
-            return reading.result()
+        try:
+            await asyncio.wait([reading], timeout=READ if window.before is None else None)
+            if reading.done():
+                return Page(reading.result())
+        finally:
+            reading.cancel()  # if it has not begun
         logger.error("the ledger cannot be read: the newest rows are answered from memory", seconds=READ)
-        reading.cancel()  # if it has not begun
-        return tuple(reversed(list(islice(self._remembered(device, since, window), limit))))
+        entries = tuple(reversed(list(islice(self._remembered(device, since, window), limit))))
+        return Page(entries, partial=len(entries) < limit)
 
     def _remembered(self, device: str | None, since: float | None, window: Window) -> Iterator[LedgerEntry]:
         for entry in reversed(self._recent):
             in_time = (since or 0.0) <= entry.at.wall <= (window.until or entry.at.wall)
-            in_rows = window.after < entry.seq < (window.before or entry.seq + 1)
             wanted = not window.kinds or codec.KINDS[type(entry.event)] in window.kinds
-            if device in (None, entry.device) and in_time and in_rows and wanted:
+            if device in (None, entry.device) and in_time and entry.seq > window.after and wanted:
                 yield entry
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
@@ -78,6 +78,13 @@ class Kept:
 
     since: float = 0.0
     steps_since: float = 0.0
+
+
+class Page(NamedTuple):
+    """Entries of the history, newest last. ``partial``: older ones may be missing, because the disk did not answer."""
+
+    entries: tuple[LedgerEntry, ...]
+    partial: bool = False
 
 
 class Store(Protocol):

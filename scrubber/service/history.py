@@ -48,7 +48,7 @@ class History:
 
     async def entries(
         self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
-    ) -> tuple[views.HistoryEntry, ...]:
+    ) -> views.History:
         """The newest rows of the window, newest last. Fewer than ``limit`` and ``MAX_ENTRIES``: there are no more.
 
         ``without_steps``: a scrub is the row of its end.
@@ -65,15 +65,16 @@ class History:
         entries: list[LedgerEntry] = []
         while True:
             rows = MAX_ENTRIES if window.warnings else limit
-            page = await self._ledger.history(device, since or None, rows, window)
+            page, partial = await self._ledger.history(device, since or None, rows, window)
             entries[:0] = [entry for entry in page if not window.warnings or ev.is_warning(entry.event)]
             if not window.warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
-                return tuple(self._entry(entry) for entry in entries[-limit:])
+                wanted_rows = tuple(map(self._entry, entries[-limit:]))
+                return views.History(wanted_rows, partial=partial and len(wanted_rows) < limit)
             window = replace(window, before=page[0].seq)
 
     async def of_present_state(self, uuid: str) -> tuple[views.HistoryEntry, ...]:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
-        rows = await self._ledger.history(uuid, None, EXPLAINED)
+        rows = (await self._ledger.history(uuid, None, EXPLAINED)).entries
         return tuple(map(self._entry, _since_last_grant(rows, self._ledger.records[uuid].state)))
 
     def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import threading
 from contextlib import suppress
 
 import grpc.aio
@@ -13,6 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
+from scrubber.ledger import ledger
 from scrubber.service import handover, history
 from tests.patience import WITHIN
 
@@ -195,7 +197,7 @@ async def test_history_in_several_answers_is_complete_without_repeats(house, mon
     async with house.admin() as admin:
         everything = await admin.history(limit=10_000)
         assert [it.seq for it in everything] == sorted({it.seq for it in everything})
-        assert len(everything) == len(await house.built.ledger.history(None, None, 10_000))
+        assert len(everything) == len((await house.built.ledger.history(None, None, 10_000)).entries)
         assert await admin.history(limit=4) == everything[-4:]
         assert {entry.device for entry in await admin.history(house.uuids[0])} == {house.uuids[0]}
         assert await admin.history(after=everything[2].seq, limit=10_000) == everything[3:]
@@ -213,6 +215,18 @@ async def test_history_shows_only_what_is_asked_for(house, monkeypatch):
         assert await admin.history(kinds=["discovered"], warnings=True) == ()
         with pytest.raises(InvalidRequest, match="no event is of kind nonsense; the kinds are discovered, "):
             await admin.history(kinds=["nonsense"])
+
+
+async def test_a_history_from_memory_says_that_it_is_partial(house, monkeypatch):
+    go = threading.Event()
+    said: list[str] = []
+    monkeypatch.setattr(ledger, "READ", 0.01)
+    monkeypatch.setattr(house.built.ledger._store, "history", lambda *_: go.wait() and ())
+    async with house.admin() as admin:
+        entries = await admin.history(limit=admin_client.PAGE, warn=said.append)
+        go.set()
+    assert entries
+    assert said == [admin_client.PARTIAL]
 
 
 async def test_warnings_are_found_among_other_rows(house, monkeypatch):

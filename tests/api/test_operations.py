@@ -48,7 +48,7 @@ async def allocate(kubelet: deviceplugin_pb2_grpc.DevicePluginAsyncStub, *uuids:
 
 async def since(house: House, row: int) -> list[LedgerEntry]:
     """What was recorded after this row."""
-    return [entry for entry in await house.built.ledger.history(None, None, 1000) if entry.seq > row]
+    return [entry for entry in (await house.built.ledger.history(None, None, 1000)).entries if entry.seq > row]
 
 
 async def soil(house: House, uuid: str) -> int:

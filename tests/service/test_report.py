@@ -83,10 +83,10 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
 
 
 async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
-    everything = await reporter.history.entries("", 0.0, 0)
+    everything = (await reporter.history.entries("", 0.0, 0)).entries
     assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)
     assert {entry.device for entry in everything} == {"GPU-0000", "GPU-0001"}
-    newest = await reporter.history.entries("1", 0.0, 3)
+    newest = (await reporter.history.entries("1", 0.0, 3)).entries
     assert [entry.device for entry in newest] == ["GPU-0001"] * 3
     assert newest[-1].kind
     assert newest[-1].text

@@ -78,8 +78,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 
     async def ask(admin: admin_client.AdminClient) -> None:
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
-        found = await admin.history(gpu, since=since, limit=limit + 1, **which)
-        service = (await admin.status([gpu] if gpu else ())).service  # now: a disk that hangs leaves less to tell
+        found = await admin.history(gpu, since=since, limit=limit + 1, warn=human.warn, **which)
+        service = (await admin.status([gpu] if gpu else ())).service
         entries = newest(found, (service.history_since, service.steps_since))
         if not follow:
             _show(entries, output)
@@ -138,7 +138,7 @@ async def _follow(
                 human.warn("a new ledger was begun")
                 seen = 0
             which["after"] = seen
-            entries = await admin.history(gpu, limit=EVERY, **which)
+            entries = await admin.history(gpu, limit=EVERY, warn=human.warn, **which)
         except (Unreachable, NotReady):
             if reachable:
                 human.warn(service_call.RETRYING)
