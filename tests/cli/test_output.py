@@ -1,5 +1,6 @@
 """What is printed: tables for people and for grep, documents for programs. The forms are a contract."""
 
+import asyncio
 import io
 import json
 import re
@@ -7,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from autoclave.cli import document, human, table, terminal, worst
+from autoclave.cli import document, human, service_call, table, terminal, worst
 from autoclave.cli.verbs import explain, history, scrub, status
 from scrubber.core import views
 from scrubber.core.measurements import Uncovered
@@ -333,6 +335,32 @@ def test_an_explanation_shows_only_the_start_of_the_last_step():
 def test_history_says_which_events_are_no_longer_there(since, limit, steps, said):
     assert history.left_out((100.0, 1000.0), since, limit, steps=steps) == said
     assert history.left_out((0.0, 0.0), 0.0, None, steps=True) == ""
+
+
+class Admin:
+    """Answers ``autoclave history`` from these rows."""
+
+    def __init__(self, rows) -> None:
+        self.rows = rows
+
+    async def status(self, _gpus):
+        return views.Status((), SERVICE)
+
+    async def history(self, _gpu, *, limit, **_):
+        return tuple(self.rows[-limit:])
+
+
+@pytest.mark.parametrize(
+    ("output", "rows"),
+    [(("-o", "table"), [2, 4, 6]), (("-o", "table", "--steps"), [4, 5, 6]), (("-o", "jsonl"), [4, 5, 6])],
+)
+def test_the_limit_counts_what_history_shows(monkeypatch, output, rows):
+    """Only the table shows a start as one event, and it does so before the limit."""
+    starts = [used(row, name=f"ns/pod-{(row + 1) // 2}/main", seen=row % 2 == 0) for row in range(-1, 7)]
+    monkeypatch.setattr(service_call, "ask", lambda _, ask: asyncio.run(ask(Admin(starts))))
+    run = CliRunner().invoke(history.history, ["-n", "3", *output])
+    assert [int(row) for row in re.findall(r'^(?:\{.*"seq": ?)?(\d+)', run.stdout, re.MULTILINE)] == rows
+    assert "older events are not shown: only the newest 3" in run.stderr
 
 
 async def stream(*messages):

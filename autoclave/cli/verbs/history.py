@@ -17,6 +17,7 @@ from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
 EVERY = 2**31  # rows: more than a ledger has
+START_ROWS = 4  # of one start of a container, at most: see ``table.one_for_each_start``
 
 
 def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -46,7 +47,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
 )  # fmt: skip
 @click.option("--warnings", is_flag=True, help="Only faults, failed scrubs, unauthorised use, lost and missing proofs.")
-@click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event.")
+@click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event, also each row of a start.")
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 @options.state_dir
@@ -63,14 +64,17 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 ) -> None:
     """List the events of the ledger, oldest first.
 
-    A scrub is one event, at its end, and so is the start of a container, except with --steps. The table shows local
-    time with the UTC offset; json and yaml show UTC. If older events are left out, or are no longer there, stderr says
+    A scrub is one event, at its end, except with --steps. The table also shows the start of a container as one event;
+    json, jsonl and yaml list each row about it. The table shows local time with the UTC offset; json and yaml show
+    UTC. If older events are left out, or are no longer there, stderr says
     so. The ledger keeps starts and steps of about two thousand scrubs, and all other events as long as --evidence-rows
     and --evidence-age of the service say.
 
     If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
     """
     which["without_steps"] = not steps
+    merged = output == "table" and not steps
+    rows = START_ROWS * limit + 1 if merged else limit + 1
     if follow and which["until"]:
         raise click.UsageError("--follow and --until exclude each other")
     if follow and output not in {"table", "jsonl"}:
@@ -78,7 +82,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 
     async def ask(admin: admin_client.AdminClient) -> None:
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
-        found = await admin.history(gpu, since=since, limit=limit + 1, warn=human.warn, **which)
+        found = await admin.history(gpu, since=since, limit=rows, warn=human.warn, **which)
         service = (await admin.status([gpu] if gpu else ())).service
         entries = newest(found, (service.history_since, service.steps_since))
         if not follow:
@@ -89,9 +93,11 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
         await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
 
     def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
-        if said := left_out(kept, since, limit if len(entries) > limit else None, steps=steps):
+        events = table.one_for_each_start(entries) if merged else entries
+        more = len(entries) == rows or len(events) > limit
+        if said := left_out(kept, since, limit if more else None, steps=steps):
             human.warn(said)
-        return entries[-limit:] if steps else table.one_for_each_start(entries[-limit:])
+        return events[-limit:]
 
     try:
         service_call.ask(run_dir, ask)
@@ -99,7 +105,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
         if follow:
             raise
         file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
-        entries = newest(file.history(gpu, since=since, limit=limit + 1, **which), file.kept)
+        entries = newest(file.history(gpu, since=since, limit=rows, **which), file.kept)
         _show(entries, output, from_file=str(file.path))
 
 
