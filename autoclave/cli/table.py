@@ -196,19 +196,19 @@ def one_for_each_start(entries: Iterable[views.HistoryEntry]) -> list[views.Hist
     A start is recorded when it is asked for, by the kubelet and by the container runtime, when it has a name, and when
     its process is seen.
     """
-    shown: list[views.HistoryEntry] = []
-    later: dict[str, views.HistoryEntry] = {}
+    events: list[views.HistoryEntry] = []  # newest first
+    next_entries: dict[str, views.HistoryEntry] = {}  # by device
     for entry in reversed(list(entries)):
-        if not _same_start(entry, later.get(entry.device)):
-            shown.append(entry)
-        later[entry.device] = entry
-    return shown[::-1]
+        if not _same_start(entry, next_entries.get(entry.device)):
+            events.append(entry)
+        next_entries[entry.device] = entry
+    return events[::-1]
 
 
-def _same_start(entry: views.HistoryEntry, later: views.HistoryEntry | None) -> bool:
-    if later is None or (entry.kind, later.kind) != ("in-use", "in-use"):
+def _same_start(entry: views.HistoryEntry, next_entry: views.HistoryEntry | None) -> bool:
+    if next_entry is None or (entry.kind, next_entry.kind) != ("in-use", "in-use"):
         return False
-    before, after = (json.loads(it.body)["owner"] for it in (entry, later))  # older rows lack some fields
+    before, after = (json.loads(row.body)["owner"] for row in (entry, next_entry))  # older rows lack some fields
     again = before.get("seen") and not after.get("seen")  # another container of the pod, or the same one once more
-    same = all(before.get(it, False) == after.get(it, False) for it in ("container", "crowded", "unannounced"))
+    same = all(before.get(field, False) == after.get(field, False) for field in ("container", "crowded", "unannounced"))
     return same and not again and before.get("name", "") in ("", after.get("name", ""))

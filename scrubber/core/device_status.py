@@ -169,11 +169,11 @@ def advice(
     if blocked or record.setback is not None:
         return ("remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
-    found = tuple(f"{it.kind.value}: {remedy.of_sign(it.kind).format(gpu=gpu)}; {served}" for it in signs)
+    by_sign = tuple(f"{sign.kind.value}: {remedy.of_sign(sign.kind).format(gpu=gpu)}; {served}" for sign in signs)
     if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
         who = shlex.quote(record.grant.owner)
         end = f"end {used_by}, then " if used_by else ""
-        return (*found, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
+        return (*by_sign, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
     if record.owner is not None and not record.owner.seen and not used_by:  # its end cannot be noticed
-        return (*found, f"no process of its pod was seen; if the pod has ended: run `autoclave release {gpu}`")
-    return found
+        return (*by_sign, f"no process of its pod was seen; if the pod has ended: run `autoclave release {gpu}`")
+    return by_sign

@@ -235,7 +235,7 @@ STEPS = (ScrubStarted, StepStarted, StepFinished)
 
 
 def is_warning(event: Event) -> bool:
-    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of the gate, or a proof that ended or lacks."""
+    """Whether it is a fault, a failed scrub, unauthorised use, a bypass of the gate, or a lost or missing proof."""
     return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)
 
 
