@@ -352,7 +352,9 @@ class Advert(_message.Message):
     waits: _builtins.bool
     """A pod may be given the device without an answer of the service: its containers wait for the proof."""
     past_gate: _builtins.float
-    """Uptime in seconds: a container last started past the create gate while the device was not proven clean. 0: never."""
+    """Uptime in seconds: when a container started past the create gate while the device was not proven clean. 0: none
+    did in the last 10 minutes.
+    """
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The device nodes that belong to this device only."""
