@@ -30,8 +30,17 @@ SPACE = {
 
 
 def objects(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the chart makes of values, without the pod of ``helm test``."""
-    return [doc for doc in manifests.loaded(dict(values)) if "annotations" not in doc["metadata"]]
+    """What the chart makes of values, without the pod of ``helm test``.
+
+    And without ephemeral storage: the kubelet of this node has a root file system in memory, and offers none.
+    """
+    documents = [doc for doc in manifests.loaded(dict(values)) if "annotations" not in doc["metadata"]]
+    for doc in documents:
+        pod = doc["spec"]["template"]["spec"] if doc["kind"] == "DaemonSet" else {}
+        for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+            for resources in container.get("resources", {}).values():
+                resources.pop("ephemeral-storage", None)
+    return documents
 
 
 async def apply(cluster: Cluster, documents: Iterable[Mapping[str, Any]], *, dry_run: bool = False) -> None:
