@@ -70,9 +70,10 @@ def fault(edits: Edits, taken: Collection[AdvertisedDevice], known: Collection[A
     for node in edits.get("devicenodes") or ():
         if why := nodes.fault(node, taken):
             return why
+    simulated = tuple(f"/gpu{device.index}/{file}" for device in taken for file in ("memory", "scratch"))
     for mount in edits.get("mounts") or ():
         path = str(mount.get("hostpath") or "")
-        if not (nodes.plain(path) and _of_driver(path)):
+        if not (nodes.plain(path) and (_of_driver(path) or path.endswith(simulated))):
             return f"mounts {path!r}, which is no file of NVIDIA's driver"
     return ""
 

@@ -36,11 +36,16 @@ def objects(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     documents = [doc for doc in manifests.loaded(dict(values)) if "annotations" not in doc["metadata"]]
     for doc in documents:
-        pod = doc["spec"]["template"]["spec"] if doc["kind"] == "DaemonSet" else {}
-        for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
-            for resources in container.get("resources", {}).values():
-                resources.pop("ephemeral-storage", None)
+        if doc["kind"] == "DaemonSet":
+            without_storage(doc["spec"]["template"]["spec"])
     return documents
+
+
+def without_storage(pod: Mapping[str, Any]) -> None:
+    """Let the containers of a pod ask for no ephemeral storage."""
+    for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+        for resources in container.get("resources", {}).values():
+            resources.pop("ephemeral-storage", None)
 
 
 async def apply(cluster: Cluster, documents: Iterable[Mapping[str, Any]], *, dry_run: bool = False) -> None:

@@ -18,7 +18,7 @@ from plugin.cluster import api_objects
 from scrubber.devices.simulated import drills, layout
 from tests.cluster import programs
 from tests.cluster.cluster import container
-from tests.cluster.installed import GPUS, SIMULATED, apply
+from tests.cluster.installed import GPUS, SIMULATED, apply, without_storage
 from tests.cluster.programs import NODE
 from tests.deploy import manifests
 from tests.patience import WITHIN
@@ -76,6 +76,7 @@ async def test_the_example_pod_finds_no_residue(cluster):
 
 async def test_the_pod_of_helm_test_finds_the_node_in_order(cluster):
     [pod] = [doc for doc in manifests.loaded(dict(VALUES)) if doc["kind"] == "Pod"]
+    without_storage(pod["spec"])
     await apply(cluster, [pod])
     tested = await cluster.until(
         Pod, pod["metadata"]["name"], lambda pod: pod.status.phase in {"Succeeded", "Failed"}, SPACE

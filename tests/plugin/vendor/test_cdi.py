@@ -33,6 +33,13 @@ def edits(**more):
     return {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": nodes, "hooks": [hook], **more}
 
 
+@pytest.mark.parametrize("path", ["/s/gpu1/memory", "/s/gpu0/memory/", "/s/gpu0/../gpu1/memory", "/s/gpu0/events"])
+def test_the_files_of_another_simulated_gpu_are_refused(tmp_path, path):
+    specify(tmp_path, containerEdits=edits(mounts=[{"hostPath": path}]))
+    with pytest.raises(InvalidRequest, match="which is no file of"):
+        check(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("more", "found"),
     [
@@ -48,6 +55,7 @@ def edits(**more):
         ({"deviceNodes": [{"path": "/dev/nvidia-uvm-tools"}, {"path": "/dev/nvidia-modeset"}]}, ""),
         ({"mounts": [{"hostPath": "/dev/nvidia1", "containerPath": "/gpu"}]}, "/dev/nvidia1"),
         ({"mounts": [{"hostPath": "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/1/shm"}]}, ""),
+        ({"mounts": [{"hostPath": "/var/lib/autoclave/simulated/gpu0/memory"}]}, ""),
         ({"hooks": [{"args": ["../card1::/dev/dri/by-path/pci-0000:11:00.0-card"]}]}, "0000:11:00.0"),
     ],
 )
