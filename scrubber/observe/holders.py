@@ -82,7 +82,7 @@ class HolderSearch:
         driver = self._driver
         if driver.backend.lists_holders:
             return await driver.incarnation(), await self._all_holders.ask(*uuids, *more)
-        # Last the uses: a use that has ended before that question was still there at the one before, or counts now.
+        # The uses come last: a process that ends between the two questions is in one of the answers.
         incarnation, states, uses = await driver.caller.ask(
             f"open {uuids[0]}",
             lambda: (driver.read_incarnation(), self._open_files(uuids), {uuid: self.last_use(uuid) for uuid in uuids}),

@@ -46,7 +46,7 @@ class ObservedSince:
         self._seen_open[device] = self._now().uptime
 
     def needs_search(self, device: str) -> bool:
-        """Whether a quick observation saw a holder, and no search has told since who it was."""
+        """Whether a quick observation saw a holder, and no search for that holder has ended since."""
         return device in self._seen_open
 
     def used(self, device: str, at: float) -> None:
