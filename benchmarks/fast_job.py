@@ -18,7 +18,7 @@ from benchmarks.figures import Figure
 from policies.model import Policy
 from scrubber.core import verdict
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
-from scrubber.cuda import card, device, warmth
+from scrubber.cuda import card, device
 from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
@@ -48,11 +48,11 @@ class Cost:
         return (self.swept - self.searched) / self.memory
 
 
-class CountingCard(device.CupyCard):
+class CountingCard(device.CudaCard):
     """Adds up what is swept."""
 
     def __init__(self, uuid: str, cost: Cost) -> None:
-        super().__init__(warmth.load(), uuid)
+        super().__init__(device.driver_of(uuid), uuid)
         self._cost = cost
 
     def sweep(
@@ -91,10 +91,10 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     """All steps of the path, those on memory in one worker, the others in another."""
     cost, path = Cost(), ScrubPath.FAST
 
-    def opened(uuid: str, pci_address: str, parent: str | None, manager: MemoryManager) -> card.Card:
+    def opened(uuid: str, pci_address: str, manager: MemoryManager) -> card.Card:
         device.only(uuid)
         found = CountingCard(uuid, cost)
-        found.begin(pci_address, parent, manager)
+        found.begin(pci_address, manager)
         return found
 
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.device import CupyCard
+from scrubber.cuda.device import CudaCard
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
 from scrubber.devices.nvidia.address import WorkerTarget
@@ -46,7 +46,7 @@ class Where:
         return now + part * (self.ends - now)
 
 
-class MeasuredCard(CupyCard):
+class MeasuredCard(CudaCard):
     """Launches the kernels of a worker, between two events that measure the time."""
 
     def __init__(self, cupy: Any, uuid: str, limit: int | None) -> None:  # noqa: ANN401 - a module without types

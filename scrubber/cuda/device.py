@@ -1,4 +1,4 @@
-"""A ``Card`` on a real GPU, with CuPy: the CUDA runtime and our own kernels, without memory pool and compiler.
+"""A ``Card`` on a real GPU: the interface of the CUDA driver, and our own kernels, without memory pool and compiler.
 
 The process calls no CUDA function before ``opened``. It frees nothing afterwards: only the end of the process releases
 its memory for certain.
@@ -6,16 +6,14 @@ its memory for certain.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Protocol
 from uuid import UUID
 
 from scrubber.core import nvidia_advice
@@ -33,6 +31,7 @@ from scrubber.cuda.card import (
     Sweep,
     Unit,
 )
+from scrubber.cuda.driver import LIBRARY, CudaDriver, Kernel, Word, status_of
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
@@ -53,13 +52,11 @@ TRIES = 20  # the device chooses where blocks run
 _FOUND, _UNIT = struct.Struct("<QQQ"), struct.Struct("<IIQQ")
 _MOST_SPANS, _MOST_UNITS = 256, 1024
 _NOTHING = _FOUND.pack(0, NOWHERE, 0)
-_TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _CAPABILITY = 16, (75, 76)  # attributes of a device
 _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
 _INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
-_UUID_BYTES = 16
 _OUT_OF_MEMORY = 2
 _INVALID_VALUE = 1
 _TOO_MUCH = frozenset({_INVALID_VALUE, 701})  # a launch asked for more than there is; 701: for more resources
@@ -71,17 +68,18 @@ _IN_REGISTERS = {
     it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
 }
 
+_FITTING = f"{nvidia_advice.INSTALL}; and {LIBRARY} of the loaded driver"
 # Which errors of CUDA are certainly not the device's fault, and what to do about each, by the meanings that the header
 # of the CUDA driver gives. An error that is not in the table counts against the device. A broken device causes these,
 # too: 3 (CUDA could not start), 100 (no device: the visible one may have fallen off the bus), 719 (a kernel failed) and
 # 999 (unknown).
 _REMEDIES = {
     "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
-    f"{nvidia_advice.INSTALL}; and libcuda.so.1 of the loaded driver": {34, 35, 36, 803, 804},
+    _FITTING: {34, 36, 803, 804},
     "no fault of the device: the driver refuses what this release of Autoclave asks for; update Autoclave, or the"
     " driver if it is old, and report this message with the GPU's model and the driver's version": {
-        *(_INVALID_VALUE, 9, 400, 701, 720, 800, 801),  # parameters, handles, resources, rights or calls
-        *(98, 200, 209, 218, 222, 300, 500),  # our kernels: broken, unknown, or none that this driver or device takes
+        *(_INVALID_VALUE, 400, 701, 720, 800, 801),  # parameters, handles, resources, rights or calls
+        *(200, 209, 218, 222, 300, 500),  # our kernels: broken, unknown, or none that this driver or device takes
     },
     "put the driver's libnvidia-ptxjitcompiler where the service finds it, and unset CUDA_DISABLE_PTX_JIT": {221, 223},
     "look at the files and the limits of the service: memory, open files, the driver's libraries": {301, 302, 303, 304},
@@ -112,32 +110,22 @@ class _Shared:
         return self.block - own, self.block - own - self.system
 
 
-class _Kernel(Protocol):
-    """A kernel of CuPy."""
-
-    local_size_bytes: int
-    shared_size_bytes: int
-    max_dynamic_shared_size_bytes: int
-
-    def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[object, ...], *, shared_mem: int = 0) -> None:
-        """Launch it."""
-
-
-def opened(
-    uuid: str, pci_address: str, parent: str | None = None, manager: MemoryManager = MemoryManager.UNKNOWN
-) -> CupyCard:
-    """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet.
-
-    ``parent``: the UUID of the GPU of a slice.
-    """
+def opened(uuid: str, pci_address: str, manager: MemoryManager = MemoryManager.UNKNOWN) -> CudaCard:
+    """Open the only device that this process can see; CudaError if it is another device. Nothing runs on it yet."""
     only(uuid)
+    card = CudaCard(driver_of(uuid), uuid)
+    card.begin(pci_address, manager)
+    return card
+
+
+def driver_of(uuid: str) -> CudaDriver:
+    """The driver; CardBusyError if its library or CuPy is missing or too old."""
     try:
-        cupy = warmth.load()
+        return CudaDriver(warmth.load())
     except warmth.UnusableError as error:
         raise CardBusyError(f"cannot open {uuid}: {error}") from error
-    card = CupyCard(cupy, uuid)
-    card.begin(pci_address, parent, manager)
-    return card
+    except (OSError, AttributeError) as error:  # the library, or one of its functions, is missing
+        raise CardBusyError(f"cannot open {uuid}: {error}; {_FITTING}") from error
 
 
 def only(uuid: str) -> None:
@@ -145,19 +133,19 @@ def only(uuid: str) -> None:
     os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
 
 
-class CupyCard:
+class CudaCard:
     """One GPU or slice."""
 
     loaded: Sequence[KernelProgram] = (
         _IN_A_SCRUB  # loaded at the start; others at their first launch, if there is memory
     )
 
-    def __init__(self, cupy: ModuleType, uuid: str) -> None:
-        self._cupy = cupy
-        self._runtime = cupy.cuda.runtime
+    def __init__(self, driver: CudaDriver, uuid: str) -> None:
+        self._driver = driver
         self.name = uuid
-        self._kernels: dict[str, _Kernel] = {}
-        self._events: list[int] = []
+        self._module = 0
+        self._kernels: dict[str, Kernel] = {}
+        self._events: list[c_void_p] = []
         self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
         self._shared = _Shared(0, 0, 0)
@@ -168,26 +156,20 @@ class CupyCard:
         """Bytes of shared memory of each multiprocessor that the driver grants no block of SCRATCH."""
         return max(0, self._shared.unit - self._granted.get(KernelProgram.SCRATCH, 0))
 
-    def begin(
-        self, pci_address: str, parent: str | None = None, manager: MemoryManager = MemoryManager.UNKNOWN
-    ) -> None:
+    def begin(self, pci_address: str, manager: MemoryManager = MemoryManager.UNKNOWN) -> None:
         """Check that it is the right device, and make the context."""
         with self._translated("open"):
-            count = self._runtime.getDeviceCount()
-            found = self._runtime.deviceGetPCIBusId(0) if count == 1 else ""
+            count = self._driver.devices()
+            address, uuid = (self._driver.pci_address(), self._driver.uuid()) if count == 1 else ("", b"")
         if count != 1:
             raise CudaError(f"cannot open {self.name}: CUDA shows {count} devices where one was asked for")
-        if _plain(found) != _plain(pci_address):
-            raise CudaError(f"cannot open {self.name}: CUDA shows the device at {found}, which is another one")
+        if _plain(address) != _plain(pci_address):
+            raise CudaError(f"cannot open {self.name}: CUDA shows the device at {address}, which is another one")
+        # All slices of a GPU have its PCI address.
+        if self.name.partition("-")[2] != str(UUID(bytes=uuid)):
+            raise CardBusyError(f"cannot open {self.name}: CUDA shows the device {uuid.hex()}, which is another one")
         with self._translated("open"):
-            seen = bytes(self._runtime.getDeviceProperties(0).get("uuid", b""))[:_UUID_BYTES]
-        # All slices of a GPU have its PCI address. CuPy ends the bytes at the first zero. Only the second version of
-        # cuDeviceGetUuid promises the UUID of a slice: the first may answer the UUID of its GPU.
-        wanted = [it for it in map(_uuid_of, (self.name, parent or "")) if it is not None]
-        if _uuid_of(self.name) is not None and not any(it.startswith(seen) for it in wanted):
-            raise CardBusyError(f"cannot open {self.name}: CUDA shows the device {seen.hex()}, which is another one")
-        with self._translated("open"):
-            integrated, tables = (self._runtime.deviceGetAttribute(it, 0) for it in (_INTEGRATED, _HOST_TABLES))
+            integrated, tables = map(self._driver.attribute, (_INTEGRATED, _HOST_TABLES))
             if fault := _memory_of_host(manager, integrated=bool(integrated), tables=bool(tables)):
                 raise CardBusyError(f"cannot open {self.name}: {fault}")
             self._make_context()
@@ -202,18 +184,17 @@ class CupyCard:
         """The address of new memory; None if there is no free block of this size."""
         self.ready()
         try:
-            return int(self._runtime.malloc(size))
-        except self._runtime.CUDARuntimeError as error:
-            if error.status == _OUT_OF_MEMORY:
+            return self._driver.allocate(size)
+        except self._driver.Error as error:
+            if status_of(error) == _OUT_OF_MEMORY:
                 return None
-            raise self._error("take memory of", error, error.status) from error
+            raise self._error("take memory of", error) from error
 
     def memory(self) -> Free:
         """The memory that the driver says is free now."""
         self.ready()
         with self._translated("ask for the free memory of"):
-            free, total = self._runtime.memGetInfo()
-        return Free(free, total)
+            return Free(*self._driver.memory())
 
     def sweep(self, kind: Sweep, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
         """Start the operation on all spans, then wait for span after span."""
@@ -240,20 +221,20 @@ class CupyCard:
         return tuple(seen[number] for number in sorted(seen))
 
     def _make_context(self) -> None:
+        self._driver.make_context()
         for limit, size in LIMITS.items():
             try:
-                self._runtime.deviceSetLimit(limit, size)
-            except self._runtime.CUDARuntimeError as error:
-                if error.status not in _REFUSED:  # without the limit the context takes more memory, which is counted
+                self._driver.limit(limit, size)
+            except self._driver.Error as error:
+                if status_of(error) not in _REFUSED:  # the context takes more memory then, which is counted
                     raise
-        self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
-        sizes = (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)
-        self._shared = _Shared(*(self._runtime.deviceGetAttribute(size, 0) for size in sizes))
-        self._named: Callable[[str], _Kernel] = self._cupy.RawModule(path=str(self._image())).get_function
-        self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
+        self.units = self._driver.attribute(_MULTIPROCESSORS)
+        self._shared = _Shared(*map(self._driver.attribute, (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)))
+        self._module = self._driver.load(str(self._image()))
+        self._events = [self._driver.event(_QUIETLY) for _ in range(_MOST_SPANS)]
 
     def _load(self) -> None:
-        self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
+        self._found = self._driver.allocate(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
         self._units = self._found + _FOUND.size * _MOST_SPANS
         nothing = (Span(self._found, 0, 0),)
         for kind in Sweep:  # the first launch takes memory too
@@ -270,47 +251,46 @@ class CupyCard:
         for span in spans:
             self._begin(Sweep.WRITE, pattern, span, 0)
             written.append(span)
-        self._got(self._found, _FOUND.size)
+        self._driver.get(self._found, _FOUND.size)
         for span in written:
             step(span.size)
         return (Found(),) * len(written)
 
     def _swept(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
-        self._put(self._found, _NOTHING * len(spans))
+        self._driver.put(self._found, _NOTHING * len(spans))
         for number, (span, event) in enumerate(
             zip(spans, self._events, strict=False)
         ):  # spare events are for longer parts
             self._begin(kind, pattern, span, self._found + _FOUND.size * number)
-            self._runtime.eventRecord(event, 0)
+            self._driver.record(event)
         for span, event in zip(spans, self._events, strict=False):
-            self._runtime.eventSynchronize(event)
+            self._driver.wait(event)
             step(span.size)
-        raw = self._got(self._found, _FOUND.size * len(spans))
+        raw = self._driver.get(self._found, _FOUND.size * len(spans))
         try:
             return [Found.decoded(*words) for words in _FOUND.iter_unpack(raw)]
         except CudaError as error:
             raise CudaError(f"cannot {kind.value} memory of {self.name}: {error}") from error
 
     def _begin(self, kind: Sweep, pattern: Pattern, span: Span, place: int) -> None:
-        long, short = self._cupy.uint64, self._cupy.uint32
-        words = [long(span.address), long(span.size // VECTOR), long(span.start // VECTOR)]
-        words += [short(pattern.kind), long(pattern.first), long(pattern.second)]
+        words: list[Word] = [c_uint64(it) for it in (span.address, span.size // VECTOR, span.start // VECTOR)]
+        words += [c_uint32(pattern.kind), c_uint64(pattern.first), c_uint64(pattern.second)]
         if kind in (Sweep.INVERT, Sweep.INVERT_DOWN):
-            words.append(short(kind is Sweep.INVERT_DOWN))
+            words.append(c_uint32(kind is Sweep.INVERT_DOWN))
         if kind is not Sweep.WRITE:
-            words.append(long(place))
-        self._kernel(_KERNELS[kind])((self.units * BLOCKS[kind],), (THREADS,), tuple(words))
+            words.append(c_uint64(place))
+        self._kernel(_KERNELS[kind]).launch(self.units * BLOCKS[kind], THREADS, words)
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
-        long, short = self._cupy.uint64, self._cupy.uint32
         kernel = self._kernel(program.value)
-        first = long(number) if program in _IN_A_SCRUB else short(number)
-        words = (first, short(ROUNDS)) if program is KernelProgram.EXACT else (first,)
-        self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
+        words: list[Word] = [c_uint64(number) if program in _IN_A_SCRUB else c_uint32(number)]
+        if program is KernelProgram.EXACT:
+            words.append(c_uint32(ROUNDS))
+        self._driver.put(self._units, bytes(_UNIT.size * _MOST_UNITS))
         granted = self._granted.get(program)
-        sizes = self._shared.sizes(program, kernel.shared_size_bytes) if granted is None else (granted,)
-        self._launch(program, (*words, long(self._units)), sizes)
-        raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
+        sizes = self._shared.sizes(program, kernel.own_shared) if granted is None else (granted,)
+        self._launch(program, [*words, c_uint64(self._units)], sizes)
+        raw = self._driver.get(self._units, _UNIT.size * _MOST_UNITS)
         reports = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
         if (ran := sum(rounds for _, rounds, _, _, _ in reports)) != self.units:
             ended = f"{ran} of {self.units} blocks came to their end"
@@ -322,14 +302,14 @@ class CupyCard:
                 raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
         return [Unit(place, wrong, digest) for place, rounds, wrong, digest, _ in reports if rounds]
 
-    def _launch(self, program: KernelProgram, words: tuple[object, ...], sizes: Sequence[int]) -> None:
+    def _launch(self, program: KernelProgram, words: Sequence[Word], sizes: Sequence[int]) -> None:
         """Launch blocks with the first size that the driver grants. A refused launch has not run."""
         kernel, (size, *smaller) = self._kernel(program.value), sizes
         try:
-            kernel.max_dynamic_shared_size_bytes = size
-            kernel((self.units,), (THREADS,), words, shared_mem=size)
-        except self._cupy.cuda.driver.CUDADriverError as error:
-            if not smaller or error.status not in _TOO_MUCH:
+            kernel.allow_shared(size)
+            kernel.launch(self.units, THREADS, words, size)
+        except self._driver.Error as error:
+            if not smaller or status_of(error) not in _TOO_MUCH:
                 raise
             self._launch(program, words, smaller)
         else:
@@ -341,27 +321,18 @@ class CupyCard:
             return _TWICE * self._granted[program] // _WORD
         return _TWICE * _KEPT * THREADS if program is KernelProgram.REGISTERS else None
 
-    def _kernel(self, name: str) -> _Kernel:
+    def _kernel(self, name: str) -> Kernel:
         """Get a kernel when it is first used: the driver loads it then, which takes memory."""
         if name not in self._kernels:
-            kernel = self._named(name)
-            if name in _IN_REGISTERS and kernel.local_size_bytes:  # known only now if the driver compiles it
+            kernel = self._driver.kernel(self._module, name)
+            if name in _IN_REGISTERS and kernel.local:  # known only now if the driver compiles it
                 compiled = f"as its driver has compiled it, {name} would keep in memory what is to be in registers"
                 raise CardBusyError(f"cannot use {self.name}: {compiled}")
             self._kernels[name] = kernel
         return self._kernels[name]
 
-    def _put(self, address: int, data: bytes) -> None:
-        source = ctypes.create_string_buffer(data, len(data))
-        self._runtime.memcpy(address, ctypes.addressof(source), len(data), _TO_DEVICE)
-
-    def _got(self, address: int, size: int) -> bytes:
-        target = ctypes.create_string_buffer(size)
-        self._runtime.memcpy(ctypes.addressof(target), address, size, _TO_HOST)  # waits for all launched kernels
-        return target.raw
-
     def _image(self) -> Path:
-        major, minor = (self._runtime.deviceGetAttribute(part, 0) for part in _CAPABILITY)
+        major, minor = map(self._driver.attribute, _CAPABILITY)
         try:
             return image_for((major, minor))
         except ValueError as error:
@@ -372,10 +343,11 @@ class CupyCard:
         """Turn errors of CUDA into CudaError or CardBusyError."""
         try:
             yield
-        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
-            raise self._error(action, error, error.status) from error
+        except self._driver.Error as error:
+            raise self._error(action, error) from error
 
-    def _error(self, action: str, error: Exception, status: int) -> CudaError:
+    def _error(self, action: str, error: Exception) -> CudaError:
+        status = status_of(error)
         crowded = action == "open" and status == _OUT_OF_MEMORY  # by others: the device may be sound
         remedy = _CROWDED if crowded else _REMEDY.get(status)
         text = f"cannot {action} {self.name}: CUDA says {error}"
@@ -384,13 +356,6 @@ class CupyCard:
 
 def _quiet(_size: int) -> None:
     """Progress that is not reported."""
-
-
-def _uuid_of(name: str) -> bytes | None:
-    """The bytes of a UUID such as ``GPU-...`` or ``MIG-...``; None for a name of another form."""
-    with suppress(ValueError):
-        return UUID(name.partition("-")[2]).bytes
-    return None
 
 
 def _memory_of_host(manager: MemoryManager, *, integrated: bool, tables: bool) -> str | None:

@@ -57,7 +57,7 @@ def unwatched(_done: int, _total: int) -> None:
     """Progress is not reported."""
 
 
-def ready() -> device.CupyCard:
+def ready() -> device.CudaCard:
     """The device, with its kernels loaded."""
     card = device.opened(UUID, PCI)
     card.ready()

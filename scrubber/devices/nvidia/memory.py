@@ -29,8 +29,8 @@ T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.1, 2.0, 1.0  # ... and has no event that says so
 CLOCK = Clock(time.monotonic, time.sleep)
-# From a UUID, the expected PCI address, the GPU of a slice, and who manages the memory.
-OpenCard = Callable[[str, str, str | None, MemoryManager], Card]
+# From a UUID, the expected PCI address, and who manages the memory.
+OpenCard = Callable[[str, str, MemoryManager], Card]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,6 @@ class HeldMemory:
         asked = (
             self._place.uuid,
             self._place.pci_address,
-            self._place.parent,
             self._place.host.memory_manager(self._place.pci_address),
         )
         try:

@@ -300,7 +300,7 @@ def test_without_the_drivers_memory_module_no_device_is_at_fault(one, cuda, rig,
 def prohibited(rig, cells) -> NvidiaGpu:  # noqa: ARG001 - it is dirty
     """A GPU whose compute mode is prohibited: CUDA answers as it does then, until the mode changes."""
 
-    def opened(*about) -> device.CupyCard:
+    def opened(*about) -> device.CudaCard:
         if rig.gpu(0)["compute_mode"] == "2":
             raise CardBusyError("cannot open it: CUDA says cudaErrorDevicesUnavailable")
         return device.opened(*about)
@@ -384,7 +384,7 @@ def test_a_refused_heap_limit_does_not_fail_the_scrub(one, cuda, rig):
 
 
 @pytest.fixture
-def card(cuda, rig) -> device.CupyCard:  # noqa: ARG001 - it must be there
+def card(cuda, rig) -> device.CudaCard:  # noqa: ARG001 - it must be there
     return device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
 
 

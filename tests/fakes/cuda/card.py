@@ -10,7 +10,7 @@ from tests.fakes.cuda.gpu import BrokenError, HostGpu
 
 
 class HostCard:
-    """What ``scrubber.cuda.device.CupyCard`` is on a real one."""
+    """What ``scrubber.cuda.device.CudaCard`` is on a real one."""
 
     ungranted = 0
 
