@@ -77,6 +77,7 @@ class Handover:
     ) -> dict[str, GrantedDevice]:
         context = self._context
         op = context.operation(op)  # here, so that a request to a service that stops withholds no device
+        epoch = context.observer.epoch()  # here: a kubelet that starts meanwhile did not send this request
         budgets = [context.policy(device).budgets for device in devices]
         deadline = _deadline((it.allocate for it in budgets), within)
         owner_deadline = _deadline((it.owner_wait for it in budgets), within)
@@ -107,7 +108,7 @@ class Handover:
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op, Action.HAND_OUT)
-                        await self._grant(replies, op, announced=announced, until_release=exclusive, owner=owner)
+                        await self._grant(replies, op, epoch, announced=announced, until_release=exclusive, owner=owner)
                         to_withhold = set()
                         records = context.ledger.records
                         return {device: _granted(records[device], answer) for device, answer in replies.items()}
@@ -138,6 +139,7 @@ class Handover:
         """
         context = self._context
         op = op or context.token(4)
+        epoch = context.observer.epoch()
         deadline = _deadline((context.policy(device).budgets.start for device in devices), within)
         joined: set[str] = set()
         starting_pod = owner
@@ -161,7 +163,7 @@ class Handover:
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    await self._grant(replies, op, announced=True, at_start=True)
+                    await self._grant(replies, op, epoch, announced=True, at_start=True)
                 running = await self._start_jobs(replies, op, Action.START_ON)
             joined -= _waits(replies).keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
@@ -326,18 +328,22 @@ class Handover:
         self,
         replies: Mapping[str, Answer],
         op: str,
+        epoch: str,
         *,
         announced: bool,
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
     ) -> None:
-        """Record the grants of all devices that may be handed out, in one transaction."""
+        """Record the grants of all devices that may be handed out, in one transaction.
+
+        ``epoch``: the run of the kubelet that was there when the request came.
+        """
         context = self._context
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
         if not handouts:
             return
-        epoch, now = context.observer.epoch(), context.now()
+        now = context.now()
         events: list[tuple[str, ev.Event]] = []
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].receipt if answer.unproven is None else None

@@ -52,6 +52,19 @@ async def test_r11_a_doubled_grant_after_a_kubelet_restart_is_scrubbed(world):
     assert scrubs(world, device) == 2
 
 
+async def test_r11_a_grant_belongs_to_the_kubelet_that_asked(world):
+    """The kubelet is restarted while a request waits for a scrub. The new one gives the device to another pod."""
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    waiting = asyncio.create_task(world.acquire("first", device, announced=True))
+    await asyncio.sleep(SHORT)
+    world.restart_kubelet()
+    await waiting
+    before = scrubs(world, device)
+    await world.acquire("second", device, announced=True)
+    assert scrubs(world, device) == before + 1
+
+
 async def test_two_starts_of_a_doubled_grant_never_share_the_device(world):
     """The second pod asks before the container of the first one is there."""
     device = world.uuids[0]
