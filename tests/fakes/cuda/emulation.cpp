@@ -1,30 +1,19 @@
-// See emulation.h. What tests call stands at the end; each returns 0, or 1 when a kernel trapped.
+// The machine of emulation.h. Which kernels there are says the program that is linked with it: see program.h.
 #include "emulation.h"
 
 #include <ucontext.h>
 
 #include <array>
-#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
-#include SCRUB_SOURCE
+#include "launch.h"
+#include "program.h"
 
 Index gridDim, blockDim, blockIdx, threadIdx;
 
 namespace {
-
-// Bits that change by themselves, in one block: before its barrier of that number in the word of that place (SHARED),
-// or in the n-th result of that kind in the thread of that place.
-struct Fault {
-  u32 where, block, moment, place, flip;
-};
-
-struct Launch {
-  u32 grid, block, shared_bytes, units, leftovers;
-  Fault fault;
-};
 
 struct Thread {
   ucontext_t context;
@@ -38,7 +27,7 @@ constexpr std::size_t STACK = 64 * 1024;
 const Launch* launch;
 ucontext_t turn_taker;
 std::vector<Thread> threads;
-std::function<void()> kernel;
+Deed kernel;
 bool trapped;
 std::vector<const Vector*> reads;  // of memory that is written too, in order
 std::map<u32, std::vector<u32>> shared_of_units;
@@ -86,9 +75,9 @@ void run_block() {
   }
 }
 
-int run(const Launch* what, std::function<void()> whole) {
+int run(const Launch* what, Deed deed) {
   launch = what;
-  kernel = std::move(whole);
+  kernel = std::move(deed);
   trapped = false;
   reads.clear();
   gridDim.x = what->grid;
@@ -97,7 +86,14 @@ int run(const Launch* what, std::function<void()> whole) {
     blockIdx.x = b;
     run_block();
   }
-  return trapped;
+  return trapped ? TRAPPED : DONE;
+}
+
+const Kernel* named(const char* name) {
+  for (const Kernel& one : KERNELS) {
+    if (std::strcmp(one.name, name) == 0) return &one;
+  }
+  return nullptr;
 }
 
 // Sets down the operands of this thread, and waits until all of its warp have done so.
@@ -171,45 +167,16 @@ extern "C" {
 // Tells the n-th read of the last launch that inverted; null after the last one.
 const Vector* emulated_nth_read(u64 n) { return n < reads.size() ? reads[n] : nullptr; }
 
-int emulate_write(const Launch* what, Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1) {
-  return run(what, [=] { write(at, vectors, base, kind, k0, k1); });
+// Runs a kernel to its end, one thread at a time; ``parameters`` are the addresses of its arguments.
+int emulate(const char* name, const Launch* what, void* const* parameters) {
+  const Kernel* one = named(name);
+  return one == nullptr ? NO_KERNEL : run(what, one->with(parameters));
 }
 
-int emulate_check(const Launch* what, const Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1, Found* found) {
-  return run(what, [=] { check(at, vectors, base, kind, k0, k1, found); });
-}
-
-int emulate_invert(const Launch* what, Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1, u32 descending,
-                   Found* found) {
-  return run(what, [=] { invert(at, vectors, base, kind, k0, k1, descending, found); });
-}
-
-int emulate_scratch(const Launch* what, u64 key, Unit* units) {
-  return run(what, [=] { scratch(key, units); });
-}
-
-int emulate_plant(const Launch* what, u64 canary, Unit* units) {
-  return run(what, [=] { plant(static_cast<u32>(canary), units); });
-}
-
-int emulate_listen(const Launch* what, u64 canary, Unit* units) {
-  return run(what, [=] { listen(static_cast<u32>(canary), units); });
-}
-
-int emulate_registers(const Launch* what, u64 key, Unit* units) {
-  return run(what, [=] { registers(key, units); });
-}
-
-int emulate_plant_registers(const Launch* what, u64 canary, Unit* units) {
-  return run(what, [=] { plant_registers(static_cast<u32>(canary), units); });
-}
-
-int emulate_listen_registers(const Launch* what, u64 canary, Unit* units) {
-  return run(what, [=] { listen_registers(static_cast<u32>(canary), units); });
-}
-
-int emulate_exact(const Launch* what, u64 seed, u32 rounds, Unit* units) {
-  return run(what, [=] { exact(seed, rounds, units); });
+// The shared memory that a kernel declares itself, in bytes; -1: there is no such kernel.
+int emulated_own_shared(const char* name) {
+  const Kernel* one = named(name);
+  return one == nullptr ? -1 : static_cast<int>(one->own_shared);
 }
 
 }  // extern "C"

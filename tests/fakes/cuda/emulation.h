@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 using u32 = unsigned int;
 using u64 = unsigned long long;

@@ -17,6 +17,7 @@ STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")  # unrolling is
 EXACT = "-ffp-contract=off"  # sums are fused where the kernels say so, nowhere else
 UNITS = 1024
 NOTHING = 2**64 - 1
+Argument = ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
 
 class TrapError(Exception):
@@ -39,7 +40,7 @@ class Where(IntEnum):
 
 
 class Fault(ctypes.Structure):
-    """See emulation.cpp."""
+    """See launch.h."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in ("where", "block", "moment", "place", "flip")]
 
@@ -91,7 +92,7 @@ class Pattern:
     k1: int = 0
     base: int = 0
 
-    def raw(self) -> tuple[object, ...]:
+    def raw(self) -> tuple[Argument, ...]:
         long = ctypes.c_uint64
         return long(self.base), ctypes.c_uint32(self.kind), long(self.k0), long(self.k1)
 
@@ -105,8 +106,8 @@ def build(folder: Path, source: Path = FOLDER / "scrub.cu") -> Emulation:
     """Compile them, in a folder of their own."""
     cxx, library = compiler(), folder / "kernels.so"
     assert cxx is not None
-    command = [cxx, "-shared", "-fPIC", "-std=c++17", "-O1", EXACT, *STRICT, f'-DSCRUB_SOURCE="{source}"']
-    subprocess.run([*command, "-o", str(library), str(HERE / "emulation.cpp")], check=True)
+    command = [cxx, "-shared", "-fPIC", "-std=c++20", "-O1", EXACT, *STRICT, f'-DSCRUB_SOURCE="{source}"']
+    subprocess.run([*command, "-o", str(library), str(HERE / "emulation.cpp"), str(HERE / "source.cpp")], check=True)
     return Emulation(ctypes.CDLL(str(library)))
 
 
@@ -124,13 +125,13 @@ class Emulation:
         """How many bytes differ, the first of them as the kernel packs it, and how many vectors were compared."""
         found = _Found(0, NOTHING, 0)
         arguments = (_address(memory), *_size(memory), *pattern.raw())
-        self._run("check", shape, *arguments, ctypes.byref(found))
+        self._run("check", shape, *arguments, _to(found))
         return found.answer()
 
     def invert(self, memory: Words, pattern: Pattern, shape: Shape, *, descending: bool) -> tuple[int, int, int]:
         found = _Found(0, NOTHING, 0)
         arguments = (_address(memory), *_size(memory), *pattern.raw(), ctypes.c_uint32(descending))
-        self._run("invert", shape, *arguments, ctypes.byref(found))
+        self._run("invert", shape, *arguments, _to(found))
         return found.answer()
 
     def order(self, memory: Words) -> list[int]:
@@ -142,16 +143,21 @@ class Emulation:
     def on_chip(self, kernel: str, number: int, shape: Shape, *more: int) -> list[Unit]:
         """What each unit says, of all that there are."""
         units = (Unit * UNITS)()
-        self._run(kernel, shape, ctypes.c_uint64(number), *map(ctypes.c_uint32, more), units)
+        self._run(kernel, shape, ctypes.c_uint64(number), *map(ctypes.c_uint32, more), _to(units))
         return list(units[: shape.units])
 
-    def _run(self, kernel: str, shape: Shape, *arguments: object) -> None:
-        if getattr(self._library, f"emulate_{kernel}")(ctypes.byref(shape.raw()), *arguments):
+    def _run(self, kernel: str, shape: Shape, *arguments: Argument) -> None:
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        if self._library.emulate(kernel.encode(), ctypes.byref(shape.raw()), addresses):
             raise TrapError(kernel)
 
 
 def _address(memory: Words) -> ctypes.c_void_p:
     return ctypes.c_void_p(memory.ctypes.data)
+
+
+def _to(results: ctypes.Structure | ctypes.Array[Unit]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(ctypes.addressof(results))
 
 
 def _size(memory: Words) -> tuple[ctypes.c_uint64]:

@@ -1,0 +1,20 @@
+/* How a kernel is launched on the emulated GPU: for C, C++ and, by the same fields, Python. */
+#ifndef LAUNCH_H
+#define LAUNCH_H
+
+#include <stdint.h>
+
+/* Bits that change by themselves, in one block: before its barrier of that number in the word of that place (SHARED),
+ * or in the n-th result of that kind in the thread of that place. See emulation.h. */
+typedef struct {
+    uint32_t where, block, moment, place, flip;
+} Fault;
+
+typedef struct {
+    uint32_t grid, block, shared_bytes, units, leftovers;
+    Fault fault;
+} Launch;
+
+enum { DONE, TRAPPED, NO_KERNEL };
+
+#endif
