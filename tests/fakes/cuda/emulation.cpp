@@ -1,8 +1,6 @@
 // The machine of emulation.h. Which kernels there are says the program that is linked with it: see program.h.
 #include "emulation.h"
 
-#include <ucontext.h>
-
 #include <array>
 #include <map>
 #include <memory>
@@ -13,10 +11,41 @@
 
 Index gridDim, blockDim, blockIdx, threadIdx;
 
+// Goes on where the other stack stopped, and comes back when somebody goes on here. The kernel is not asked, as
+// swapcontext would do twice for each step of a thread.
+extern "C" void change_stack(void** from, void* to);
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl change_stack
+.hidden change_stack
+change_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+#else
+#error "the emulation knows the stacks of x86-64 only"
+#endif
+
 namespace {
 
+constexpr std::size_t SAVED = 6;  // registers
+
 struct Thread {
-  ucontext_t context;
+  void* top;
   std::unique_ptr<char[]> stack;
   bool done;
   std::array<u32, KINDS> results;
@@ -25,7 +54,7 @@ struct Thread {
 constexpr std::size_t STACK = 64 * 1024;
 
 const Launch* launch;
-ucontext_t turn_taker;
+void* turn_taker;
 std::vector<Thread> threads;
 Deed kernel;
 bool trapped;
@@ -47,7 +76,13 @@ bool strikes(Where where, u32 moment) {
 void begin_thread() {
   kernel();
   threads[threadIdx.x].done = true;
-  swapcontext(&threads[threadIdx.x].context, &turn_taker);
+  barrier();
+}
+
+void* fresh(char* stack) {
+  void** top = reinterpret_cast<void**>(stack + STACK) - 1;  // as a call leaves it: a return address below 16 bytes
+  *--top = reinterpret_cast<void*>(begin_thread);
+  return top - SAVED;
 }
 
 void run_block() {
@@ -57,10 +92,7 @@ void run_block() {
     if (thread.stack == nullptr) thread.stack.reset(new char[STACK]);
     thread.done = false;
     thread.results.fill(0);
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = STACK;
-    makecontext(&thread.context, begin_thread, 0);
+    thread.top = fresh(thread.stack.get());
   }
   bool running = true;
   for (u32 barriers = 0; running && !trapped; ++barriers) {
@@ -68,7 +100,7 @@ void run_block() {
     for (u32 t = 0; t < launch->block && !trapped; ++t) {
       if (threads[t].done) continue;
       threadIdx.x = t;
-      swapcontext(&turn_taker, &threads[t].context);
+      change_stack(&turn_taker, threads[t].top);
       running = running || !threads[t].done;
     }
     if (strikes(SHARED, barriers)) shared_of_unit()[launch->fault.place] ^= launch->fault.flip;
@@ -111,7 +143,7 @@ int byte(u32 four, u32 which) { return static_cast<signed char>(four >> (8 * whi
 
 }  // namespace
 
-void barrier() { swapcontext(&threads[threadIdx.x].context, &turn_taker); }
+void barrier() { change_stack(&threads[threadIdx.x].top, turn_taker); }
 
 void trap() {
   trapped = true;
@@ -124,7 +156,9 @@ Vector emulated_read(const Vector* at) {
   return *at;
 }
 
-u32 emulated_unit() { return blockIdx.x % launch->units; }
+u32 emulated_unit() {
+  return launch->unit_of_block == nullptr ? blockIdx.x % launch->units : launch->unit_of_block[blockIdx.x];
+}
 u32 emulated_shared_bytes() { return launch->shared_bytes; }
 volatile u32* emulated_shared() { return shared_of_unit().data(); }
 u32 emulated_leftovers() { return launch->leftovers; }

@@ -49,6 +49,7 @@ class _Launch(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_bytes", "units", "leftovers")),
         ("fault", Fault),
+        ("unit_of_block", ctypes.c_void_p),
     ]
 
 
@@ -80,7 +81,7 @@ class Shape:
     fault: Fault = field(default_factory=Fault)
 
     def raw(self) -> _Launch:
-        return _Launch(self.grid, self.block, self.shared_bytes, self.units, self.leftovers, self.fault)
+        return _Launch(self.grid, self.block, self.shared_bytes, self.units, self.leftovers, self.fault, None)
 
 
 @dataclass(frozen=True)

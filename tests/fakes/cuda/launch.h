@@ -13,6 +13,7 @@ typedef struct {
 typedef struct {
     uint32_t grid, block, shared_bytes, units, leftovers;
     Fault fault;
+    const uint32_t *unit_of_block; /* on which unit each block runs; NULL: on each in turn */
 } Launch;
 
 enum { DONE, TRAPPED, NO_KERNEL };

@@ -6,7 +6,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "session.h"
+#include "state.h"
 
 static u64 claim(int folder, const char *name)
 {

@@ -1,5 +1,6 @@
 /* Init and shutdown, handles, the log of calls, and the faults. */
 #define _GNU_SOURCE
+#include "nodes.h"
 #include "session.h"
 
 #include <fcntl.h>
@@ -55,11 +56,9 @@ static void announce(void)
 /* Whoever looks for a GPU by its name goes through all of them, and keeps their nodes open until the end. */
 void open_nodes(void)
 {
-    for (int gpu = gpus(); !attached && gpu-- > 0;) {
-        const char *node = state_text("gpu.%d.device_file", gpu);
-        if (node && present(gpu) && gpu < MOST)
-            nodes[gpu] = 1 + open(node, O_RDWR | O_CLOEXEC);
-    }
+    for (int gpu = gpus(); !attached && gpu-- > 0;)
+        if (present(gpu) && gpu < MOST)
+            nodes[gpu] = 1 + open_node(gpu);
     attached = true;
 }
 

@@ -61,6 +61,5 @@ int get_u64(const At *at, u64 *out, const char *format, ...) __attribute__((form
 int get_text(const At *at, char *out, size_t size, const char *key);
 const char *next_process(const char *list, Process *out); /* where the list goes on; NULL: it has none */
 u64 number(const At *at, const char *key); /* 0 where nothing is told */
-u64 claimed(const char *folder); /* by living processes: see claims.c; NULL: none */
 
 #endif

@@ -7,6 +7,8 @@
  * hang.FUNCTION           it blocks as long as this file is there
  * gpu.G.fail.FUNCTION     the same for one GPU and its slices; so gpu.G.hang.FUNCTION
  * gpu.G.lost, .reset_required, .absent    1: so it is
+ * gpu.G.open_ms           how long it takes to open it, in persistence mode 0, while nobody has it open
+ * gpu.G.cuda.KEY          what CUDA shows of it: see tests/fakes/cuda/driver/driver.h
  * gpu.G.stubborn.KEY      1: a setting that says yes and stays
  * gpu.G.field.ID[.SCOPE]  a field value; gpu.G.field_fail.ID the code of that field alone
  * event.N                 see events.c
@@ -34,5 +36,7 @@ void edit_set(const char *key, const char *value);
 void edit_drop(const char *key);
 void edit_drop_all(const char *prefix);
 int edit_end(void);
+
+u64 claimed(const char *folder); /* by living processes: see claims.c; NULL: none */
 
 #endif
