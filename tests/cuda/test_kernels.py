@@ -34,7 +34,9 @@ shapes = st.builds(Shape, grid=st.integers(1, 7), block=st.sampled_from([1, 2, 3
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory):
-    return emulation.build(tmp_path_factory.mktemp("kernels"))
+    library = tmp_path_factory.mktemp("kernels") / "kernels.so"
+    emulation.build(library)
+    return emulation.load(library)
 
 
 def patterns(which=kinds, base=bases):

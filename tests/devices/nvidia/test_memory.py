@@ -1,12 +1,11 @@
 """A GPU's memory under a worker's hands: taken whole, cleared, tested, and accounted for by the driver's own books.
 
-The worker's code is whole; CuPy is a stand-in over numpy, NVML the real pynvml over a stand-in of ours.
+The worker's code, CuPy and pynvml are the real ones, over stand-ins for the two libraries of the driver.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratche
 from scrubber.core.model import Findings, Outcome, Step
 from scrubber.cuda import device, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
+from scrubber.cuda.driver import CudaDriver, Kernel
 from scrubber.cuda.patterns import ZERO
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
@@ -27,16 +27,16 @@ from scrubber.devices.nvidia.settings import of_policy
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
-from tests.fakes.cuda.device import Device, claim
-from tests.fakes.cuda.fixtures import RESERVED, SIZE, equip, in_this_process
-from tests.fakes.cuda.gpu import PAGE
-from tests.fakes.cuda.machine import CudaMachine
+from tests.fakes.cuda.fixtures import in_this_process, libraries
+from tests.fakes.cuda.machine import PAGE, SIZE, UNITS, CudaMachine, equip
+from tests.fakes.nvml.machine import Slice
 
 KEY = b"0123456789abcdef"
 PASSES = ("random", "zero")
 SECRET = b"the last tenant's secret"
 TAKEN = 2 * PAGE  # the context, and the page of results
 COVERED = SIZE - TAKEN
+MUCH = 2**27  # bytes: more than the accounts of a scrub may differ by
 
 
 def nothing(_done: int, _total: int) -> None:
@@ -45,14 +45,14 @@ def nothing(_done: int, _total: int) -> None:
 
 @pytest.fixture
 def cuda(rig, tmp_path) -> Iterator[CudaMachine]:
-    with in_this_process(equip(tmp_path / "cuda", [rig.gpu(0), rig.gpu(1)], rig.root)) as machine:
+    with in_this_process(equip(tmp_path / "cuda", [rig.gpu(0), rig.gpu(1)], libraries())) as machine:
         yield machine
 
 
 @pytest.fixture
 def cells(cuda, rig) -> Path:
     """The memory of the first GPU, with a secret in it."""
-    path = Path(cuda.gpus[rig.gpu(0).uuid].memory)
+    path = cuda.memory(rig.gpu(0).uuid)
     with path.open("r+b") as file:
         file.seek(SIZE // 2)
         file.write(SECRET)
@@ -94,40 +94,31 @@ def test_a_clear_is_safe_to_run_twice(one):
     assert one.verify(nothing) == Findings(COVERED, SIZE)
 
 
-@pytest.mark.parametrize(("when", "size", "seen"), [("write 1", 2**28, 2**28), ("allocate 1", 2**31, 2**31 + TAKEN)])
-def test_memory_taken_by_another_process_prevents_a_proof(one, cuda, rig, when, size, seen):
-    cuda.change(rig.gpu(0).uuid, taken_at=[when, size])
-    with pytest.raises(NotNowError, match=f"another process took {seen} bytes of its memory meanwhile"):
+def test_memory_taken_by_another_process_prevents_a_proof(one, cuda, rig):
+    """The driver gave it out while this scrub took the rest."""
+    cuda.enlarge(rig.gpu(0).uuid, MUCH)
+    cuda.change(rig.gpu(0).uuid, taken_at=["allocate 3", MUCH])
+    with pytest.raises(NotNowError, match=f"another process took {MUCH} bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [(0, 2**27, "another process took 134217728 bytes"), (2**27, 0, "134217728 bytes .* given back")],
-)
-def test_memory_changing_during_a_verify_is_no_proof(rig, cuda, cells, before, after, why):  # noqa: ARG001 - it is dirty
-    one = touch(rig, 0, idle_bytes=2**27)
-    rig.gpu(0).set({"memory.total": SIZE + RESERVED + before})
-    somebody = claim(cuda.gpus[rig.gpu(0).uuid], "somebody")
-    os.write(somebody, str(before).encode())
-    one.clear(KEY, PASSES, nothing)
-    with pytest.raises(NotNowError, match=why):
-        one.verify(lambda _done, _total: os.truncate(somebody, os.pwrite(somebody, str(after).encode(), 0)))
-    os.close(somebody)
+def test_memory_given_back_during_a_verify_is_no_proof(rig, cuda, cells):  # noqa: ARG001 - it is dirty
+    one = touch(rig, 0, idle_bytes=MUCH)
+    cuda.enlarge(rig.gpu(0).uuid, MUCH)
+    with cuda.claim(rig.gpu(0).uuid, "somebody") as holds:
+        holds(MUCH)
+        one.clear(KEY, PASSES, nothing)
+        with pytest.raises(NotNowError, match=f"{MUCH} bytes .* given back"):
+            one.verify(lambda _done, _total: holds(0))
 
 
 def test_memory_that_comes_back_between_two_steps_voids_no_scrub(rig, cuda, cells):  # noqa: ARG001 - it is dirty
-    one = touch(rig, 0, idle_bytes=2**27)
-    rig.gpu(0).set({"memory.total": SIZE + RESERVED + 2 * PAGE, "memory.used": 0})
-    somebody = claim(cuda.gpus[rig.gpu(0).uuid], "somebody")
-
-    def holds(size: int) -> None:
-        os.truncate(somebody, os.pwrite(somebody, str(size).encode(), 0))
-
-    holds(2 * PAGE)
-    one.clear(KEY, PASSES, lambda _done, _total: holds(PAGE))
-    assert one.verify(lambda _done, _total: holds(2 * PAGE)).mismatch is None
-    os.close(somebody)
+    one = touch(rig, 0, idle_bytes=MUCH)
+    cuda.enlarge(rig.gpu(0).uuid, 2 * PAGE)
+    with cuda.claim(rig.gpu(0).uuid, "somebody") as holds:
+        holds(2 * PAGE)
+        one.clear(KEY, PASSES, lambda _done, _total: holds(PAGE))
+        assert one.verify(lambda _done, _total: holds(2 * PAGE)).mismatch is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,8 @@ def test_a_failed_launch_is_a_fault_of_the_device(one, cuda, rig, launch, kind):
 
 
 def test_bad_memory_is_reported_although_another_process_takes_some(one, cuda, rig):
-    cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28], stuck={str(SIZE // 2): 4})
+    cuda.enlarge(rig.gpu(0).uuid, MUCH)
+    cuda.change(rig.gpu(0).uuid, taken_at=["allocate 3", MUCH], stuck={SIZE // 2: 4})
     assert one.clear(KEY, PASSES, nothing).mismatch.offset == SIZE // 2 - TAKEN
     assert one.verify(nothing).mismatch is not None
 
@@ -198,11 +190,10 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
         one.selftest(KEY, 6.0, nothing)
 
 
-def test_the_chip_is_overwritten_and_the_memory_tested(one, cuda, rig):
-    units = cuda.gpus[rig.gpu(0).uuid].units
-    assert one.scratch(KEY) == Scratched(units, units, 0, units * 1024)
+def test_the_chip_is_overwritten_and_the_memory_tested(one):
+    assert one.scratch(KEY) == Scratched(UNITS, UNITS, 0, UNITS * 1024)
     tested = one.selftest(KEY, 6.0, nothing)
-    assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, units, ())
+    assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, UNITS, ())
     assert tested.covered_bytes == COVERED
     assert one.verify(nothing).mismatch is None
 
@@ -236,22 +227,26 @@ def test_a_repair_during_the_self_test_is_only_reported(one, counted):
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"refuses": 46}, NotNowError, "DevicesUnavailable"),
-        ({"fails_at": "write 1", "fails_with": 9}, NotNowError, "cannot write memory of GPU-.*; .*update Autoclave"),
+        ({"refuses": 46}, NotNowError, "DEVICE_UNAVAILABLE"),
+        ({"fails_at": "write 1", "fails_with": 1}, NotNowError, "cannot write memory of GPU-.*; .*update Autoclave"),
         ({"refuses": 214}, DeviceError, "CUDA says"),
         (
-            {"has": [18]},
+            {"attribute.18": 1},
             NotNowError,
             "its memory is integrated into the host's; a scrub would take all memory of the node",
         ),
-        ({"has": [100]}, NotNowError, "shares its memory with the host, and .* do not say that the driver manages it"),
-        ({"pci_address": "0000:ff:00.0"}, DeviceError, "CUDA shows the device at 0000:FF:00.0, which is another one"),
+        (
+            {"attribute.100": 1},
+            NotNowError,
+            "shares its memory with the host, and .* do not say that the driver manages it",
+        ),
+        ({"shown_pci": "0000:ff:00.0"}, DeviceError, "CUDA shows the device at 0000:FF:00.0, which is another one"),
         (
             {"shown_uuid": "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"},
             NotNowError,
             "CUDA shows the device c6d4f1ef42e45de3",
         ),
-        ({"capability": (7, 0)}, NotNowError, "compute capability 7.0"),
+        ({"capability": "7.0"}, NotNowError, "compute capability 7.0"),
     ],
 )
 def test_an_error_of_cuda_is_reported_and_changes_nothing(one, cuda, rig, cells, changes, error, why):
@@ -268,15 +263,15 @@ BY_DRIVER = 'EnableUserNUMAManagement: 0\nCoherentGPUMemoryMode: "driver"\n'
 
 
 def test_coherent_memory_that_the_driver_manages_is_cleared(one, cuda, rig):
-    cuda.change(rig.gpu(0).uuid, has=[100])
+    cuda.change(rig.gpu(0).uuid, **{"attribute.100": 1})
     rig.root.manage_memory(rig.gpu(0), BY_DRIVER, numa=False)
     assert one.clear(KEY, PASSES, nothing).covered_bytes == COVERED
 
 
-@pytest.mark.parametrize("has", [[], [100]])
-def test_memory_that_is_a_numa_node_is_left_alone(one, cuda, rig, cells, has):
+@pytest.mark.parametrize("tables", [0, 1])
+def test_memory_that_is_a_numa_node_is_left_alone(one, cuda, rig, cells, tables):
     """Whatever CUDA says about page tables."""
-    cuda.change(rig.gpu(0).uuid, has=has)
+    cuda.change(rig.gpu(0).uuid, **{"attribute.100": tables})
     rig.root.manage_memory(rig.gpu(0), "", numa=True)
     with pytest.raises(
         NotNowError, match=r"a NUMA node of the host; .*; load .* with NVreg_CoherentGPUMemoryMode=driver"
@@ -298,16 +293,10 @@ def test_without_the_drivers_memory_module_no_device_is_at_fault(one, cuda, rig,
 
 @pytest.fixture
 def prohibited(rig, cells) -> NvidiaGpu:  # noqa: ARG001 - it is dirty
-    """A GPU whose compute mode is prohibited: CUDA answers as it does then, until the mode changes."""
-
-    def opened(*about) -> device.CudaCard:
-        if rig.gpu(0)["compute_mode"] == "2":
-            raise CardBusyError("cannot open it: CUDA says cudaErrorDevicesUnavailable")
-        return device.opened(*about)
-
+    """A GPU whose compute mode is prohibited: the driver gives nobody a context."""
     rig.gpu(0).set({"compute_mode": 2})
     address = place(rig, 0, settings={"compute_mode": "prohibited"})
-    return NvidiaGpu(address, no_holders, rig.library, open_card=opened, clock=Skipping().clock)
+    return NvidiaGpu(address, no_holders, rig.library, clock=Skipping().clock)
 
 
 def test_a_gpu_in_the_compute_mode_prohibited_is_cleared(rig, prohibited):
@@ -351,26 +340,25 @@ def test_a_compute_mode_that_is_not_changed_is_named(rig, prohibited, code, chan
     assert rig.machine.clients() == ()
 
 
-@pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", True), ("another", False)])
-def test_cuda_may_name_a_slice_by_its_gpus_uuid(cuda, rig, shown, opens):
-    slice_, another = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
+@pytest.mark.parametrize(("shown", "opens"), [("slice", True), ("parent", False), ("another", False)])
+def test_cuda_names_a_slice_by_its_own_uuid(rig, cells, shown, opens):
+    """The driver's newer call does; the older one names the GPU, and all slices of a GPU have its address."""
+    [slice_, another] = rig.gpu(0).cut([Slice("1g.18gb"), Slice("1g.18gb")])
     uuids = {"slice": slice_, "parent": rig.gpu(0).uuid, "another": another}
-    gpus = cuda.gpus
-    cuda.write({slice_: replace(gpus[rig.gpu(0).uuid], shown_uuid=uuids[shown])})
+    rig.gpu(0).set({"mig.0.cuda.memory": cells, "mig.0.cuda.shown_uuid": uuids[shown]})
     if opens:
-        assert device.opened(slice_, rig.gpu(0).pci, rig.gpu(0).uuid).units
+        assert device.opened(slice_, rig.gpu(0).pci).units
         return
     with pytest.raises(CardBusyError, match="which is another one"):
-        device.opened(slice_, rig.gpu(0).pci, rig.gpu(0).uuid)
+        device.opened(slice_, rig.gpu(0).pci)
 
 
 def test_nothing_runs_on_the_device_before_the_clear(one, cuda, rig, cells, monkeypatch):
     before = cells.read_bytes()[TAKEN:]
-    cuda.change(rig.gpu(0).uuid, dies_at="write 1")  # and with it this process
-    monkeypatch.setattr(Device, "program", lambda *_: pytest.fail("a program was launched"))
+    monkeypatch.setattr(Kernel, "launch", lambda *_: pytest.fail("a kernel was launched"))
     one.prepare()
     assert cells.read_bytes()[TAKEN:] == before
-    assert sys.modules["cupy.cuda.runtime"].device().gpu.used <= TAKEN
+    assert 0 < cuda.taken(rig.gpu(0).uuid) <= TAKEN
 
 
 def test_a_refused_heap_limit_does_not_fail_the_scrub(one, cuda, rig):
@@ -397,23 +385,22 @@ def test_cuda_sees_one_device_and_no_shared_server(rig):
 def test_a_block_is_queued_before_the_previous_one_is_written(card, monkeypatch):
     card.ready()
     seen: list[str] = []
-    sweep, runtime = Device.sweep, sys.modules["cupy.cuda.runtime"]
-    wait = runtime.memcpy
+    launch, wait = Kernel.launch, CudaDriver.get
 
     def blocks() -> Iterator[Span]:
         for start in (0, PAGE):
             seen.append("take")
             yield Span(card.allocate(PAGE), PAGE, start)
 
-    def writes(opened: Device, name: str, words: list[Any]) -> None:
-        seen.append(name)
-        sweep(opened, name, words)
+    def launches(*given: object) -> None:
+        seen.append("launch")
+        launch(*cast("Any", given))
 
-    def waits(*given: object) -> None:
+    def waits(*given: object) -> bytes:
         seen.append("wait")
-        wait(*given)
+        return wait(*cast("Any", given))
 
-    monkeypatch.setattr(Device, "sweep", writes)
-    monkeypatch.setattr(runtime, "memcpy", waits)
+    monkeypatch.setattr(Kernel, "launch", launches)
+    monkeypatch.setattr(CudaDriver, "get", waits)
     card.sweep(Sweep.WRITE, ZERO, blocks(), lambda _size: None)
-    assert seen == ["take", "write", "take", "write", "wait"]
+    assert seen == ["take", "launch", "take", "launch", "wait"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -99,17 +100,21 @@ class Pattern:
 
 
 def compiler() -> str | None:
-    """The C++ compiler of this machine."""
-    return shutil.which("c++")
+    """The C++ compiler, where the emulation knows the stacks of the processor."""
+    return shutil.which("c++") if platform.machine() == "x86_64" else None
 
 
-def build(folder: Path, source: Path = FOLDER / "scrub.cu") -> Emulation:
-    """Compile them, in a folder of their own."""
-    cxx, library = compiler(), folder / "kernels.so"
+def load(library: Path) -> Emulation:
+    """A GPU that runs these kernels."""
+    return Emulation(ctypes.CDLL(str(library)))
+
+
+def build(library: Path, source: Path = FOLDER / "scrub.cu") -> None:
+    """Compile them."""
+    cxx = compiler()
     assert cxx is not None
     command = [cxx, "-shared", "-fPIC", "-std=c++20", "-O1", EXACT, *STRICT, f'-DSCRUB_SOURCE="{source}"']
     subprocess.run([*command, "-o", str(library), str(HERE / "emulation.cpp"), str(HERE / "source.cpp")], check=True)
-    return Emulation(ctypes.CDLL(str(library)))
 
 
 class Emulation:

@@ -1,58 +1,44 @@
-"""GPUs that NVML and CUDA tell the same of, in this process or in those that a test starts."""
+"""The stand-in for the driver of CUDA in tests: its libraries, and this process as one that uses it."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable, Iterator
+import ctypes
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from scrubber.cuda.device import ENVIRONMENT
-from tests.fakes.cuda.gpu import PAGE
-from tests.fakes.cuda.machine import SITE, CudaGpu, CudaMachine
-from tests.fakes.nvml.host import Root
-from tests.fakes.nvml.machine import Gpu
-
-SIZE = 8 * PAGE
-RESERVED = 2 * PAGE
+from tests.fakes.built import built
+from tests.fakes.cuda import emulation
+from tests.fakes.cuda.driver import build as driver
+from tests.fakes.cuda.machine import CudaMachine
 
 
-def equip(folder: Path, gpus: Iterable[Gpu], root: Root, size: int = SIZE) -> CudaMachine:
-    """Give GPUs of the stand-in for NVML a memory that CUDA can reach."""
-    folder.mkdir(parents=True)
-    machine = CudaMachine(folder / "gpus.json")
-    machine.write({gpu.uuid: _equipped(folder / gpu.uuid, gpu, root, size) for gpu in gpus})
-    return machine
-
-
-def _equipped(folder: Path, gpu: Gpu, root: Root, size: int) -> CudaGpu:
-    claims, memory = folder / "claims", folder / "memory"
-    claims.mkdir(parents=True)
-    memory.touch()
-    os.truncate(memory, size)
-    os.mkfifo(folder / "stop")
-    books = {"total": size + RESERVED, "reserved": RESERVED, "used": 0, "idle": 0, "claims": claims}
-    gpu.set({f"memory.{name}": value for name, value in books.items()})
-    return CudaGpu(str(memory), str(claims), gpu.pci, str(root.node(gpu)))
+def libraries() -> Path:
+    """The folder with the driver and the kernels; the test is skipped where they cannot be compiled."""
+    if emulation.compiler() is None:
+        pytest.skip("needs a C++ compiler and x86-64: the stand-in for the driver is compiled")
+    return built("cuda", driver.sources(), driver.build)
 
 
 @contextmanager
 def in_this_process(machine: CudaMachine) -> Iterator[CudaMachine]:
-    """Let ``import cupy`` find the stand-in, as if nothing of CUDA had been called yet."""
+    """Let this process find the driver, as if nothing of CUDA had been called yet.
+
+    The library stays mapped: a process that had it once never again misses it. Ask that of a child process.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (machine.environment() | dict.fromkeys((*ENVIRONMENT, "CUDA_VISIBLE_DEVICES"), "")).items():
+        for name, value in machine.environment().items():
             patch.setenv(name, value)
-        patch.syspath_prepend(SITE)
-        _forget()
+        for name in (*ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
+            patch.setenv(name, "")
+        for name, value in machine.machine.environment.items():
+            patch.setenv(name, value)
+        library = ctypes.CDLL(str(machine.libraries / driver.NAME), ctypes.RTLD_GLOBAL)
+        library.cuForgetAll()
         try:
             yield machine
         finally:
-            _forget()
-
-
-def _forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
-        del sys.modules[name]
+            library.cuForgetAll()

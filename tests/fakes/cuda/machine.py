@@ -1,83 +1,98 @@
-"""Which GPUs CUDA shows, and what is wrong with them: one JSON file, which tests write and each process reads."""
+"""Which GPUs of the stand-in for NVML CUDA shows, and what is wrong with them there.
+
+All of it stands in the file of that machine, so that both libraries say the same; see ``driver/driver.h`` for the keys.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+
+from tests.fakes.nvml.machine import Gpu, Machine
 
 ENVIRONMENT = "AUTOCLAVE_FAKE_CUDA"
-SITE = Path(__file__).parent / "site"
-
-
-@dataclass(frozen=True)
-class CudaGpu:
-    """One GPU. Its memory is a file, so that it outlives the processes that use it."""
-
-    memory: str
-    claims: str  # a folder: who has how much of it, for as long as it lives
-    pci_address: str
-    node: str | None = None  # below /dev: open as long as the device is
-    shown_uuid: str = ""  # where another device is shown
-    shown: int = 1  # how many devices CUDA shows where this one was asked for
-    units: int = 4
-    capability: tuple[int, int] = (9, 0)
-    has: tuple[int, ...] = ()  # attributes that are 1 and else are 0
-    refuses_limits: tuple[int, ...] = ()
-    refuses: int | None = None  # the status that it answers with at once
-    stuck: dict[str, int] = field(default_factory=dict)
-    lazy: bool = False
-    fails_after: int | None = None
-    deviating: tuple[int, ...] = ()
-    leaky: tuple[int, ...] = ()
-    unreached: tuple[int, ...] = ()
-    stops_at: str | None = None  # a launch, as in "write 3", or "allocate 2": there it goes no further ...
-    dies_at: str | None = None  # ... or ends
-    dies_of: int = 11  # ... by this signal
-    fails_at: str | None = None  # a launch that the driver answers with an error ...
-    fails_with: int = 719  # ... of this status
-    names_reserved: bool = False  # the driver says that the system's shared memory of a block is the kernel's own
-    counts_reserved: str = ""  # the driver adds it to what a block asks for: refused by "attribute" or by "launch" ...
-    refuses_size_with: int = 1  # ... with this status
-    taken_at: tuple[str, int] | None = None  # a launch, and how much somebody else takes then
-
-    @property
-    def stop(self) -> Path:
-        """A named pipe. A process that stops at a launch writes into it and keeps it open."""
-        return Path(self.claims).parent / "stop"
+PAGE = 2**21
+SIZE = 8 * PAGE
+RESERVED = 2 * PAGE
+UNITS = 4
 
 
 @dataclass(frozen=True)
 class CudaMachine:
-    """The file."""
+    """The machine, and the folder with ``libcuda.so.1`` and the kernels that it runs."""
 
-    path: Path
-
-    @classmethod
-    def of_environment(cls) -> CudaMachine:
-        return cls(Path(os.environ[ENVIRONMENT]))
-
-    @property
-    def gpus(self) -> dict[str, CudaGpu]:
-        return {uuid: CudaGpu(**it) for uuid, it in json.loads(self.path.read_text()).items()}
-
-    def write(self, gpus: dict[str, CudaGpu]) -> None:
-        text = json.dumps({uuid: asdict(gpu) for uuid, gpu in gpus.items()}, indent=1)
-        aside = self.path.with_suffix(".new")
-        aside.write_text(text)
-        aside.rename(self.path)
+    machine: Machine
+    libraries: Path
 
     def change(self, uuid: str, **changes: object) -> None:
-        gpus = self.gpus
-        self.write(gpus | {uuid: replace(gpus[uuid], **cast("Any", changes))})
+        """Let CUDA show something else of a GPU; None: as a sound one. ``refuses``: a status of its first call."""
+        if "refuses" in changes:
+            self.fail(uuid, "cuInit", changes.pop("refuses"))
+        self._gpu(uuid).set({f"cuda.{key}": _text(value) for key, value in changes.items()})
+
+    def fail(self, uuid: str, call: str, status: object) -> None:
+        """Let a call answer with a status; such as "2 5": from the fifth call on."""
+        self._gpu(uuid).set({f"cuda.fail.{call}": status})
+
+    def memory(self, uuid: str) -> Path:
+        """The file that is its memory."""
+        return Path(self._gpu(uuid)["cuda.memory"])
+
+    def taken(self, uuid: str) -> int:
+        """The bytes that this process has of it."""
+        return int((Path(self._gpu(uuid)["memory.claims"]) / str(os.getpid())).read_text())
+
+    @contextmanager
+    def claim(self, uuid: str, name: str) -> Iterator[Callable[[int], None]]:
+        """Another process, which takes as much memory as it is told, until the end of the block."""
+        with (Path(self._gpu(uuid)["memory.claims"]) / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield lambda size: os.truncate(file.name, os.pwrite(file.fileno(), str(size).encode(), 0))
+
+    def enlarge(self, uuid: str, more: int) -> None:
+        """Give it so many bytes of memory more."""
+        gpu, size = self._gpu(uuid), self.memory(uuid).stat().st_size + more
+        os.truncate(self.memory(uuid), size)
+        gpu.set({"memory.total": size + RESERVED})
 
     def stopped(self, uuid: str) -> None:
         """Wait until a process has come to the launch at which this GPU stops."""
-        with self.gpus[uuid].stop.open("rb") as stop:
+        with Path(self._gpu(uuid)["cuda.stop"]).open("rb") as stop:
             assert stop.read(1)
 
-    def environment(self, path: str = "") -> dict[str, str]:
-        """For a process that shall see it; ``path`` is the PYTHONPATH that it has."""
-        return {ENVIRONMENT: str(self.path), "PYTHONPATH": os.pathsep.join(filter(None, (str(SITE), path)))}
+    def environment(self, *libraries: Path) -> dict[str, str]:
+        """For a process that shall see it beside other stand-ins, which are in these folders."""
+        return {
+            ENVIRONMENT: str(self.libraries),
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, (self.libraries, *libraries))),
+        }
+
+    def _gpu(self, uuid: str) -> Gpu:
+        return next(gpu for gpu in self.machine.gpus if gpu.uuid == uuid)
+
+
+def equip(folder: Path, gpus: Iterable[Gpu], libraries: Path, size: int = SIZE) -> CudaMachine:
+    """Give GPUs of one machine a memory that CUDA can reach, so many bytes of it."""
+    gpus = tuple(gpus)
+    for gpu in gpus:
+        place = folder / gpu.uuid
+        (place / "claims").mkdir(parents=True)
+        (place / "memory").touch()
+        os.truncate(place / "memory", size)
+        os.mkfifo(place / "stop")
+        accounts = {"total": size + RESERVED, "reserved": RESERVED, "used": 0, "idle": 0, "claims": place / "claims"}
+        gpu.set({f"memory.{name}": value for name, value in accounts.items()})
+        gpu.set({"cuda.memory": place / "memory", "cuda.stop": place / "stop"})
+    return CudaMachine(gpus[0].machine, libraries)
+
+
+def _text(value: object) -> object:
+    if isinstance(value, Mapping):
+        return " ".join(f"{place}:{bits}" for place, bits in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return " ".join(map(str, value)) or None
+    return value or None

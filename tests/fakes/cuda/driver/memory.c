@@ -174,7 +174,7 @@ static int take(u64 size, u64 *address)
 {
     u64 at = gap(size);
     int place = 0;
-    if (at == total || taken == MOST_PIECES)
+    if (at == total || taken == MOST_PIECES || claimed(claims()) + pages(size) > total)
         return OUT_OF_MEMORY;
     while (place < taken && pieces[place].at < at)
         place++;
@@ -306,8 +306,9 @@ API int cuMemFree_v2(u64 address)
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     CALL_IN_CONTEXT();
+    u64 all = claimed(claims());
     *total_bytes = total;
-    *free_bytes = total - claimed(claims());
+    *free_bytes = all < total ? total - all : 0;
     return CUDA_OK;
 }
 
