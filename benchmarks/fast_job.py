@@ -1,7 +1,7 @@
 """What a scrub on the fast path costs an NVIDIA GPU: passes over its memory, and how often NVML is opened.
 
-The steps are those of the service, in the order and with the words of the default policy. The driver is a library of
-our own under the real pynvml, and CUDA is numpy: the figures count, and no time is measured.
+The steps are those of the service, in the order and with the words of the default policy. The libraries of
+the driver are stand-ins under the real pynvml and CuPy: the figures count, and no time is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from scrubber.jobs import scrub_job
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
-from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
+from tests.fakes.cuda.fixtures import in_this_process, libraries
+from tests.fakes.cuda.machine import SIZE, equip
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
@@ -75,7 +76,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         os.environ |= machine.environment
         ctypes.CDLL(str(build(Path(directory) / "lib")), mode=ctypes.RTLD_GLOBAL)
         gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
-        with in_this_process(equip(Path(directory) / "cuda", [gpu], root)):
+        with in_this_process(equip(Path(directory) / "cuda", [gpu], libraries())):
             baseline, resets = f"{directory}/settings/{gpu.uuid}.json", f"{directory}/resets"
             place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, None, baseline, resets)
             cost = run(strict_json.encode(place).decode(), Policy(), (SIZE, 0, 0))

@@ -1,7 +1,7 @@
 """The whole scrub of NVIDIA GPUs, from the command to the receipt: service, zygote, workers, NVML and CUDA calls.
 
-CuPy and its GPUs are stand-ins over numpy (``tests/fakes/cuda``), whose memory outlives the processes that use it.
-All of Autoclave is what runs on real GPUs.
+All of Autoclave, CuPy and pynvml are what runs on real GPUs. The two libraries of the driver are stand-ins, whose memory
+outlives the processes that use it; one of them runs the shipped kernels (``tests/fakes/cuda/driver``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
-from tests.fakes.cuda.fixtures import SIZE, equip
-from tests.fakes.cuda.gpu import PAGE
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import PAGE, SIZE, equip
 
 pytestmark = needs_namespace
 library = on_machine.library  # a fixture
@@ -43,8 +43,8 @@ class OnCuda(OnMachine):
 
     def __init__(self, root: Path, library: Path, count: int) -> None:
         stage = staged(root, library, count)
-        self.cuda = equip(root / "cuda", stage.machine.gpus, stage.root)
-        super().__init__(root, stage, POLICY, self.cuda.environment(os.environ.get("PYTHONPATH", "")))
+        self.cuda = equip(root / "cuda", stage.machine.gpus, libraries())
+        super().__init__(root, stage, POLICY, self.cuda.environment(library.parent))
 
     def policy(self, text: str) -> None:
         """Change the policy of all GPUs."""
@@ -52,7 +52,7 @@ class OnCuda(OnMachine):
         self.hear("policy loaded")
 
     def memory(self, number: int) -> Path:
-        return Path(self.cuda.gpus[self.stage.machine.gpu(number).uuid].memory)
+        return self.cuda.memory(self.stage.machine.gpu(number).uuid)
 
     def soil(self, number: int) -> None:
         with self.memory(number).open("r+b") as file:

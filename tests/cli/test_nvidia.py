@@ -24,7 +24,8 @@ from scrubber.core import nvidia_advice
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
 from tests.devices.nvidia.health.events_seen import until
-from tests.fakes.cuda.fixtures import equip
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import equip
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
 
@@ -42,8 +43,8 @@ def service(library) -> Iterator[OnMachine]:
         stage = staged(root, library, 4)
         stage.machine.gpu(2).cut([Slice("3g.71gb"), Slice("1g.18gb")])
         stage.machine.gpu(3).set({"compute.major": 7, "compute.minor": 0})
-        cuda = equip(root / "cuda", stage.machine.gpus[:2], stage.root)
-        running = OnMachine(root, stage, POLICY, cuda.environment(os.environ.get("PYTHONPATH", "")))
+        cuda = equip(root / "cuda", stage.machine.gpus[:2], libraries())
+        running = OnMachine(root, stage, POLICY, cuda.environment(library.parent))
         for name, state in (("0", "clean"), ("1", "clean"), ("2:0", "quarantined"), ("2:1", "quarantined")):
             running.settled(name, state)
         yield running
@@ -102,11 +103,13 @@ async def idle(admin: admin_client.AdminClient) -> None:
     ("code", "lacks"), [(None, NO_CUPY), ("raise ImportError('libcudart.so.99: no such file')", BROKEN)]
 )
 def test_a_broken_cupy_is_reported_and_no_gpu_is_touched(autoclave, library, short_tmp, code, lacks):
-    site = short_tmp / "site/cupy"
-    site.mkdir(parents=True)
-    if code is not None:
-        (site / "__init__.py").write_text(code)
-    path = os.pathsep.join(filter(None, (str(site.parent), os.environ.get("PYTHONPATH"))))
+    site = short_tmp / "site"
+    site.mkdir()
+    if code is None:
+        (site / "sitecustomize.py").write_text("import sys; sys.modules['cupy'] = None")  # as if it were not there
+    else:
+        (site / "cupy.py").write_text(code)
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, {"PYTHONPATH": path})
     variables = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
     try:

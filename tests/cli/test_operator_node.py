@@ -24,7 +24,8 @@ from scrubber.api import client
 from scrubber.core import views
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, needs_namespace, staged
-from tests.fakes.cuda.fixtures import equip
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import equip
 from tests.fakes.nvml.build import compiler
 from tests.patience import WITHIN
 from tests.pod_groups import roots
@@ -119,8 +120,8 @@ def node(library) -> Iterator[OnMachine]:
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as directory:
         root = Path(directory)
         stage = staged(root, library, GPUS)
-        cuda = equip(root / "cuda", stage.machine.gpus, stage.root)
-        running = OnMachine(root, stage, POLICY, cuda.environment(""))
+        cuda = equip(root / "cuda", stage.machine.gpus, libraries())
+        running = OnMachine(root, stage, POLICY, cuda.environment(library.parent))
         yield running
         running.stop()
 

@@ -7,7 +7,8 @@ import pytest
 from benchmarks import fast_job
 from policies.model import Clear, Passes, Policy, Verify
 from tests.devices.nvidia.bench import place
-from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
+from tests.fakes.cuda.fixtures import in_this_process, libraries
+from tests.fakes.cuda.machine import SIZE, equip
 
 COUNTS = (SIZE, 0, 0)
 
@@ -23,7 +24,7 @@ COUNTS = (SIZE, 0, 0)
     ],
 )
 def test_a_fast_job_takes_four_passes_and_opens_nvml_once(rig, tmp_path, clear, counts, passes, opened):
-    with in_this_process(equip(tmp_path / "cuda", [rig.gpu(0)], rig.root)):
+    with in_this_process(equip(tmp_path / "cuda", [rig.gpu(0)], libraries())):
         cost = fast_job.run(place(rig, 0), Policy(clear=clear), counts)
     assert cost.passes == passes
     assert [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags") == opened

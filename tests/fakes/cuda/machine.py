@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.fakes.nvml.machine import Gpu, Machine
 
 ENVIRONMENT = "AUTOCLAVE_FAKE_CUDA"
+BASE = 2**40  # of all addresses: none is small by accident
 PAGE = 2**21
 SIZE = 8 * PAGE
 RESERVED = 2 * PAGE

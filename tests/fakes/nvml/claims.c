@@ -20,15 +20,26 @@ static u64 claim(int folder, const char *name)
     return said ? strtoull(text, NULL, 10) : 0;
 }
 
-u64 claimed(const char *path)
+int claims_in(const char *path, Claim *out)
 {
     DIR *folder = path ? opendir(path) : NULL;
+    int count = 0;
     if (!folder)
         return 0;
-    u64 sum = 0;
-    for (struct dirent *entry; (entry = readdir(folder));)
-        if (entry->d_name[0] != '.')
-            sum += claim(dirfd(folder), entry->d_name);
+    for (struct dirent *entry; count < MOST_CLAIMS && (entry = readdir(folder));) {
+        Claim one = {(u32)strtoul(entry->d_name, NULL, 10), 0};
+        if (entry->d_name[0] != '.' && (one.bytes = claim(dirfd(folder), entry->d_name)))
+            out[count++] = one;
+    }
     closedir(folder);
+    return count;
+}
+
+u64 claimed(const char *path)
+{
+    Claim claims[MOST_CLAIMS];
+    u64 sum = 0;
+    for (int i = claims_in(path, claims); i-- > 0;)
+        sum += claims[i].bytes;
     return sum;
 }

@@ -251,6 +251,7 @@ static bool concerns(const At *at, const Process *process)
 static int processes(const At *at, const char *kind, u32 *count, Process *out)
 {
     Process process;
+    Claim claims[MOST_CLAIMS];
     u32 found = 0;
     NEEDS(count);
     const char *next = state_text("gpu.%d.processes.%s", at->gpu, kind); /* one list a GPU, its slices included */
@@ -259,6 +260,10 @@ static int processes(const At *at, const char *kind, u32 *count, Process *out)
     while ((next = next_process(next, &process)))
         if (concerns(at, &process) && found++ < *count && out)
             out[found - 1] = process;
+    bool compute = at->slice < 0 && strcmp(kind, "compute") == 0; /* whoever has a context of CUDA */
+    for (int i = compute ? claims_in(told(at, "memory.claims"), claims) : 0; i-- > 0;)
+        if (claims[i].pid && found++ < *count && out)
+            out[found - 1] = (Process){claims[i].pid, claims[i].bytes, NOT_KNOWN, NOT_KNOWN};
     bool fits = found <= *count && (out || !found);
     *count = found;
     return fits ? OK : INSUFFICIENT_SIZE;

@@ -37,6 +37,10 @@ void edit_drop(const char *key);
 void edit_drop_all(const char *prefix);
 int edit_end(void);
 
-u64 claimed(const char *folder); /* by living processes: see claims.c; NULL: none */
+/* Memory that living processes have taken: see claims.c. NULL: none. */
+enum { MOST_CLAIMS = 64 };
+typedef struct { u32 pid; u64 bytes; } Claim; /* pid 0: of a process without a name */
+int claims_in(const char *folder, Claim *out);
+u64 claimed(const char *folder);
 
 #endif

@@ -17,7 +17,7 @@ OF_NVML = [nvml.HERE / name for name in ("state.c", "claims.c", "nodes.c")]  # w
 
 def sources() -> list[Path]:
     """Whatever the libraries are made of."""
-    return [*HERE.iterdir(), *HERE.parent.glob("*.*"), *nvml.HERE.glob("*.[ch]"), *FOLDER.glob("*.cu*")]
+    return [*HERE.glob("*.*"), *HERE.parent.glob("*.*"), *nvml.HERE.glob("*.[ch]"), *FOLDER.glob("*.cu*")]
 
 
 def build(folder: Path) -> None:
