@@ -6,19 +6,25 @@ outlives the processes that use it; one of them runs the shipped kernels (``test
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from scrubber.api import client
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, SIZE, equip
+from tests.patience import WITHIN
 
 pytestmark = needs_namespace
 library = on_machine.library  # a fixture
@@ -45,6 +51,17 @@ class OnCuda(OnMachine):
         stage = staged(root, library, count)
         self.cuda = equip(root / "cuda", stage.machine.gpus, libraries())
         super().__init__(root, stage, POLICY, self.cuda.environment(library.parent))
+
+    @contextmanager
+    def tenant(self, number: int, program: str) -> Iterator[subprocess.Popen[str]]:
+        """A program of a pod, from its first line to the end of the block."""
+        env = os.environ | self.stage.environment() | self.more
+        env["CUDA_VISIBLE_DEVICES"] = self.stage.machine.gpu(number).uuid
+        command = ["nsenter", "--target", str(self.inner), "--pid", sys.executable, "-c", program]
+        with subprocess.Popen(command, stdin=-1, stdout=-1, env=env, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "\n"
+            yield process
 
     def policy(self, text: str) -> None:
         """Change the policy of all GPUs."""
@@ -109,6 +126,43 @@ def test_a_scrub_finds_the_last_owners_bytes_and_leaves_none(service, autoclave,
     assert done.exit_code == 0, done.output
     assert not service.dirty(clean)
     assert any(f"{3 * len(SECRET)} bytes were not zero before" in text for text in service.texts(clean))
+
+
+TENANT = f"""
+import ctypes, sys
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+for status in (
+    cuda.cuInit(0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(address), {PAGE}),
+    cuda.cuMemcpyHtoD_v2(address, {SECRET!r}, {len(SECRET)}),
+):
+    assert status == 0, status
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def acquire(service: OnCuda, number: int, pod: str) -> None:
+    async def call() -> None:
+        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([service.stage.machine.gpu(number).uuid], owner=pod)
+
+    asyncio.run(call())
+
+
+def test_the_next_pod_gets_no_byte_of_a_living_tenant(service, clean):
+    """From the Acquire of a pod, whose program writes through CUDA and stays, to the next Acquire and its receipt."""
+    acquire(service, clean, "first")
+    with service.tenant(clean, TENANT) as tenant:
+        assert service.dirty(clean)
+        acquire(service, clean, "second")
+        assert tenant.wait(WITHIN) == -signal.SIGTERM
+    assert not service.dirty(clean)
+    receipt = service.settled(clean, "granted").receipt
+    assert (receipt.residue_bytes, receipt.processes_terminated) == (len(SECRET), 1)
+    assert receipt.covered_bytes + sum(it.bytes for it in receipt.uncovered) == receipt.allocatable_bytes
 
 
 PIECES = SIZE // PAGE - 2  # of memory, each a launch: all but the context and what it needs

@@ -178,6 +178,19 @@ API int cuLaunchKernel(Kernel *kernel, u32 grid, u32 grid_y, u32 grid_z, u32 blo
 
 void forget_kernels(void) { memset(kernels, 0, sizeof kernels); }
 
+/* --- the runtime of CUDA -------------------------------------------------------------------------------------------- */
+
+/* It begins with these two, which no worker may reach: it checks that its driver is NVIDIA's, and its errors stay. */
+static _Noreturn void reached(const char *call)
+{
+    fprintf(stderr, "the runtime of CUDA was called: it asks the driver for %s\n", call);
+    abort();
+}
+
+API void cuGetProcAddress_v2(void) { reached(__func__); }
+
+API void cuGetExportTable(void) { reached(__func__); }
+
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -188,6 +201,7 @@ static const struct {
     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
     {FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},

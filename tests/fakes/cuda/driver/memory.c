@@ -38,7 +38,7 @@ static int claim_file(const char *name)
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", claims(), name);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0 || flock(file, LOCK_EX) != 0)
+    if (file < 0 || flock(file, LOCK_EX) != 0 || ftruncate(file, 0) != 0)
         abort();
     return file;
 }

@@ -1,0 +1,118 @@
+"""The driver's own interface: which errors of its calls end a scrub, and that CUDA's runtime is never reached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from scrubber.cuda import clearing, device, driver, memory
+from scrubber.cuda.card import CardBusyError, CudaError
+from tests.fakes.cuda.fixtures import in_this_process, libraries
+from tests.fakes.cuda.machine import SIZE, CudaMachine, equip
+from tests.fakes.nvml.machine import Gpu, Machine
+
+KEY = b"k" * 16
+OF_CUPY = ("cuModuleLoad", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLaunchKernel")
+RUNTIME = "from scrubber.cuda import warmth; warmth.load().cuda.runtime.getDeviceCount()"
+
+
+@pytest.fixture
+def gpu(tmp_path) -> Gpu:
+    return Machine.h200(tmp_path / "machine", 1).gpu(0)
+
+
+@pytest.fixture
+def cuda(tmp_path, gpu) -> Iterator[CudaMachine]:
+    with in_this_process(equip(tmp_path / "cuda", [gpu], libraries())) as machine:
+        yield machine
+
+
+def scrub(gpu: Gpu) -> None:
+    """All that a scrub asks of the driver."""
+    held = memory.take(device.opened(gpu.uuid, gpu.pci))
+    clearing.clear(held, KEY, ("random", "zero"), lambda _done, _total: None)
+    clearing.verify(held, lambda _done, _total: None)
+    clearing.scratch(held.card, KEY)
+
+
+@pytest.mark.parametrize("call", [*driver._CALLS, *OF_CUPY])
+@pytest.mark.parametrize("status", [46, 700, 719, 802])
+def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call, status):
+    """A limit of the context may be refused, with other statuses than these."""
+    cuda.fail(gpu.uuid, call, status)
+    with pytest.raises(CudaError):
+        scrub(gpu)
+
+
+def test_memory_runs_out_without_an_error(cuda, gpu):
+    """The one refusal that a scrub waits for; before it has taken any, somebody else has the memory."""
+    scrub(gpu)
+    cuda.fail(gpu.uuid, "cuMemAlloc_v2", 2)
+    with in_this_process(cuda), pytest.raises(CardBusyError, match="end the process that uses its memory"):
+        scrub(gpu)
+
+
+def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
+    stall = tmp_path / "stall"
+    stall.touch()
+    gpu.set({"cuda.hang.cuMemGetInfo_v2": stall})
+    card = device.opened(gpu.uuid, gpu.pci)
+    card.ready()
+    with ThreadPoolExecutor(1) as pool:
+        free = pool.submit(lambda: (card._driver.make_context(), card.memory())[1])
+        assert not free.done()
+        stall.unlink()
+        assert free.result().total == SIZE
+
+
+def test_a_context_belongs_to_the_thread_that_made_it(cuda, gpu):
+    card = device.opened(gpu.uuid, gpu.pci)
+    card.ready()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        pool.submit(card.allocate, 16).result()
+
+
+def test_a_gpu_that_nobody_has_open_is_initialised_once(cuda, gpu, tmp_path):
+    """Without persistence mode, which costs seconds on a real one."""
+    node = tmp_path / "nvidia0"
+    node.touch()
+    gpu.set(persistence_mode=0, open_ms=1, device_file=node)
+    with node.open():
+        scrub(gpu)
+    assert gpu.machine.calls() == []
+    for _ in range(2):  # in each process that opens it alone
+        with in_this_process(cuda):
+            scrub(gpu)
+    assert [call for _, call, _ in gpu.machine.calls()] == ["initialised"] * 2
+
+
+def test_an_exclusive_gpu_opens_for_one_process_only(cuda, gpu):
+    gpu.set(compute_mode=3)
+    with cuda.claim(gpu.uuid, "4711") as holds:
+        holds(2**20)
+        with pytest.raises(CardBusyError, match="CUDA_ERROR_DEVICE_UNAVAILABLE.*nvidia-smi -c DEFAULT"):
+            scrub(gpu)
+    scrub(gpu)
+
+
+def test_a_scrub_never_reaches_the_runtime_of_cuda(cuda, gpu):
+    """The stand-in ends a process that does; here is one."""
+    environment = {**os.environ, **cuda.environment(), "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    run = subprocess.run([sys.executable, "-c", RUNTIME], env=environment, capture_output=True, text=True, check=False)
+    assert "the runtime of CUDA was called" in run.stderr
+    scrub(gpu)
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/", ""])
+def test_cupy_loads_without_a_home_or_threads(home):
+    count = "import os; print(len(os.listdir('/proc/self/task')))"
+    program = f"from scrubber.cuda import warmth; warmth.warm(); {count}"
+    output = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "HOME": home}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert output.stdout == "1\n"
