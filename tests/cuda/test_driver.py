@@ -70,7 +70,8 @@ def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
         assert free.result().total == SIZE
 
 
-def test_a_context_belongs_to_the_thread_that_made_it(cuda, gpu):
+@pytest.mark.usefixtures("cuda")
+def test_a_context_belongs_to_the_thread_that_made_it(gpu):
     card = device.opened(gpu.uuid, gpu.pci)
     card.ready()
     with ThreadPoolExecutor(1) as pool, pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
@@ -95,7 +96,7 @@ def test_an_exclusive_gpu_opens_for_one_process_only(cuda, gpu):
     gpu.set(compute_mode=3)
     with cuda.claim(gpu.uuid, "4711") as holds:
         holds(2**20)
-        with pytest.raises(CardBusyError, match="CUDA_ERROR_DEVICE_UNAVAILABLE.*nvidia-smi -c DEFAULT"):
+        with pytest.raises(CardBusyError, match=r"CUDA_ERROR_DEVICE_UNAVAILABLE.*nvidia-smi -c DEFAULT"):
             scrub(gpu)
     scrub(gpu)
 

@@ -6,10 +6,8 @@ import hashlib
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from deploy import compile_kernels
 from deploy.compile_kernels import ARCHITECTURES, CompilingError
 from scrubber.cuda import images
 from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for
+from tests.fakes.cuda.translation.elf import Elf
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = json.loads((FOLDER / compile_kernels.MANIFEST).read_text())
@@ -46,53 +45,9 @@ needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="NVRTC is not here: make 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here")
 
 
-class Elf:
-    """As much of the file format as tells kernels apart."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.machine: int = struct.unpack_from("<H", data, 18)[0]
-        self.flags: int = struct.unpack_from("<I", data, 48)[0]
-        (table,) = struct.unpack_from("<Q", data, 40)
-        size, count, names = struct.unpack_from("<HHH", data, 58)
-        headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * n) for n in range(count)]
-        self.headers = {self._text(headers[names][4] + header[0]): header for header in headers}
-
-    def section(self, name: str) -> bytes:
-        _, _, _, _, offset, size, *_ = self.headers[name]
-        return self.data[offset : offset + size]
-
-    def symbols(self) -> list[str]:
-        start = self.headers[".strtab"][4]
-        entries = struct.iter_unpack("<IBBHQQ", self.section(".symtab"))
-        return [self._text(start + name) for name, *_ in entries]
-
-    def answers(self, attribute: int) -> Mapping[str, int]:
-        """What the assembler says of each kernel."""
-        symbols = self.symbols()
-        return {symbols[symbol]: value for kind, symbol, value in self._attributes() if kind == attribute}
-
-    def _attributes(self) -> Iterator[tuple[int, int, int]]:
-        info, at = self.section(".nv.info"), 0
-        while at < len(info):
-            form, kind, size = struct.unpack_from("<BBH", info, at)
-            at += 4
-            if form == 4:  # others hold their value in place of a size
-                yield kind, *struct.unpack_from("<II", info, at)
-                at += size
-
-    def _text(self, at: int) -> str:
-        return self.data[at : self.data.index(b"\0", at)].decode()
-
-
 @pytest.fixture(params=CUBINS)
 def cubin(request):
     return Elf((FOLDER / request.param).read_bytes())
-
-
-def version_of(elf: Elf) -> int:
-    """The architecture in the flags, which moved by a byte when more were needed."""
-    return elf.flags & 0xFF if elf.data[8] < 8 else elf.flags >> 8 & 0xFF
 
 
 def digest(path: Path) -> str:
@@ -127,7 +82,7 @@ def test_the_compiler_is_the_one_that_is_pinned():
 def test_machine_code_is_for_the_architecture_in_its_name(version):
     elf = Elf((FOLDER / binary(*version)).read_bytes())
     assert elf.data.startswith(b"\x7fELF")
-    assert (elf.machine, version_of(elf)) == (CUDA_MACHINE, version[0] * 10 + version[1])
+    assert (elf.machine, elf.architecture) == (CUDA_MACHINE, version[0] * 10 + version[1])
 
 
 def test_every_kernel_is_in_every_image(cubin):
@@ -154,8 +109,8 @@ def test_register_counts_fit_the_purpose_of_each_kernel(cubin):
 
 
 def test_kernels_for_shared_memory_take_none_of_it_for_themselves(cubin):
-    reserved = RESERVED_SHARED if version_of(cubin) >= 90 else 0
-    own = {name: cubin.headers[f".nv.shared.{name}"][5] - reserved for name in IN_SHARED}
+    reserved = RESERVED_SHARED if cubin.architecture >= 90 else 0
+    own = {name: cubin.size(f".nv.shared.{name}") - reserved for name in IN_SHARED}
     assert own == dict.fromkeys(IN_SHARED, 0)
 
 

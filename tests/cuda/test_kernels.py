@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.compile_kernels import ARCHITECTURES
 from tests.fakes.cuda import emulation
-from tests.fakes.cuda.emulation import NOTHING, Fault, Pattern, Shape, TrapError, Where
+from tests.fakes.cuda.emulation import NOTHING, Emulation, Fault, Pattern, Shape, TrapError, Where
 from tests.fakes.cuda.patterns import ADDRESS, CONSTANT, KEYED, Words, pattern_bytes
-
-pytestmark = pytest.mark.skipif(emulation.compiler() is None, reason="no C++ compiler on this machine")
 
 WORD = 2**64 - 1
 CANARY = 0xC0FFEE11
@@ -22,6 +21,11 @@ GUARD = 0xA5A5A5A5A5A5A5A5
 SCRATCH = Shape(grid=5, block=48, shared_bytes=1020, units=3)
 HOLDING = Shape(grid=3, block=256, units=2)
 COMPUTING = Shape(grid=4, block=64, units=2)
+ON_CHIP = {
+    **dict.fromkeys(["scratch", "plant", "listen"], (SCRATCH, ())),
+    **dict.fromkeys(["registers", "plant_registers", "listen_registers"], (HOLDING, ())),
+    "exact": (COMPUTING, (1,)),
+}
 
 words = st.integers(0, WORD)
 bases = st.integers(0, 2**40)  # of a memory whose places are told: 2^40 vectors are 16 TiB
@@ -32,11 +36,18 @@ changes = st.dictionaries(st.integers(0, 1500 * 16), st.integers(1, 255), max_si
 shapes = st.builds(Shape, grid=st.integers(1, 7), block=st.sampled_from([1, 2, 31, 32, 64, 96]))
 
 
-@pytest.fixture(scope="module")
-def gpu(tmp_path_factory):
-    library = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    emulation.build(library)
-    return emulation.load(library)
+def forms():
+    """All ten in the night; in the gate, what every other image must do as well."""
+    for form in ("source", "ptx", *(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)):
+        gate = form in ("source", "ptx", "sm_90")
+        yield pytest.param(form, marks=() if gate else pytest.mark.night)
+
+
+@pytest.fixture(scope="module", params=forms())
+def gpu(request):
+    if lack := emulation.missing(request.param):
+        pytest.skip(lack)
+    return Emulation(emulation.library(request.param))
 
 
 def patterns(which=kinds, base=bases):
@@ -196,12 +207,13 @@ def test_a_partly_reached_unit_does_not_count(gpu, kernel, size):
         gpu.on_chip(kernel, 1, replace(SCRATCH, shared_bytes=size))
 
 
-@pytest.mark.parametrize("kernel", ["scratch", "registers", "exact"])
+@pytest.mark.parametrize("kernel", ON_CHIP)
 def test_a_unit_beyond_the_callers_table_is_refused(gpu, kernel):
-    shape = Shape(grid=1025, block=256, shared_bytes=4, units=1025)
-    more = (0,) if kernel == "exact" else ()
+    shape, more = ON_CHIP[kernel]
+    (last,) = gpu.on_chip(kernel, 1, replace(shape, grid=1, units=1, first_unit=1023), *more)
+    assert last.visits == 1
     with pytest.raises(TrapError):
-        gpu.on_chip(kernel, 1, replace(shape, block=32 if kernel != "registers" else 256), *more)
+        gpu.on_chip(kernel, 1, replace(shape, grid=1, units=1, first_unit=1024), *more)
 
 
 @given(moment=st.integers(0, 239) | st.integers(481, 720), thread=st.integers(0, 255), flip=st.integers(1, 2**32 - 1))

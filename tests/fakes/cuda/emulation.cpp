@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "launch.h"
@@ -61,6 +62,10 @@ bool trapped;
 std::vector<const Vector*> reads;  // of memory that is written too, in order
 std::map<u32, std::vector<u32>> shared_of_units;
 std::array<std::array<u32, 3>, 1024> operands;  // of the warps' tensor steps, by thread
+u32 first_unit;
+std::string maimed;  // the kernel that runs without one of its instructions
+u32 omitted;         // the address of that instruction
+bool whole = true;   // whether the kernel that runs is another
 
 std::vector<u32>& shared_of_unit() {
   std::vector<u32>& words = shared_of_units[emulated_unit()];
@@ -107,9 +112,10 @@ void run_block() {
   }
 }
 
-int run(const Launch* what, Deed deed) {
+int run(const Launch* what, const Kernel& one, Deed deed) {
   launch = what;
   kernel = std::move(deed);
+  whole = one.name != maimed;
   trapped = false;
   reads.clear();
   gridDim.x = what->grid;
@@ -157,10 +163,12 @@ Vector emulated_read(const Vector* at) {
 }
 
 u32 emulated_unit() {
-  return launch->unit_of_block == nullptr ? blockIdx.x % launch->units : launch->unit_of_block[blockIdx.x];
+  const u32 unit = launch->unit_of_block == nullptr ? blockIdx.x % launch->units : launch->unit_of_block[blockIdx.x];
+  return first_unit + unit;
 }
 u32 emulated_shared_bytes() { return launch->shared_bytes; }
 volatile u32* emulated_shared() { return shared_of_unit().data(); }
+bool included(u32 address) { return whole || address != omitted; }
 u32 emulated_leftovers() { return launch->leftovers; }
 
 u32 spoiled(Where kind, u32 bits) {
@@ -204,13 +212,22 @@ const Vector* emulated_nth_read(u64 n) { return n < reads.size() ? reads[n] : nu
 // Runs a kernel to its end, one thread at a time; ``parameters`` are the addresses of its arguments.
 int emulate(const char* name, const Launch* what, void* const* parameters) {
   const Kernel* one = named(name);
-  return one == nullptr ? NO_KERNEL : run(what, one->with(parameters));
+  return one == nullptr ? NO_KERNEL : run(what, *one, one->with(parameters));
 }
 
 // The shared memory that a kernel declares itself, in bytes; -1: there is no such kernel.
 int emulated_own_shared(const char* name) {
   const Kernel* one = named(name);
   return one == nullptr ? -1 : static_cast<int>(one->own_shared);
+}
+
+// What the units are numbered from.
+void emulated_number_from(u32 unit) { first_unit = unit; }
+
+// Leaves out one instruction of a kernel from now on, if the translation says that it can be; "": none.
+void emulated_omit(const char* kernel_name, u32 address) {
+  maimed = kernel_name;
+  omitted = address;
 }
 
 }  // extern "C"

@@ -37,6 +37,7 @@ u32 emulated_shared_bytes();
 volatile u32* emulated_shared();
 u32 emulated_leftovers();
 u32 spoiled(Where kind, u32 bits);
+bool included(u32 address);  // whether the instruction there runs
 void tensor(float (&sums)[4], u32 a0, u32 a1, u32 b);
 void tensor(int (&sums)[2], u32 a, u32 b);
 

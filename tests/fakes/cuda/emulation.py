@@ -1,21 +1,34 @@
-"""The kernels as they are written, compiled for this processor, and launched from Python."""
+"""The kernels in each of their forms, compiled for this processor, and launched from Python.
+
+The forms are ``source``, as they are written; ``ptx``; and ``sm_75`` to ``sm_120``, the machine code that is shipped.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from scrubber.cuda.images import FOLDER
+from scrubber.cuda.images import FOLDER, PORTABLE
 from tests.fakes.cuda.patterns import Words
+from tests.fakes.cuda.translation import ptx, sass
 
 HERE = Path(__file__).parent
-STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")  # unrolling is nothing to it
-EXACT = "-ffp-contract=off"  # sums are fused where the kernels say so, nowhere else
+BUILT = HERE.parents[2] / "build" / "emulation"  # make clean removes it
+STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-label")  # unrolling is nothing to it
+EXACT = ("-ffp-contract=off", "-fno-strict-aliasing")  # sums are fused where the kernels say so, nowhere else
+SOURCE, PTX = "source", "ptx"
+# By kernel and address: the instructions of sm_90 that a test may leave out.
+OMISSIBLE: frozenset[tuple[str, int]] = frozenset()
 UNITS = 1024
 NOTHING = 2**64 - 1
 Argument = ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
@@ -78,6 +91,7 @@ class Shape:
     block: int = 32
     shared_bytes: int = 0
     units: int = 4
+    first_unit: int = 0
     leftovers: int = 0  # registers of a thread that hold a canary
     fault: Fault = field(default_factory=Fault)
 
@@ -104,25 +118,76 @@ def compiler() -> str | None:
     return shutil.which("c++") if platform.machine() == "x86_64" else None
 
 
-def load(library: Path) -> Emulation:
-    """A GPU that runs these kernels."""
-    return Emulation(ctypes.CDLL(str(library)))
+def disassembler() -> str | None:
+    """Of NVIDIA's machine code, from its package or from a toolkit."""
+    packaged = (path for folder in sys.path for path in Path(folder).glob("nvidia/*/bin/nvdisasm"))
+    return str(next(packaged, "")) or shutil.which("nvdisasm")
 
 
-def build(library: Path, source: Path = FOLDER / "scrub.cu") -> None:
-    """Compile them."""
-    cxx = compiler()
-    assert cxx is not None
-    command = [cxx, "-shared", "-fPIC", "-std=c++20", "-O1", EXACT, *STRICT, f'-DSCRUB_SOURCE="{source}"']
-    subprocess.run([*command, "-o", str(library), str(HERE / "emulation.cpp"), str(HERE / "source.cpp")], check=True)
+def missing(form: str) -> str:
+    """What this machine lacks to run the kernels in a form; empty: nothing."""
+    if compiler() is None:
+        return "needs a C++ compiler and x86-64"
+    if form not in (SOURCE, PTX) and disassembler() is None:
+        return "nvdisasm is not installed: see pyproject.toml"
+    return ""
+
+
+def library(form: str, *, omissible: Collection[tuple[str, int]] = OMISSIBLE) -> Path:
+    """The kernels in a form, as a library that has ``emulate``: built once, and again when something in it changes."""
+    image = {SOURCE: FOLDER / "scrub.cu", PTX: FOLDER / PORTABLE}.get(form, FOLDER / f"scrub.{form}.cubin")
+    inputs = [image, *sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".h", ".py"})]
+    digest = hashlib.sha256(repr((compiler(), sorted(omissible))).encode())
+    for path in inputs:
+        digest.update(path.read_bytes())
+    built = BUILT / digest.hexdigest()[:16] / f"{image.name}.so"
+    with _alone(built):
+        if not built.exists():
+            _build(built, form, image, omissible)
+    return built
+
+
+@contextmanager
+def _alone(built: Path) -> Iterator[None]:
+    """Holds off other processes that need the same."""
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with built.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(built: Path, form: str, image: Path, omissible: Collection[tuple[str, int]]) -> None:
+    code, options = built.with_suffix(".cpp"), list[str]()
+    if form == SOURCE:
+        code, options = HERE / "source.cpp", [f'-DSCRUB_SOURCE="{image}"']
+    elif form == PTX:
+        code.write_text(ptx.translated(image.read_text()))
+    else:
+        disassembly = subprocess.run([str(disassembler()), "-c", image], capture_output=True, text=True, check=True)
+        code.write_text(sass.translated(image.read_bytes(), disassembly.stdout, omissible))
+    objects = [built.with_suffix(".o"), built.with_suffix(".machine.o")]
+    for source, made, more in zip((code, HERE / "emulation.cpp"), objects, (options, []), strict=True):
+        command = [str(compiler()), "-c", "-fPIC", "-O1", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}"]
+        subprocess.run([*command, *more, "-o", made, source], check=True)
+    subprocess.run([str(compiler()), "-shared", "-o", built.with_suffix(".new"), *objects], check=True)
+    built.with_suffix(".new").replace(built)
 
 
 class Emulation:
     """One GPU; its shared memory keeps what a launch leaves in it."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
         library.emulated_nth_read.restype = ctypes.c_void_p
+
+    @contextmanager
+    def without(self, kernel: str, address: int) -> Iterator[None]:
+        """Leave one instruction out, of those that can be."""
+        self._library.emulated_omit(kernel.encode(), address)
+        try:
+            yield
+        finally:
+            self._library.emulated_omit(b"", 0)
 
     def write(self, memory: Words, pattern: Pattern, shape: Shape) -> None:
         self._run("write", shape, _address(memory), *_size(memory), *pattern.raw())
@@ -147,15 +212,25 @@ class Emulation:
         return [(place - memory.ctypes.data) // 16 for place in places]
 
     def on_chip(self, kernel: str, number: int, shape: Shape, *more: int) -> list[Unit]:
-        """What each unit says, of all that there are."""
+        """What each unit says, of all that there are, from the first."""
         units = (Unit * UNITS)()
         self._run(kernel, shape, ctypes.c_uint64(number), *map(ctypes.c_uint32, more), _to(units))
-        return list(units[: shape.units])
+        return list(units[shape.first_unit : shape.first_unit + shape.units])
 
     def _run(self, kernel: str, shape: Shape, *arguments: Argument) -> None:
+        self.prepared(kernel, shape, *arguments)()
+
+    def prepared(self, kernel: str, shape: Shape, *arguments: Argument) -> Callable[[], None]:
+        """A launch that can be made many times."""
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        if self._library.emulate(kernel.encode(), ctypes.byref(shape.raw()), addresses):
-            raise TrapError(kernel)
+        launch, name = ctypes.byref(shape.raw()), kernel.encode()
+
+        def launched() -> None:
+            self._library.emulated_number_from(shape.first_unit)
+            if self._library.emulate(name, launch, addresses):
+                raise TrapError(kernel)
+
+        return launched
 
 
 def _address(memory: Words) -> ctypes.c_void_p:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from scrubber.cuda.device import ENVIRONMENT
-from tests.fakes.built import built
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.driver import build as driver
-from tests.fakes.cuda.machine import CudaMachine
+from tests.fakes.cuda.machine import CudaMachine, Libraries
+
+FORM = "sm_90"  # of the kernels: what the GPUs of the stand-in load, and tests/cuda/test_kernels.py shows to be right
 
 
-def libraries() -> Path:
-    """The folder with the driver and the kernels; the test is skipped where they cannot be compiled."""
-    if emulation.compiler() is None:
-        pytest.skip("needs a C++ compiler and x86-64: the stand-in for the driver is compiled")
-    return built("cuda", driver.sources(), driver.build)
+def libraries() -> Libraries:
+    """The driver, and the shipped machine code; the test is skipped where they cannot be compiled."""
+    if lack := emulation.missing(FORM):
+        pytest.skip(f"{lack}: the stand-in for the driver of CUDA is compiled, and runs the shipped machine code")
+    return Libraries(driver.library(), emulation.library(FORM))
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def in_this_process(machine: CudaMachine) -> Iterator[CudaMachine]:
             patch.setenv(name, "")
         for name, value in machine.machine.environment.items():
             patch.setenv(name, value)
-        library = ctypes.CDLL(str(machine.libraries / driver.NAME), ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(machine.libraries.driver), ctypes.RTLD_GLOBAL)
         library.cuForgetAll()
         try:
             yield machine

@@ -23,11 +23,19 @@ UNITS = 4
 
 
 @dataclass(frozen=True)
+class Libraries:
+    """What is compiled: ``libcuda.so.1``, and the kernels that it runs, by the name of their image."""
+
+    driver: Path
+    kernels: Path
+
+
+@dataclass(frozen=True)
 class CudaMachine:
-    """The machine, and the folder with ``libcuda.so.1`` and the kernels that it runs."""
+    """The machine, and what shows it to CUDA."""
 
     machine: Machine
-    libraries: Path
+    libraries: Libraries
 
     def change(self, uuid: str, **changes: object) -> None:
         """Let CUDA show something else of a GPU; None: as a sound one. ``refuses``: a status of its first call."""
@@ -68,15 +76,15 @@ class CudaMachine:
     def environment(self, *libraries: Path) -> dict[str, str]:
         """For a process that shall see it beside other stand-ins, which are in these folders."""
         return {
-            ENVIRONMENT: str(self.libraries),
-            "LD_LIBRARY_PATH": os.pathsep.join(map(str, (self.libraries, *libraries))),
+            ENVIRONMENT: str(self.libraries.kernels.parent),
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, (self.libraries.driver.parent, *libraries))),
         }
 
     def _gpu(self, uuid: str) -> Gpu:
         return next(gpu for gpu in self.machine.gpus if gpu.uuid == uuid)
 
 
-def equip(folder: Path, gpus: Iterable[Gpu], libraries: Path, size: int = SIZE) -> CudaMachine:
+def equip(folder: Path, gpus: Iterable[Gpu], libraries: Libraries, size: int = SIZE) -> CudaMachine:
     """Give GPUs of one machine a memory that CUDA can reach, so many bytes of it."""
     gpus = tuple(gpus)
     for gpu in gpus:

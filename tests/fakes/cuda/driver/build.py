@@ -5,25 +5,21 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from scrubber.cuda.images import FOLDER
-from tests.fakes.cuda import emulation
+from tests.fakes.built import built
 from tests.fakes.nvml import build as nvml
 
 HERE = Path(__file__).parent
 NAME = "libcuda.so.1"
-KERNELS = "scrub.sm_90.cubin.so"  # by the name of the file that a device of compute capability 9.0 loads
 OF_NVML = [nvml.HERE / name for name in ("state.c", "claims.c", "nodes.c")]  # what both read
 
 
-def sources() -> list[Path]:
-    """Whatever the libraries are made of."""
-    return [*HERE.glob("*.*"), *HERE.parent.glob("*.*"), *nvml.HERE.glob("*.[ch]"), *FOLDER.glob("*.cu*")]
+def library() -> Path:
+    """The library, compiled when its sources have changed."""
+    return built("cuda", [*HERE.glob("*.*"), HERE.parent / "launch.h", *nvml.HERE.glob("*.[ch]")], _build) / NAME
 
 
-def build(folder: Path) -> None:
-    """The driver and the kernels, in a folder of their own."""
-    folder.mkdir(parents=True)
-    emulation.build(folder / KERNELS)
+def _build(folder: Path) -> None:
+    folder.mkdir()
     script = folder / "cuda.map"
     script.write_text("{ global: cu*; local: *; };\n")
     cc = nvml.compiler()
