@@ -57,7 +57,8 @@ def test_memory_runs_out_without_an_error(cuda, gpu):
         scrub(gpu)
 
 
-def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
+@pytest.mark.usefixtures("cuda")
+def test_a_stalled_call_goes_on_when_the_driver_does(gpu, tmp_path):
     stall = tmp_path / "stall"
     stall.touch()
     gpu.set({"cuda.hang.cuMemGetInfo_v2": stall})
