@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from tests.fakes.nvml.build import build, compiler
+from tests.fakes.nvml import build
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
@@ -37,11 +37,11 @@ HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read(
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library() -> Path:
     """The stand-in for NVML."""
-    if compiler() is None:
+    if build.compiler() is None:
         pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    return build(tmp_path_factory.mktemp("nvml"))
+    return build.library()
 
 
 def staged(root: Path, library: Path, count: int) -> Stage:

@@ -1,7 +1,7 @@
 """The whole scrub of NVIDIA GPUs, from the command to the receipt: service, zygote, workers, NVML and CUDA calls.
 
-All of Autoclave, CuPy and pynvml are what runs on real GPUs. The two libraries of the driver are stand-ins, whose memory
-outlives the processes that use it; one of them runs the shipped kernels (``tests/fakes/cuda/driver``).
+All of Autoclave, CuPy and pynvml are what runs on real GPUs. The two libraries of the driver are stand-ins, whose
+memory outlives the processes that use it; one of them runs the shipped kernels (``tests/fakes/cuda/driver``).
 """
 
 from __future__ import annotations

@@ -8,13 +8,18 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import pynvml
 import pytest
 
 from scrubber.cuda import clearing, device, driver, memory
 from scrubber.cuda.card import CardBusyError, CudaError
+from scrubber.devices.nvidia.nvml import Library
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import SIZE, CudaMachine, equip
+from tests.fakes.nvml import fixtures
 from tests.fakes.nvml.machine import Gpu, Machine
+
+nvml_build, stage = fixtures.nvml_build, fixtures.stage
 
 KEY = b"k" * 16
 OF_CUPY = ("cuModuleLoad", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLaunchKernel")
@@ -91,6 +96,21 @@ def test_a_gpu_that_nobody_has_open_is_initialised_once(cuda, gpu, tmp_path):
         with in_this_process(cuda):
             scrub(gpu)
     assert [call for _, call, _ in gpu.machine.calls()] == ["initialised"] * 2
+
+
+def test_the_clock_of_a_gpu_rises_while_kernels_run(stage, tmp_path):
+    """As NVML tells it of the GPU on which CUDA works."""
+    gpu, clock = stage.machine.gpu(0), []
+    gpu.set(ramp=f"345 1980 1 {tmp_path / 'busy'}")
+    with (
+        fixtures.on_stage(stage),
+        in_this_process(equip(tmp_path / "cuda", [gpu], libraries())),
+        Library().session() as nvml,
+    ):
+        for work in (lambda: None, lambda: scrub(gpu)):
+            work()
+            clock.append(nvml.ask(pynvml.nvmlDeviceGetClockInfo, nvml.handle(gpu.uuid), pynvml.NVML_CLOCK_SM))
+    assert clock == [345, 1980]
 
 
 def test_an_exclusive_gpu_opens_for_one_process_only(cuda, gpu):

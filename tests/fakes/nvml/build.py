@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.fakes.built import built
+
 HERE = Path(__file__).parent
 NAME = "libnvidia-ml.so.1"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -15,6 +17,11 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror")
 def compiler() -> str | None:
     """The C compiler of this machine."""
     return shutil.which("cc")
+
+
+def library() -> Path:
+    """The library, compiled when its sources have changed."""
+    return built("nvml", HERE.glob("*.[ch]"), build) / NAME
 
 
 def build(folder: Path, more: Iterable[Path] = ()) -> Path:

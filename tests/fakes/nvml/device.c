@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "clock.h"
 #include "session.h"
 
 enum { MAX_FIELDS = 1024, UNSIGNED = 1, LONG = 3 };
@@ -163,12 +164,18 @@ LONG_NUMBER(nvmlDeviceGetSupportedEventTypes, "event_types")
         return get_u32(&at, out, key ".%u", which);                                                                    \
     }
 
-NUMBER_OF(nvmlDeviceGetClockInfo, "clock")
 NUMBER_OF(nvmlDeviceGetMaxClockInfo, "clock.max")
 NUMBER_OF(nvmlDeviceGetApplicationsClock, "clock.app")
 NUMBER_OF(nvmlDeviceGetDefaultApplicationsClock, "clock.app_default")
 NUMBER_OF(nvmlDeviceGetTemperature, "temperature")
 NUMBER_OF(nvmlDeviceGetTemperatureThreshold, "temperature.limit")
+
+API int nvmlDeviceGetClockInfo(const Handle *device, u32 which, u32 *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    return which <= 1 && clock_now(at.gpu, out) ? OK : get_u32(&at, out, "clock.%u", which);
+}
 
 #define PAIR(symbol, first, second)                                                                                    \
     API int symbol(const Handle *device, u32 *one, u32 *other)                                                         \

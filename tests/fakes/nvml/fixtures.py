@@ -12,18 +12,18 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.fakes.nvml.build import build, compiler
+from tests.fakes.nvml.build import compiler, library
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
 from tests.fakes.nvml.nvidia_smi import install
 
 
 @pytest.fixture(scope="session")
-def nvml_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nvml_build() -> Path:
     """The compiled library."""
     if compiler() is None:
         pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    return build(tmp_path_factory.mktemp("nvml"))
+    return library()
 
 
 @dataclass(frozen=True)

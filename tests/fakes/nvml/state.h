@@ -8,6 +8,7 @@
  * gpu.G.fail.FUNCTION     the same for one GPU and its slices; so gpu.G.hang.FUNCTION
  * gpu.G.lost, .reset_required, .absent    1: so it is
  * gpu.G.open_ms           how long it takes to open it, in persistence mode 0, while nobody has it open
+ * gpu.G.ramp              its clock rises while kernels run: see clock.c
  * gpu.G.cuda.KEY          what CUDA shows of it: see tests/fakes/cuda/driver/driver.h
  * gpu.G.stubborn.KEY      1: a setting that says yes and stays
  * gpu.G.field.ID[.SCOPE]  a field value; gpu.G.field_fail.ID the code of that field alone

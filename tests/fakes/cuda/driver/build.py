@@ -10,7 +10,7 @@ from tests.fakes.nvml import build as nvml
 
 HERE = Path(__file__).parent
 NAME = "libcuda.so.1"
-OF_NVML = [nvml.HERE / name for name in ("state.c", "claims.c", "nodes.c")]  # what both read
+OF_NVML = [nvml.HERE / name for name in ("state.c", "claims.c", "clock.c", "nodes.c")]  # what both read
 
 
 def library() -> Path:

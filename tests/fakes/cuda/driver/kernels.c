@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../launch.h"
+#include "clock.h"
 #include "driver.h"
 
 enum { MOST_KERNELS = 64, LONGEST = 48, MOST_UNITS = 1024, SMALL_SHARED = 48 * 1024 };
@@ -170,6 +171,7 @@ API int cuLaunchKernel(Kernel *kernel, u32 grid, u32 grid_y, u32 grid_z, u32 blo
         return of_context(status) ? broken(status), CUDA_OK : status;
     if (is(kernel, "write") && device_says("lazy"))
         return CUDA_OK;
+    clock_launch(device_number());
     Launch launch = {.grid = grid, .block = block, .shared_bytes = shared};
     status = run(kernel, &launch, parameters);
     press_stuck_bits();
