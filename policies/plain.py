@@ -27,3 +27,4 @@ class Xid:
     code: int
     at: float = 0.0  # uptime in seconds
     action: str = ""  # what the message of XID 154 asks for: a value of ``xids.Action``
+    pid: int | None = None  # the process that the message names

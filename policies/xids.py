@@ -19,7 +19,7 @@ from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
 from scrubber.ground.documents.units import format_duration
 
 __all__ = [
-    "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidFinding", "XidRow",
+    "DATE", "PROGRAM_FAULTS", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidFinding", "XidRow",
     "XidScope", "Xids", "label", "limit", "remedy", "required_action", "treatment", "worst_finding",
 ]  # fmt: skip
 
@@ -30,6 +30,9 @@ PLUGIN_COUNTS = frozenset(
     {13, 31, 43, 45, 68, 109}
 )  # NVIDIA's device plugin v0.20.0: all other codes make a device Unhealthy
 GKE_QUARANTINES = frozenset({48})  # GKE's container-engine-accelerators, commit 992db812: no other code does
+
+# What the driver logs of a program that fails on the device by its own fault, and of the end of such a program.
+PROGRAM_FAULTS = frozenset({13, 31, 43, 45})
 
 _REMEDIES = {
     Action.NONE: "the catalogue names no action: read the kernel log around it",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from policies import xids
 from policies.model import Policy
@@ -23,6 +24,14 @@ WORST_FIRST = (
 def new_errors(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
     """The errors that no diagnosis has seen yet."""
     return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
+
+
+def without_programs(vitals: Vitals | None, pids: Collection[int]) -> Vitals | None:
+    """The vitals without the errors that the driver logged of these processes because their program failed."""
+    if vitals is None:
+        return None
+    others = tuple(xid for xid in vitals.xids if xid.code not in xids.PROGRAM_FAULTS or xid.pid not in pids)
+    return replace(vitals, xids=others)
 
 
 def diagnose(vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Ailment | None:

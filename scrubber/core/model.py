@@ -83,6 +83,7 @@ class Blame(Enum):
     DEVICE = "device"  # escalate, then quarantine
     TENANT = "tenant"  # a process holds the device: leave it alone, try again later
     SERVICE = "service"  # the service was stopped, lacks something, or did less than ordered: try again later
+    UNDECIDED = "undecided"  # our own program failed on the device: try again, a second sign blames the device
 
 
 class AilmentKind(Enum):
@@ -351,6 +352,7 @@ class Setback:
     count: int = 1
     stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
+    undecided: bool = False  # since the last proof, a program of ours has failed on the device
 
 
 @dataclass(frozen=True, slots=True)

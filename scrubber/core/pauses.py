@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.hardware import Probation
 from policies.model import Policy
-from scrubber.core.model import Moment, Quarantine, Record, Setback
+from scrubber.core.model import Blame, Moment, Quarantine, Record, Setback
 
 RETRY_FIRST = 1.0  # seconds until a failed scrub is tried again ...
 RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try reads all of /proc
@@ -45,12 +45,14 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
     """What the failed job of this record leaves behind, with the processes that no scrub could end."""
     before = record.setback
     count = before.count + 1 if before is not None else 1
-    stuck = tuple(it for result in record.job.results for it in result.findings.stuck) if record.job else ()
+    results = record.job.results if record.job is not None else ()
+    undecided = any(it.blame is Blame.UNDECIDED for it in results) or (before is not None and before.undecided)
+    stuck = tuple(it for result in results for it in result.findings.stuck)
     if not stuck:
-        return Setback(why, at, count)
+        return Setback(why, at, count, undecided=undecided)
     known = {(it.pid, it.started) for it in before.stuck} if before is not None else set()
     same = any((it.pid, it.started) in known for it in stuck)
-    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at)
+    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at, undecided)
 
 
 def until_retry(failed: Setback) -> float:

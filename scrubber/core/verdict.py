@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
 from policies.model import OnChip, Policy
 from scrubber.core import answers, ownership, proof
-from scrubber.core.ailments import diagnose, next_baseline, worst
+from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measurements import Measurements, Uncovered, own_memory
 from scrubber.core.model import (
     Ailment,
@@ -73,7 +73,7 @@ class Consequence(Enum):
     """What follows a failed path."""
 
     ESCALATE = "the same job takes the path reset"
-    LEAVE_DIRTY = "no fault of the device: it is tried again later"
+    LEAVE_DIRTY = "no proven fault of the device: it is tried again later"
     STAY_IN_QUARANTINE = "the probation could not be completed: the reason of the quarantine stays"
     ENTER_QUARANTINE = "a fault of the device: its ailment is the reason"
 
@@ -131,10 +131,19 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     return _measurements(job, done)
 
 
-def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
-    """The verdict together with what the service itself observed: the worker does not read the error log."""
-    ailment = diagnose(vitals, baseline, policy)
+def confirmed(
+    judged: Verdict, vitals: Vitals | None, record: Record, policy: Policy, workers: Collection[int] = ()
+) -> Verdict:
+    """The verdict together with what the service itself observed: the worker does not read the error log.
+
+    A program of ours that failed on the device blames the device only with a second sign. The errors that the driver
+    logged of that program are none: they are the same event. ``workers``: the pids of the job's workers.
+    """
+    undecided = isinstance(judged, Failed) and judged.blame is Blame.UNDECIDED
+    ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.baseline, policy)
     if isinstance(judged, Failed):
+        if undecided and (ailment is not None or _has_failed(record)):
+            judged = replace(judged, blame=Blame.DEVICE, ailment=ailment or judged.ailment)
         if ailment is None or judged.blame is not Blame.DEVICE:
             return judged
         return replace(judged, ailment=worst((judged.ailment, ailment)) or ailment)
@@ -143,6 +152,12 @@ def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy
     if vitals is None or vitals.partial:
         return failed(Step.HEALTH, Blame.SERVICE, "its health could not be read at the end")
     return judged
+
+
+def _has_failed(record: Record) -> bool:
+    """Whether an earlier path of this job has failed, or an earlier scrub since the last proof in the same way."""
+    escalated = record.job is not None and any(result.path is not record.job.path for result in record.job.results)
+    return escalated or (record.setback is not None and record.setback.undecided)
 
 
 def proven_fault(job: Job) -> Ailment | None:

@@ -26,6 +26,10 @@ class CardBusyError(CudaError):
     """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
 
 
+class KernelFailedError(CudaError):
+    """A kernel ended with an exception: a fault of the kernel, or of the device."""
+
+
 class Sweep(Enum):
     """The operation on each vector of a memory."""
 

@@ -25,6 +25,7 @@ from scrubber.cuda.card import (
     CudaError,
     Found,
     Free,
+    KernelFailedError,
     KernelProgram,
     Span,
     Step,
@@ -70,9 +71,8 @@ _IN_REGISTERS = {
 
 _FITTING = f"{nvidia_advice.INSTALL}; and {LIBRARY} of the loaded driver"
 # Which errors of CUDA are certainly not the device's fault, and what to do about each, by the meanings that the header
-# of the CUDA driver gives. An error that is not in the table counts against the device. A broken device causes these,
-# too: 3 (CUDA could not start), 100 (no device: the visible one may have fallen off the bus), 719 (a kernel failed) and
-# 999 (unknown).
+# of the CUDA driver gives. An error that is in neither table counts against the device. A broken device causes these,
+# too: 3 (CUDA could not start), 100 (no device: the visible one may have fallen off the bus) and 999 (unknown).
 _REMEDIES = {
     "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
     _FITTING: {34, 36, 803, 804},
@@ -88,6 +88,10 @@ _REMEDIES = {
     "end the node's server of MPS": set(range(805, 810)),
 }
 _REMEDY = {status: remedy for remedy, statuses in _REMEDIES.items() for status in statuses}
+# A kernel ended with an exception, such as a trap. A fault of the kernel causes these too: 700 (an illegal address),
+# 710 (a failed assertion), 714 (the call stack), 715 (an illegal instruction), 716 (a misaligned address), 717 (an
+# address in the wrong space), 718 (an invalid program counter) and 719 (any other exception).
+_KERNEL_FAILED = frozenset({700, 710, *range(714, 720)})
 _CROWDED = "end the process that uses its memory"  # out of memory before a scrub has taken any
 
 
@@ -351,6 +355,8 @@ class CudaCard:
         crowded = action == "open" and status == _OUT_OF_MEMORY  # by others: the device may be sound
         remedy = _CROWDED if crowded else _REMEDY.get(status)
         text = f"cannot {action} {self.name}: CUDA says {error}"
+        if status in _KERNEL_FAILED:
+            return KernelFailedError(f"{text}; a kernel of Autoclave failed, by its own fault or by the GPU's")
         return CudaError(text) if remedy is None else CardBusyError(f"{text}; {remedy}")
 
 

@@ -31,6 +31,10 @@ class NotNowError(DeviceError):
     """The step did not begin, because something else on the node prevents it. The device is not at fault."""
 
 
+class ProgramFailedError(DeviceError):
+    """A program of ours failed on the device: a fault of the program, or of the device."""
+
+
 class ShortageError(DeviceError):
     """The service or its node lacks something, so nothing is known of the device. ``shortage`` decides which errors."""
 

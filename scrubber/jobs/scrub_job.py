@@ -108,6 +108,7 @@ class ScrubJob:
         self._observer = context.observer
         self._changed = Changed()
         self._clear_began: float | None = None  # the uptime at which the last clear began
+        self._workers: list[int] = []  # the pids of its workers so far
         self._cancel_why = "it was cancelled"
         self._cancelled = False
         self._unrecorded = ""  # why the end of the job is not in the ledger
@@ -399,11 +400,15 @@ class ScrubJob:
             vitals, unexpected_holder = await self._last_vitals()
         else:
             vitals, unexpected_holder = await self._observer.health.vitals(self.device), None
-        judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
+        judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers)
         if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)
-        await self._ledger.append(self.op, (self.device, event))
+        events: list[ev.Event] = [event]
+        if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
+            noted = upkeep.errors_to_note(record.baseline, vitals)  # judged now: the monitor must not count them again
+            events += [noted] if noted is not None else []
+        await self._ledger.append(self.op, *((self.device, it) for it in events))
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)
@@ -482,10 +487,15 @@ class ScrubJob:
     @asynccontextmanager
     async def _worker(self, steps: tuple[Step, ...]) -> AsyncIterator[StartingWorker]:
         """A worker for these steps; it is gone when the block ends, whatever happened."""
-        context = self._context
+
+        async def spawn() -> Worker:
+            worker = await self._context.spawn(self.device, self._policy, steps)
+            self._workers.append(worker.pid)
+            return worker
+
         async with (
-            context.slots.at_memory(self.device, steps),
-            own_worker(self._observer, lambda: context.spawn(self.device, self._policy, steps)) as worker,
+            self._context.slots.at_memory(self.device, steps),
+            own_worker(self._observer, spawn) as worker,
         ):
             yield worker
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
+from policies.xids import PROGRAM_FAULTS, Treatment, Xids
 from scrubber.core import ailments, verdict
+from scrubber.core import events as ev
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.model import (
     Ailment,
@@ -261,6 +263,7 @@ def test_an_ailment_that_makes_results_doubtful_is_worse(mild):
 
 ESCALATE, DIRTY, STAY, ENTER = Consequence
 LOST, STUCK, TENANT = lives.LOST, Ailment(AilmentKind.STUCK_PROCESS, "x"), Blame.TENANT
+NOT_THE_DEVICE = tuple(blame for blame in Blame if blame is not Blame.DEVICE)
 # The ailment and the blame of a failure; its path; may it escalate, is it quarantined, was it waited for long enough.
 CONSEQUENCES = [
     (LOST, Blame.DEVICE, ScrubPath.FAST, True, False, False, ESCALATE),
@@ -272,8 +275,8 @@ CONSEQUENCES = [
     # Neither a logged error nor silence begins a reset.
     (Ailment(AilmentKind.XID, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
     (Ailment(AilmentKind.UNRESPONSIVE, "x"), Blame.DEVICE, ScrubPath.FAST, True, False, False, ENTER),
-    *((LOST, blame, path, True, False, True, DIRTY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
-    *((LOST, blame, path, True, True, False, STAY) for blame in (TENANT, Blame.SERVICE) for path in ScrubPath),
+    *((LOST, blame, path, True, False, True, DIRTY) for blame in NOT_THE_DEVICE for path in ScrubPath),
+    *((LOST, blame, path, True, True, False, STAY) for blame in NOT_THE_DEVICE for path in ScrubPath),
     *((STUCK, TENANT, path, True, False, False, DIRTY) for path in ScrubPath),
     *((STUCK, TENANT, path, True, False, True, ENTER) for path in ScrubPath),
     *((STUCK, TENANT, path, True, True, True, STAY) for path in ScrubPath),
@@ -387,14 +390,14 @@ SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 
 
 def test_a_failed_job_reports_a_worse_ailment_that_was_observed():
-    reported = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
+    reported = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), lives.SCRUBBING, ENFORCE)
     assert isinstance(reported, Failed)
     assert (reported.ailment and reported.ailment.kind, reported.detail) == (AilmentKind.REMAP_FAILED, "so it was")
 
 
 def test_a_failed_job_keeps_its_own_worse_ailment():
     row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Ailment(AilmentKind.RESET_FAILED, "so it was"))
-    assert verdict.confirmed(row, Vitals(remap_pending=True), FRESH, ENFORCE) == row
+    assert verdict.confirmed(row, Vitals(remap_pending=True), lives.SCRUBBING, ENFORCE) == row
 
 
 @pytest.mark.parametrize(
@@ -403,7 +406,7 @@ def test_a_failed_job_keeps_its_own_worse_ailment():
     ids=["nobody could ask", "nothing was seen", "it was not the device"],
 )
 def test_other_observations_leave_a_failure_unchanged(judged, vitals):
-    assert verdict.confirmed(judged, vitals, FRESH, ENFORCE) is judged
+    assert verdict.confirmed(judged, vitals, lives.SCRUBBING, ENFORCE) is judged
 
 
 @pytest.mark.parametrize(
@@ -416,10 +419,78 @@ def test_other_observations_leave_a_failure_unchanged(judged, vitals):
     ],
 )
 def test_a_pass_needs_a_healthy_observation_by_the_service(vitals, blame):
-    reported = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
+    reported = verdict.confirmed(PASSED, vitals, lives.SCRUBBING, ENFORCE)
     assert isinstance(reported, Failed)
     assert (reported.step, reported.blame) == (Step.HEALTH, blame)
 
 
 def test_a_pass_stands_if_the_service_sees_a_healthy_device():
-    assert verdict.confirmed(PASSED, lives.WELL, FRESH, ENFORCE) is PASSED
+    assert verdict.confirmed(PASSED, lives.WELL, lives.SCRUBBING, ENFORCE) is PASSED
+
+
+FAILED_KERNEL = replace(result(Step.CLEAR, outcome=Outcome.FAILED), blame=Blame.UNDECIDED)
+UNDECIDED = verdict.failed(Step.CLEAR, Blame.UNDECIDED, "a kernel failed")
+OWN, ANOTHER = 7, 8  # pids of our worker and of a process that is none
+JUDGED = Policy(
+    quarantine=QuarantinePolicy(xids=Xids(codes=dict.fromkeys((*PROGRAM_FAULTS, 94), Treatment.QUARANTINE)))
+)
+
+
+def in_job(record, *failures):
+    """The record while a job runs in which these results failed."""
+    return lives.live(record, ev.ScrubStarted(lives.job()), *(ev.StepFinished("job-1", it) for it in failures))
+
+
+FIRST = in_job(lives.DIRTY, FAILED_KERNEL)
+SET_BACK = lives.live(FIRST, ev.ScrubFailed("job-1", "a kernel failed"))
+AGAIN = in_job(SET_BACK, FAILED_KERNEL)
+HELD = lives.live(in_job(SET_BACK), ev.ScrubFailed("job-1", "a process is on it"))
+ESCALATED = lives.live(FIRST, ev.Escalated("job-1", "so it was", ScrubPath.RESET))
+
+
+@pytest.mark.parametrize(
+    ("record", "vitals", "kind"),
+    lives.rows(
+        ("the second in a row", AGAIN, lives.WELL, AilmentKind.SCRUB_FAILED),
+        ("nobody could ask", AGAIN, None, AilmentKind.SCRUB_FAILED),
+        ("another failure between", in_job(HELD, FAILED_KERNEL), lives.WELL, AilmentKind.SCRUB_FAILED),
+        ("after another path of the job", ESCALATED, lives.WELL, AilmentKind.SCRUB_FAILED),
+        ("an error of the hardware", FIRST, Vitals(xids=(Xid(1, 48, pid=OWN),)), AilmentKind.XID),
+        ("a memory error", FIRST, Vitals(ecc_uncorrectable=1), AilmentKind.ECC),
+        ("a row to remap", FIRST, Vitals(remap_pending=True), AilmentKind.REMAP_PENDING),
+        ("it is lost", FIRST, Vitals(lost=True), AilmentKind.LOST),
+    ),
+)
+def test_a_failed_kernel_blames_the_device_with_a_second_sign(record, vitals, kind):
+    reported = verdict.confirmed(UNDECIDED, vitals, record, ENFORCE, (OWN,))
+    assert isinstance(reported, Failed)
+    assert (reported.blame, reported.ailment.kind) == (Blame.DEVICE, kind)
+
+
+@pytest.mark.parametrize("vitals", [None, lives.WELL], ids=["nobody could ask", "nothing was seen"])
+def test_one_failed_kernel_blames_no_device(vitals):
+    assert verdict.confirmed(UNDECIDED, vitals, FIRST, ENFORCE) == UNDECIDED
+
+
+@pytest.mark.parametrize(("code", "pid", "blame"), [
+    *((code, OWN, Blame.UNDECIDED) for code in sorted(PROGRAM_FAULTS)),
+    *((code, pid, Blame.DEVICE) for code in sorted(PROGRAM_FAULTS) for pid in (ANOTHER, None)),
+    (94, OWN, Blame.DEVICE),
+])  # fmt: skip
+def test_the_error_of_a_failed_kernel_is_no_second_sign(code, pid, blame):
+    reported = verdict.confirmed(UNDECIDED, Vitals(xids=(Xid(1, code, pid=pid),)), FIRST, JUDGED, (OWN,))
+    assert isinstance(reported, Failed)
+    assert reported.blame is blame
+
+
+def test_errors_of_a_worker_fail_a_job_that_passed():
+    reported = verdict.confirmed(PASSED, Vitals(xids=(Xid(1, 13, pid=OWN),)), FIRST, JUDGED, (OWN,))
+    assert isinstance(reported, Failed)
+    assert reported.blame is Blame.DEVICE
+
+
+def test_a_reinstatement_and_a_reboot_forget_a_failed_kernel():
+    assert SET_BACK.setback is not None
+    assert SET_BACK.setback.undecided
+    assert lives.live(SET_BACK, ev.Quarantined(lives.quarantine()), ev.Reinstated("ann: well")).setback is None
+    assert lives.live(SET_BACK, ev.Distrusted("rebooted", lives.REBOOTED)).setback is None

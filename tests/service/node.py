@@ -83,6 +83,7 @@ class Gpu:
     bad_memory: bool = False
     stalls: bool = False
     crashes: bool = False  # its workers die
+    traps: int = 0  # so many kernels will fail
     reset_fails: bool = False
     memory_unreachable: bool = False  # half of it cannot be reached
     unit_unreachable: bool = False  # a unit of it cannot be reached
@@ -105,7 +106,7 @@ class Gpu:
         self.lost = self.hangs = self.blind = self.silent_on_holders = self.stalls = self.crashes = False
         self.bad_memory = self.memory_unreachable = self.unit_unreachable = self.computes_wrongly = False
         self.reset_fails = self.remap_pending = self.remap_failed = self.reset_required = False
-        self.leaked, self.signs = 0, ()
+        self.leaked, self.traps, self.signs = 0, 0, ()
 
     def vitals(self) -> Vitals:
         """What it says of itself."""
@@ -226,12 +227,12 @@ class Node:
             gpu.reported = gpu.ecc = gpu.leaked = 0  # of this boot alone
             gpu.left = -math.inf
 
-    def report(self, uuid: str, codes: Sequence[int], action: str = "") -> None:
+    def report(self, uuid: str, codes: Sequence[int], action: str = "", pid: int | None = None) -> None:
         """The driver reports errors, in its log of which old ones are lost, code by code."""
         gpu = self.gpus[uuid]
         for code in codes:
             gpu.reported += 1
-            gpu.xids.append(Xid(gpu.reported, code, self.now().uptime, action))
+            gpu.xids.append(Xid(gpu.reported, code, self.now().uptime, action, pid))
             alike = [xid for xid in gpu.xids if xid.code == code]
             if len(alike) > KEPT:
                 gpu.xids.remove(alike[0])

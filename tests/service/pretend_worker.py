@@ -90,6 +90,10 @@ class PretendWorker:
             raise GoneError
         if gpu.lost:
             return Report(Outcome.FAILED, "the device has fallen off its bus")
+        if gpu.traps and step is Step.CLEAR:
+            gpu.traps -= 1
+            self.node.report(gpu.info.uuid, [13], pid=self.pid)
+            return Report(Outcome.FAILED, "a kernel failed", Blame.UNDECIDED)
         await self.spend(10**6 if gpu.stalls or gpu.hangs else TAKES[step])
         match step:
             case Step.EVICT:

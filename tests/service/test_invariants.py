@@ -30,7 +30,7 @@ DEVICES = st.sets(DEVICE, min_size=1)
 POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
-    "lost", "hangs", "blind", "silent_on_holders", "bad_memory", "stalls", "crashes", "reset_fails", "drift",
+    "lost", "hangs", "blind", "silent_on_holders", "bad_memory", "stalls", "crashes", "traps", "reset_fails", "drift",
     "memory_unreachable", "unit_unreachable", "computes_wrongly", "remap_pending", "remap_failed", "reset_required",
 )  # fmt: skip
 XIDS = (13, 48, 54, 63, 79, 92, 125, 999)

@@ -32,6 +32,7 @@ ACTION = 154  # the XID whose text names the recovery action
 
 _PLACE = r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_PLACE}([^)]*)\): (\d{{1,6}})(?:,(.*))?", re.DOTALL)
+_PID = re.compile(r" pid=(\d{1,10}),")
 _INSTANCE = re.compile(r" GPU-I:(\d{1,3})(?: |$)")
 _FATAL_SXID = re.compile(
     rf"nvidia-(nvswitch\d{{1,3}}): SXid \(PCI:{_PLACE}[^)]*\): (\d{{1,6}}), Fatal\b(.*)", re.DOTALL
@@ -58,6 +59,7 @@ class GpuError:
     code: int
     instance: int | None = None  # the GPU instance, if the message names one
     action: str = ""  # of XID 154; empty if unknown
+    pid: int | None = None  # the process that the message of the kernel names
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,14 @@ def read(text: str) -> GpuError | SwitchError | None:
         instance = _INSTANCE.search(found[4])
         code = int(found[5])
         action = _action(found[6] or "") if code == ACTION else ""
-        return GpuError(place(*(int(it, 16) for it in found.groups()[:3])), code, instance and int(instance[1]), action)
+        process = _PID.match(found[6] or "")
+        return GpuError(
+            place(*(int(it, 16) for it in found.groups()[:3])),
+            code,
+            instance and int(instance[1]),
+            action,
+            process and int(process[1]),
+        )
     if found := _FATAL_SXID.fullmatch(text):
         return SwitchError(found[1], f"SXid {int(found[5])}{found[6]}"[:LONGEST])
     return None
@@ -158,7 +167,7 @@ class XidLog:
         # Two processors may log in the same microsecond, or a little out of order.
         number = max(microseconds, self._last.get(event.place, 0) + 1)
         self._last[event.place] = number
-        xid = Xid(number, event.code, microseconds / 1e6, event.action)
+        xid = Xid(number, event.code, microseconds / 1e6, event.action, event.pid)
         self._kept[event.place, event.code, event.instance].append(xid)
 
 

@@ -13,19 +13,23 @@ from scrubber.devices.nvidia.health.xids import GRACE, LONGEST, SAME, GpuError, 
 HERE, THERE = "0000:3b:00", "0000:3c:00"
 
 XIDS = [
-    ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, None),
-    ("NVRM: Xid (0000:3B:00): 14, Channel 00000001", 14, None),
-    ("NVRM: Xid (PCI:00000000:3b:00): 45, pid=7, name=a, Ch 00000010", 45, None),
-    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No", 94, 5),
-    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 31, pid=7194, name=python, Ch 00000002", 31, 5),
-    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:11 GPU-CI:02 NEW:1): 13, pid=1, name=x, Graphics", 13, 11),
-    ("NVRM: Xid (PCI:0000:3b:00 NEW:1): 13, pid=1, name=x, Graphics", 13, None),
+    ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, None, None),
+    ("NVRM: Xid (0000:3B:00): 14, Channel 00000001", 14, None, None),
+    ("NVRM: Xid (PCI:00000000:3b:00): 45, pid=7, name=a, Ch 00000010", 45, None, 7),
+    (
+        "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+        *(94, 5, 7194),
+    ),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 31, pid=7194, name=python, Ch 00000002", 31, 5, 7194),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:11 GPU-CI:02 NEW:1): 13, pid=1, name=x, Graphics", 13, 11, 1),
+    ("NVRM: Xid (PCI:0000:3b:00 NEW:1): 13, pid=1, name=x, Graphics", 13, None, 1),
+    ("NVRM: Xid (PCI:0000:3b:00): 13, pid='<unknown>', name= pid=7, name=x, Graphics", 13, None, None),
 ]
 
 
-@pytest.mark.parametrize(("text", "code", "instance"), XIDS)
-def test_an_xid_is_read_with_its_gpu_and_its_instance(text, code, instance):
-    assert read(text.replace("3B", "3b")) == GpuError(HERE, code, instance)
+@pytest.mark.parametrize(("text", "code", "instance", "pid"), XIDS)
+def test_an_xid_is_read_with_its_gpu_instance_and_process(text, code, instance, pid):
+    assert read(text.replace("3B", "3b")) == GpuError(HERE, code, instance, pid=pid)
 
 
 CHANGED = "NVRM: Xid (PCI:0000:3b:00): 154, {}GPU recovery action changed from 0x{} ({}) to 0x{} ({})"
@@ -48,7 +52,7 @@ CHANGED = "NVRM: Xid (PCI:0000:3b:00): 154, {}GPU recovery action changed from 0
 )
 def test_xid_154_says_what_must_be_done(number, words, action):
     found = read(CHANGED.format("pid=1, name=x, ", "0", "None", number, words))
-    assert found == GpuError(HERE, 154, action=action)
+    assert found == GpuError(HERE, 154, action=action, pid=1)
 
 
 def test_a_process_cannot_say_what_xid_154_asks_for():
@@ -62,7 +66,9 @@ def test_a_process_cannot_say_what_xid_154_asks_for():
     "name", ["x): 79, ", "(PCI:0000:3c:00): 79, ", "GPU-I:03): 79", "NVRM: Xid (PCI:0000:3c:00): 79, "]
 )
 def test_the_name_of_a_process_says_neither_code_nor_gpu(name):
-    assert read(f"NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={name}, Graphics Exception") == GpuError(HERE, 13)
+    assert read(f"NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={name}, Graphics Exception") == GpuError(
+        HERE, 13, pid=4711
+    )
 
 
 FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error"
@@ -125,14 +131,14 @@ def tell(log: XidLog, event: GpuError, now: float) -> None:
 
 
 def test_an_event_from_both_sources_counts_once_in_either_order():
-    log = XidLog()
-    assert log.add_logged(LOST, 7_000_000, 7.1)
+    log, logged = XidLog(), GpuError(HERE, 79, pid=7)  # NVML names no process
+    assert log.add_logged(logged, 7_000_000, 7.1)
     tell(log, LOST, 7.2)
     assert not log.settle(7.2 + GRACE)
     tell(log, LOST, 20.0)
-    assert log.add_logged(LOST, 20_000_001, 20.1)
+    assert log.add_logged(logged, 20_000_001, 20.1)
     assert not log.settle(20.0 + GRACE)
-    assert log.of(HERE) == (Xid(7_000_000, 79, 7.0), Xid(20_000_001, 79, 20.000001))
+    assert log.of(HERE) == (Xid(7_000_000, 79, 7.0, pid=7), Xid(20_000_001, 79, 20.000001, pid=7))
 
 
 def test_an_event_that_only_nvml_reports_counts_after_a_moment():
