@@ -84,8 +84,8 @@ def _causes() -> Section:
     )  # fmt: skip
     failures = graph(
         "Failed steps",
-        "Failed steps by step, outcome and blame. A failure of the device leads to quarantine; after a failure of a "
-        "tenant or of the service, the scrub is tried again.",
+        "Failed steps by step, outcome and blame. A failure of the device leads to quarantine; after any "
+        "other failure, the scrub is tried again.",
         units.Short,
         Query(SCOPE.recent_by_labels(service.STEP_FAILURES, "step", "outcome", "blame"), "{{at}}"), bars=True,
     )  # fmt: skip

@@ -444,7 +444,8 @@ def in_job(record, *failures):
 FIRST = in_job(lives.DIRTY, FAILED_KERNEL)
 SET_BACK = lives.live(FIRST, ev.ScrubFailed("job-1", "a kernel failed"))
 AGAIN = in_job(SET_BACK, FAILED_KERNEL)
-HELD = lives.live(in_job(SET_BACK), ev.ScrubFailed("job-1", "a process is on it"))
+EVICTED = replace(result(Step.EVICT, outcome=Outcome.FAILED, stuck=(ORPHAN,)), blame=Blame.TENANT)
+HELD = lives.live(in_job(SET_BACK, EVICTED), ev.ScrubFailed("job-1", "a process is on it"))
 ESCALATED = lives.live(FIRST, ev.Escalated("job-1", "so it was", ScrubPath.RESET))
 
 

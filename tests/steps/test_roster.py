@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Gpu, NotNowError
+from scrubber.devices.base import Gpu, NotNowError, ProgramFailedError
 from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
@@ -220,6 +220,11 @@ def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
     assert roster.perform(Step.RESET, ORDER, bench(gpu)) == Report(
         Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE
     )
+
+
+def test_a_program_that_failed_on_the_device_blames_no_device_yet() -> None:
+    gpu = Mock(**{"verify.side_effect": ProgramFailedError("a kernel failed")})
+    assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == Report(Outcome.FAILED, "a kernel failed", Blame.UNDECIDED)
 
 
 def test_a_bug_is_not_a_report(bank) -> None:
