@@ -149,6 +149,8 @@ PLANTED = [
         "if findings.deviating and not findings.tests else None",
         tests=IN_VERDICT,
     ),
+    Mutant(VERDICT, "if undecided and (ailment is not None or _has_failed(record))", "if undecided", tests=IN_VERDICT),
+    Mutant(VERDICT, "or _has_failed(record)", "", tests=IN_VERDICT),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
     Mutant(ACQUIRE, "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),

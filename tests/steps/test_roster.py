@@ -222,7 +222,7 @@ def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
     )
 
 
-def test_a_program_that_failed_on_the_device_blames_no_device_yet() -> None:
+def test_a_program_that_failed_blames_no_device_yet() -> None:
     gpu = Mock(**{"verify.side_effect": ProgramFailedError("a kernel failed")})
     assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == Report(Outcome.FAILED, "a kernel failed", Blame.UNDECIDED)
 
