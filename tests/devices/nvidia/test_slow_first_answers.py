@@ -55,6 +55,7 @@ class Service:
 
     async def stop(self) -> None:
         await self.built.service.stop()
+        await self.built.nursery.close()
         await self.built.ledger.close()
         self.library.close()
 
