@@ -46,10 +46,9 @@ def scrub(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("call", [*driver._CALLS, *OF_CUPY])
-@pytest.mark.parametrize("status", [46, 700, 719, 802])
-def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call, status):
-    """A limit of the context may be refused, with other statuses than these."""
-    cuda.fail(gpu.uuid, call, status)
+def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call):
+    """A limit of the context may be refused, with other statuses than this. Which status says what: test_proof.py."""
+    cuda.fail(gpu.uuid, call, 719)
     with pytest.raises(CudaError):
         scrub(gpu)
 
