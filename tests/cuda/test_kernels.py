@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deploy.compile_kernels import ARCHITECTURES
 from tests.fakes.cuda import emulation
-from tests.fakes.cuda.emulation import NOTHING, Emulation, Fault, Pattern, Shape, TrapError, Where
+from tests.fakes.cuda.emulation import EACH, NOTHING, Emulation, Fault, Found, Pattern, Shape, TrapError, Where
 from tests.fakes.cuda.patterns import ADDRESS, CONSTANT, KEYED, Words, pattern_bytes
 
 WORD = 2**64 - 1
@@ -108,6 +108,63 @@ def test_the_model_is_the_pattern_that_is_written_down():
     assert len(np.unique(pattern_bytes(KEYED, 1, 2, 0, 10_000))) == 20_000
 
 
+def unreported(gpu, pattern, shape, vectors, descending, *, bits=range(8), skipped=0):
+    """Where a single flipped bit is not reported exactly, or the memory is not as it must be afterwards."""
+    first = pattern.base + (0 if descending else skipped)
+    sound = model(replace(pattern, base=first), vectors)
+    memory = sound.copy()
+    flat = memory.reshape(-1).view(np.uint8)
+    found = Found()
+    compare = gpu.comparing(memory, pattern, shape, found, descending=descending, skipped=skipped)
+    complemented = (~sound).tobytes()
+    for place, bit in itertools.product(range(flat.size), bits):
+        memory[:] = sound
+        flat[place] ^= 1 << (bit + place) % 8
+        answer = 1, (first * 16 + place) << 8 | int(flat[place]), vectors
+        after = memory.tobytes() if descending is None else complemented
+        compare()
+        if found.answer() != answer or memory.tobytes() != after:
+            yield place, bit
+
+
+# Where the number of a vector grows beyond 32 bits: in the base, after each vector of a run, and in the index.
+BASES = [0, 2**32 - 3, 2**32 - 2, 2**32 - 1, 2**40 + 2**31]
+FAR, SKIPPED = Shape(first_block=2**32 // 12, grid=2**32 // 12 + 2, block=3), 2**32 // 12 * 12
+COMPARED = [
+    *itertools.product([CONSTANT, ADDRESS, KEYED], [None]),  # by check
+    *itertools.product([CONSTANT, ADDRESS], [False, True]),  # by invert, upwards and downwards
+]
+
+
+def of_kind(kind, base):
+    return Pattern(kind, 0x0123456789ABCDEF, 0xFEDCBA9876543211, base)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("kind", "descending"), COMPARED)
+def test_every_single_flip_is_reported_exactly(gpu, kind, descending, base):
+    """Each bit of a run and of its tail by one thread; then, by more, a bit of each byte of runs, rounds and tails."""
+    pattern = of_kind(kind, base)
+    assert [*unreported(gpu, pattern, Shape(grid=1, block=1), 7, descending)] == []
+    assert [*unreported(gpu, pattern, Shape(grid=2, block=3), 24 + 12 + 11, descending, bits=[0])] == []
+
+
+@pytest.mark.parametrize(("kind", "descending"), COMPARED)
+def test_flips_beyond_64_gib_are_reported_exactly(gpu, kind, descending):
+    assert [*unreported(gpu, of_kind(kind, 5), FAR, 12 + 11, descending, bits=[0], skipped=SKIPPED)] == []
+
+
+@pytest.mark.parametrize("kind", [CONSTANT, ADDRESS, KEYED])
+def test_write_carries_wherever_a_number_grows(gpu, kind):
+    for base in BASES:
+        memory = np.zeros((7, 2), np.uint64)
+        gpu.write(memory, of_kind(kind, base), Shape(grid=1, block=1))
+        assert (memory == model(of_kind(kind, base), 7)).all()
+    memory = np.zeros((12 + 11, 2), np.uint64)
+    gpu.write(memory, of_kind(kind, 5), FAR, skipped=SKIPPED)
+    assert (memory == model(of_kind(kind, 5 + SKIPPED), 12 + 11)).all()
+
+
 @given(pattern=patterns(), vectors=sizes, shape=shapes, places=changes)
 def test_check_finds_each_flip_with_the_lowest_first(gpu, pattern, vectors, shape, places):
     memory = flipped(model(pattern, vectors), places)
@@ -125,13 +182,19 @@ def test_invert_counts_flipped_bits_and_writes_the_complement(gpu, pattern, vect
     assert untouched(whole)
 
 
+def in_runs(places: list[int]) -> list[list[int]]:
+    """The four vectors of a run are in flight together; those at the end are not."""
+    whole = len(places) // 4 * 4
+    return [*(sorted(places[n : n + 4]) for n in range(0, whole, 4)), *([place] for place in places[whole:])]
+
+
 @given(vectors=sizes)
 def test_one_thread_inverts_memory_in_the_given_order(gpu, vectors):
     memory, alone = np.zeros((vectors, 2), np.uint64), Shape(grid=1, block=1)
     gpu.invert(memory, Pattern(CONSTANT), alone, descending=False)
-    assert gpu.order(memory) == list(range(vectors))
+    assert in_runs(gpu.order(memory)) == in_runs(list(range(vectors)))
     gpu.invert(memory, Pattern(CONSTANT, WORD, WORD), alone, descending=True)
-    assert gpu.order(memory) == list(reversed(range(vectors)))
+    assert in_runs(gpu.order(memory)) == in_runs(list(reversed(range(vectors))))
 
 
 @pytest.mark.parametrize("kernel", ["write", "check", "invert"])
@@ -216,11 +279,15 @@ def test_a_unit_beyond_the_callers_table_is_refused(gpu, kernel):
         gpu.on_chip(kernel, 1, replace(shape, grid=1, units=1, first_unit=1024), *more)
 
 
-@given(moment=st.integers(0, 239) | st.integers(481, 720), thread=st.integers(0, 255), flip=st.integers(1, 2**32 - 1))
-def test_a_changed_register_is_counted_once(gpu, moment, thread, flip):
-    """Of the 240 that keep keyed words, and of the 240 that keep zeros after them."""
-    fault = Fault(Where.REGISTER, 2, moment, thread, flip)
-    assert wrongs(gpu.on_chip("registers", 42, replace(HOLDING, fault=fault))) == [1, 0]
+@pytest.mark.parametrize("moment", [0, 481])
+@pytest.mark.parametrize("flip", [1, 1 << 31, WORD >> 32])
+def test_each_changed_register_is_counted(gpu, moment, flip):
+    """Of the 240 that keep keyed words, and of the 240 that keep zeros after them: another one in each thread.
+
+    The next of 256 threads changes the value that all others follow from; the last 15, what is compared with.
+    """
+    fault = Fault(Where.REGISTER, 2, moment, EACH, flip)
+    assert wrongs(gpu.on_chip("registers", 42, replace(HOLDING, fault=fault))) == [240 + 240 + 15, 0]
 
 
 @pytest.mark.parametrize("kernel", ["registers", "plant_registers", "listen_registers"])

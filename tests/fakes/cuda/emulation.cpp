@@ -62,7 +62,7 @@ bool trapped;
 std::vector<const Vector*> reads;  // of memory that is written too, in order
 std::map<u32, std::vector<u32>> shared_of_units;
 std::array<std::array<u32, 3>, 1024> operands;  // of the warps' tensor steps, by thread
-u32 first_unit;
+u32 first_unit, first_block;
 std::string maimed;  // the kernel that runs without one of its instructions
 u32 omitted;         // the address of that instruction
 bool whole = true;   // whether the kernel that runs is another
@@ -120,7 +120,7 @@ int run(const Launch* what, const Kernel& one, Deed deed) {
   reads.clear();
   gridDim.x = what->grid;
   blockDim.x = what->block;
-  for (u32 b = 0; b < what->grid && !trapped; ++b) {
+  for (u32 b = first_block; b < what->grid && !trapped; ++b) {
     blockIdx.x = b;
     run_block();
   }
@@ -173,7 +173,8 @@ u32 emulated_leftovers() { return launch->leftovers; }
 
 u32 spoiled(Where kind, u32 bits) {
   const u32 moment = threads[threadIdx.x].results[kind]++;
-  const bool hit = threadIdx.x == launch->fault.place && strikes(kind, moment);
+  const u32 place = launch->fault.place;
+  const bool hit = place == EACH ? strikes(kind, moment - threadIdx.x) : place == threadIdx.x && strikes(kind, moment);
   return hit ? bits ^ launch->fault.flip : bits;
 }
 
@@ -221,8 +222,11 @@ int emulated_own_shared(const char* name) {
   return one == nullptr ? -1 : static_cast<int>(one->own_shared);
 }
 
-// What the units are numbered from.
-void emulated_number_from(u32 unit) { first_unit = unit; }
+// Which block of a grid runs first from now on, as if those before it had run; and what the units are numbered from.
+void emulated_begin_with(u32 block, u32 unit) {
+  first_block = block;
+  first_unit = unit;
+}
 
 // Leaves out one instruction of a kernel from now on, if the translation says that it can be; "": none.
 void emulated_omit(const char* kernel_name, u32 address) {

@@ -31,6 +31,7 @@ SOURCE, PTX = "source", "ptx"
 OMISSIBLE: frozenset[tuple[str, int]] = frozenset()
 UNITS = 1024
 NOTHING = 2**64 - 1
+EACH = 2**32 - 1  # the place of a fault in every thread: see launch.h
 Argument = ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
 
@@ -67,8 +68,13 @@ class _Launch(ctypes.Structure):
     ]
 
 
-class _Found(ctypes.Structure):
+class Found(ctypes.Structure):
+    """What a comparison says: how many bytes differ, the first of them as the kernel packs it, the vectors compared."""
+
     _fields_ = [(name, ctypes.c_uint64) for name in ("count", "first", "compared")]
+
+    def begin(self) -> None:
+        self.count, self.first, self.compared = 0, NOTHING, 0
 
     def answer(self) -> tuple[int, int, int]:
         return self.count, self.first, self.compared
@@ -92,6 +98,7 @@ class Shape:
     shared_bytes: int = 0
     units: int = 4
     first_unit: int = 0
+    first_block: int = 0  # those before it are left out
     leftovers: int = 0  # registers of a thread that hold a canary
     fault: Fault = field(default_factory=Fault)
 
@@ -189,21 +196,45 @@ class Emulation:
         finally:
             self._library.emulated_omit(b"", 0)
 
-    def write(self, memory: Words, pattern: Pattern, shape: Shape) -> None:
-        self._run("write", shape, _address(memory), *_size(memory), *pattern.raw())
+    def write(self, memory: Words, pattern: Pattern, shape: Shape, *, skipped: int = 0) -> None:
+        """Over memory that ``skipped`` vectors precede, which no block of the shape reaches."""
+        self._run("write", shape, *_place(memory, skipped), *pattern.raw())
 
     def check(self, memory: Words, pattern: Pattern, shape: Shape) -> tuple[int, int, int]:
-        """How many bytes differ, the first of them as the kernel packs it, and how many vectors were compared."""
-        found = _Found(0, NOTHING, 0)
-        arguments = (_address(memory), *_size(memory), *pattern.raw())
-        self._run("check", shape, *arguments, _to(found))
+        found = Found()
+        self.comparing(memory, pattern, shape, found)()
         return found.answer()
 
     def invert(self, memory: Words, pattern: Pattern, shape: Shape, *, descending: bool) -> tuple[int, int, int]:
-        found = _Found(0, NOTHING, 0)
-        arguments = (_address(memory), *_size(memory), *pattern.raw(), ctypes.c_uint32(descending))
-        self._run("invert", shape, *arguments, _to(found))
+        found = Found()
+        self.comparing(memory, pattern, shape, found, descending=descending)()
         return found.answer()
+
+    def comparing(
+        self,
+        memory: Words,
+        pattern: Pattern,
+        shape: Shape,
+        found: Found,
+        *,
+        descending: bool | None = None,
+        skipped: int = 0,
+    ) -> Callable[[], None]:
+        """A pass that can be made many times: ``check``, or ``invert`` where a direction is given.
+
+        Where it descends, the skipped vectors follow the memory.
+        """
+        address, size = _place(memory, 0 if descending else skipped)
+        size.value = len(memory) + skipped
+        ways = [] if descending is None else [ctypes.c_uint32(descending)]
+        arguments = (address, size, *pattern.raw(), *ways, _to(found))
+        launch = self._prepared("check" if descending is None else "invert", shape, *arguments)
+
+        def compare() -> None:
+            found.begin()
+            launch()
+
+        return compare
 
     def order(self, memory: Words) -> list[int]:
         """Which vectors the last launch that inverted has read, in order."""
@@ -218,28 +249,24 @@ class Emulation:
         return list(units[shape.first_unit : shape.first_unit + shape.units])
 
     def _run(self, kernel: str, shape: Shape, *arguments: Argument) -> None:
-        self.prepared(kernel, shape, *arguments)()
+        self._prepared(kernel, shape, *arguments)()
 
-    def prepared(self, kernel: str, shape: Shape, *arguments: Argument) -> Callable[[], None]:
-        """A launch that can be made many times."""
+    def _prepared(self, kernel: str, shape: Shape, *arguments: Argument) -> Callable[[], None]:
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         launch, name = ctypes.byref(shape.raw()), kernel.encode()
 
         def launched() -> None:
-            self._library.emulated_number_from(shape.first_unit)
+            self._library.emulated_begin_with(shape.first_block, shape.first_unit)
             if self._library.emulate(name, launch, addresses):
                 raise TrapError(kernel)
 
         return launched
 
 
-def _address(memory: Words) -> ctypes.c_void_p:
-    return ctypes.c_void_p(memory.ctypes.data)
+def _place(memory: Words, skipped: int) -> tuple[ctypes.c_uint64, ctypes.c_uint64]:
+    """Where memory begins, and how many vectors it has, with those that are skipped before it."""
+    return ctypes.c_uint64(memory.ctypes.data - 16 * skipped), ctypes.c_uint64(len(memory) + skipped)
 
 
 def _to(results: ctypes.Structure | ctypes.Array[Unit]) -> ctypes.c_void_p:
     return ctypes.c_void_p(ctypes.addressof(results))
-
-
-def _size(memory: Words) -> tuple[ctypes.c_uint64]:
-    return (ctypes.c_uint64(len(memory)),)

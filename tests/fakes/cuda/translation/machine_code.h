@@ -32,6 +32,11 @@ inline u64 shifted_left(u64 x, u32 bits) { return bits < 64 ? x << bits : 0; }
 inline u64 shifted_right(u64 x, u32 bits) { return bits < 64 ? x >> bits : 0; }
 inline float real(u32 bits) { return same_bits<float>(bits); }
 inline u32 bits_of(float x) { return same_bits<u32>(x); }
+inline float upward(u32 exact) {
+  const float nearest = static_cast<float>(exact);
+  return static_cast<double>(nearest) < exact ? std::nextafter(nearest, 0x1p33f) : nearest;
+}
+inline u32 whole(float x) { return x >= 0x1p32f ? ~0u : x > 0 ? static_cast<u32>(x) : 0; }
 inline float toward_zero(double exact) {
   const float nearest = static_cast<float>(exact);
   return std::abs(static_cast<double>(nearest)) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
@@ -62,7 +67,7 @@ inline u32 shared_word(u32 own, u32 offset) {
 }
 
 // Whether the value was as expected, and is therefore replaced.
-inline u64 replaced(u64& at, u64 expected, u64 value) {
+inline bool replaced(u64& at, u64 expected, u64 value) {
   const bool equal = at == expected;
   if (equal) at = value;
   return equal;

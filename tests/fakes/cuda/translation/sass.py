@@ -43,7 +43,7 @@ LABEL = re.compile(r"\.(L_x_\d+):")
 JUMP = re.compile(r"`\(\.(L_x_\d+)\)")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[0-6T])\s+)?([A-Z][\w.]*)\s*([^;]*?)\s*;")
 IGNORED = re.compile(
-    r"\.(section|sectioninfo|sectionflags|align|global|type|size|other|headerflags|elftype)\b|//|\w+:$"
+    r"\.(section|sectioninfo|sectionflags|align|global|type|size|other|target|headerflags|elftype)\b|//|\w+:$"
 )
 FILE = {"R": 256, "UR": 64, "P": 7, "UP": 7}  # registers of each kind
 
@@ -172,8 +172,9 @@ class _Code:
         if match := re.fullmatch(r"([-~]?)(U?R)(\d+|Z)", operand):
             sign, kind, number = match.groups()
             return f"{sign}{self.register(kind, number)}" if not sign else f"({sign}{self.register(kind, number)})"
-        if match := re.fullmatch(r"c\[0x(\d)\]\[(0x[0-9a-f]+|RZ)\]", operand):
-            return self.constant(int(match[1]), 0 if match[2] == "RZ" else int(match[2], 16))
+        if match := re.fullmatch(r"([-~]?)c\[0x(\d)\]\[(0x[0-9a-f]+|RZ)\]", operand):
+            sign, bank, offset = match.groups()
+            return sign + self.constant(int(bank), 0 if offset == "RZ" else int(offset, 16))
         if match := re.fullmatch(r"-?0x[0-9a-f]{1,8}", operand):
             return f"{_number(operand):#x}u"
         raise UnknownCodeError(operand)
@@ -217,7 +218,7 @@ class _Code:
 
     def addend(self, operand: str) -> str:
         """A word of a sum with a carry, where -x is ~x and one more."""
-        if operand.startswith("-") and "R" in operand:
+        if operand.startswith("-") and not operand.startswith("-0x"):
             return f"(u64{{{self.word('~' + operand[1:])}}} + 1)"
         return f"u64{{{self.word(operand)}}}"
 
@@ -273,7 +274,7 @@ class _Code:
 
     def add_carried(self, target: str, *rest: str) -> str:
         carries, (first, second, third, *conditions) = self._carries(rest)
-        if len(conditions) != 2 or "-R" in f"{first}{second}{third}":
+        if len(conditions) != 2 or re.search("-[URc]", f"{first}{second}{third}"):
             raise UnknownCodeError(rest)
         terms = [*map(self.addend, (first, second, third)), *(f"u64{{{self.condition(it)}}}" for it in conditions)]
         return self._summed(target, carries, terms)
@@ -441,7 +442,7 @@ class _Code:
 
     def replace_shared(self, target: str, place: str, expected: str, value: str) -> str:
         change = f"replaced(shared<u64>({self.place(place)}), {self.wide(expected)}, {self.wide(value)})"
-        return self.put_wide(target, change)
+        return self.set(target, change) if _is_target(target) else self.put_wide(target, change)
 
     def load(self, target: str, address: str) -> str:
         return self._taken(target, f"global<Vector>({self.address(address)})")
@@ -508,6 +509,12 @@ class _Code:
 
     def reciprocal(self, target: str, operand: str) -> str:
         return self.put(target, f"bits_of(1 / {self.single(operand)})")
+
+    def real_of(self, target: str, operand: str) -> str:
+        return self.put(target, f"bits_of(upward({self.word(operand)}))")
+
+    def whole_of(self, target: str, operand: str) -> str:
+        return self.put(target, f"whole({self.single(operand)})")
 
     def tensor_halves(self, target: str, left: str, right: str, sums: str) -> str:
         start = int(left[1:])
@@ -648,6 +655,8 @@ def _table() -> dict[str, Callable[..., str]]:
         "MUFU.LG2": code.logarithm,
         "MUFU.RSQ": code.root,
         "MUFU.RCP": code.reciprocal,
+        "I2F.U32.RP": code.real_of,
+        "F2I.FTZ.U32.TRUNC.NTZ": code.whole_of,
         "HMMA.1688.F32": code.tensor_halves,
         "IMMA.8816.S8.S8 IMMA.16816.S8.S8": code.tensor_bytes,
         "BRA BRA.U CALL.REL.NOINC": code.jump,
