@@ -66,6 +66,13 @@ def children(pid: int) -> list[int]:
     return [child for child, state in states.items() if state and "\nState:\tZ" not in state]
 
 
+def without_cupy(folder: Path) -> dict[str, str]:
+    """For a process that finds no CuPy, although it is installed."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import sys; sys.modules['cupy'] = None")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
 class OnMachine(Service):
     """The service in a pid namespace of its own, with the machine that the libraries pretend."""
 

@@ -152,15 +152,28 @@ def acquire(service: OnCuda, number: int, pod: str) -> None:
     asyncio.run(call())
 
 
-def test_the_next_pod_gets_no_byte_of_a_living_tenant(service, clean):
+@pytest.fixture
+def lent(service, clean) -> Iterator[int]:
+    """A GPU that pods get, and that is free again in the end."""
+    yield clean
+    run_dir, device = service.run_dir, service.stage.machine.gpu(clean).uuid
+
+    async def call() -> None:
+        async with client.ScrubberClient(run_dir / "scrubber.sock") as scrubber:
+            await scrubber.release([device])
+
+    asyncio.run(call())
+
+
+def test_the_next_pod_gets_no_byte_of_a_living_tenant(service, lent):
     """From the Acquire of a pod, whose program writes through CUDA and stays, to the next Acquire and its receipt."""
-    acquire(service, clean, "first")
-    with service.tenant(clean, TENANT) as tenant:
-        assert service.dirty(clean)
-        acquire(service, clean, "second")
+    acquire(service, lent, "first")
+    with service.tenant(lent, TENANT) as tenant:
+        assert service.dirty(lent)
+        acquire(service, lent, "second")
         assert tenant.wait(WITHIN) == -signal.SIGTERM
-    assert not service.dirty(clean)
-    receipt = service.settled(clean, "granted").receipt
+    assert not service.dirty(lent)
+    receipt = service.settled(lent, "granted").receipt
     assert (receipt.residue_bytes, receipt.processes_terminated) == (len(SECRET), 1)
     assert receipt.covered_bytes + sum(it.bytes for it in receipt.uncovered) == receipt.allocatable_bytes
 

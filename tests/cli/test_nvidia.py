@@ -22,7 +22,7 @@ from autoclave.cli import service_call
 from scrubber.api import admin_client
 from scrubber.core import nvidia_advice
 from tests.cli import on_machine
-from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
+from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged, without_cupy
 from tests.devices.nvidia.health.events_seen import until
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import equip
@@ -103,14 +103,10 @@ async def idle(admin: admin_client.AdminClient) -> None:
     ("code", "lacks"), [(None, NO_CUPY), ("raise ImportError('libcudart.so.99: no such file')", BROKEN)]
 )
 def test_a_broken_cupy_is_reported_and_no_gpu_is_touched(autoclave, library, short_tmp, code, lacks):
-    site = short_tmp / "site"
-    site.mkdir()
-    if code is None:
-        (site / "sitecustomize.py").write_text("import sys; sys.modules['cupy'] = None")  # as if it were not there
-    else:
-        (site / "cupy.py").write_text(code)
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, {"PYTHONPATH": path})
+    environment = without_cupy(short_tmp / "site")
+    if code is not None:
+        (short_tmp / "site/sitecustomize.py").rename(short_tmp / "site/cupy.py").write_text(code)
+    bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, environment)
     variables = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
     try:
         if not any(CANNOT in line for line in bare.log_lines):

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.devices.simulated import drills
 from tests.cli import on_machine
-from tests.cli.on_machine import POLICY, OnMachine, needs_namespace, staged
+from tests.cli.on_machine import POLICY, OnMachine, needs_namespace, staged, without_cupy
 from tests.devices.nvidia.health.events_seen import until
 from tests.fakes.kmsg import Kmsg
 from tests.live import Service
@@ -61,7 +61,7 @@ def machine(library) -> Iterator[tuple[OnMachine, Kmsg]]:
         stage = staged(root, library, 4)
         kmsg = Kmsg(stage.root.path / "dev/kmsg")
         kmsg.xid(stage.machine.gpu(3).pci, 79, ", GPU has fallen off the bus.", at=1.5)
-        running = PatientOnMachine(root, stage, POLICY, {"PYTHONPATH": ""})
+        running = PatientOnMachine(root, stage, POLICY, without_cupy(root / "site"))
         yield running, kmsg
         running.stop()
         kmsg.close()
