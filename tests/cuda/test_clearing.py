@@ -16,7 +16,8 @@ from scrubber.cuda import clearing, memory, patterns
 from scrubber.cuda.card import CudaError, Found, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern, PatternKind
 from tests.fakes.cuda.card import HostCard
-from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.gpu import HostGpu
+from tests.fakes.cuda.machine import PAGE
 from tests.fakes.cuda.patterns import pattern_bytes
 
 KEY = bytes(range(16))

@@ -13,7 +13,8 @@ from scrubber.cuda.card import Found, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
-from tests.fakes.cuda.gpu import PAGE, HostGpu, always
+from tests.fakes.cuda.gpu import HostGpu
+from tests.fakes.cuda.machine import PAGE
 
 KEY = b"k" * 16
 SIZE = 4 * PAGE
@@ -144,7 +145,7 @@ def test_tests_without_time_are_reported_as_skipped(monkeypatch, a_pass):
 
 
 def test_the_result_names_deviating_multiprocessors_and_counts_reached_ones(bench):
-    bench.gpu.faults.deviating, bench.gpu.faults.unreached = always(2), always(1)
+    bench.gpu.faults.deviating, bench.gpu.faults.unreached = frozenset({2}), frozenset({1})
     tested = bench.test()
     assert (tested.deviating, tested.units) == ((2,), bench.gpu.units - 1)
     assert "arithmetic" in tested.skipped
