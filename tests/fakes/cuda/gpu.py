@@ -1,7 +1,7 @@
 """A GPU of one numpy array, with everything that its memory and its multiprocessors can do wrong.
 
-It does what ``scrubber/cuda/kernels`` says, and fails in ways that no driver reports. The real kernels and the real card
-run above the driver's stand-in.
+It does what ``scrubber/cuda/kernels`` says, and fails in ways that no driver reports. The real kernels and the real
+card run above the driver's stand-in.
 """
 
 from __future__ import annotations
