@@ -37,6 +37,7 @@ u32 emulated_shared_bytes();
 volatile u32* emulated_shared();
 u32 emulated_leftovers();
 u32 spoiled(Where kind, u32 bits);
+u32 emulated_unwritten();    // what a register holds that nothing has written: another value in each launch
 bool included(u32 address);  // whether the instruction there runs
 void tensor(float (&sums)[4], u32 a0, u32 a1, u32 b);
 void tensor(int (&sums)[2], u32 a, u32 b);
@@ -104,7 +105,12 @@ inline u32 shared_bytes() { return emulated_shared_bytes(); }
 inline volatile u32* shared_words() { return emulated_shared(); }
 inline u32 through_memory(u32 value) { return spoiled(REGISTER, value); }
 inline u32 leftover_registers(u32) { return emulated_leftovers(); }
-inline float special_sine(float x) { return spoiled(SINE, std::sin(x)); }
+inline float toward_zero(double exact) {
+  const float nearest = static_cast<float>(exact);
+  return std::abs(static_cast<double>(nearest)) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+inline float sine_of_turns(float x) { return spoiled(SINE, std::sin(x * 6.2831853f)); }
+inline float special_sine(float x) { return sine_of_turns(toward_zero(static_cast<double>(x) * 0.15915494f)); }
 inline float special_log(float x) { return spoiled(LOGARITHM, std::log2(x)); }
 inline float special_root(float x) { return spoiled(ROOT, 1 / std::sqrt(x)); }
 inline void tensor_halves(float (&sums)[4], u32 a0, u32 a1, u32 b) { tensor(sums, a0, a1, b); }

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import hashlib
+import mmap
 import platform
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+
+import numpy as np
 
 from scrubber.cuda.images import FOLDER, PORTABLE
 from tests.fakes.cuda.patterns import Words
@@ -31,6 +35,7 @@ SOURCE, PTX = "source", "ptx"
 OMISSIBLE: frozenset[tuple[str, int]] = frozenset()
 UNITS = 1024
 NOTHING = 2**64 - 1
+MAP_FIXED_NOREPLACE = 0x100000
 EACH = 2**32 - 1  # the place of a fault in every thread: see launch.h
 Argument = ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
@@ -261,6 +266,27 @@ class Emulation:
                 raise TrapError(kernel)
 
         return launched
+
+
+@functools.cache
+def _line() -> int:
+    """An address that is a multiple of 4 GiB, with memory on both sides of it."""
+    line, side = 2**36, 2**16
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    at = libc.mmap(line - side, 2 * side, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if at != line - side:
+        raise OSError(ctypes.get_errno(), "cannot map memory around an address of 64 GiB")
+    return line
+
+
+def across_the_line(vectors: int, before: int) -> Words:
+    """Zeros whose address grows beyond 32 bits after some vectors, as it does inside each large allocation."""
+    words = (ctypes.c_uint64 * (2 * vectors)).from_address(_line() - 16 * before)
+    ctypes.memset(words, 0, ctypes.sizeof(words))
+    return np.frombuffer(words, np.uint64).reshape(-1, 2)
 
 
 def _place(memory: Words, skipped: int) -> tuple[ctypes.c_uint64, ctypes.c_uint64]:

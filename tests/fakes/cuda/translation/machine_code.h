@@ -10,7 +10,19 @@
 
 #include "program.h"
 
-constexpr u32 UNWRITTEN = 0xDEADBEA7;  // what a register holds that nothing has written
+// Registers before anything is written to them.
+template <std::size_t N>
+void begin(bool (&predicates)[N]) {
+  std::fill(std::begin(predicates), std::end(predicates), (emulated_unwritten() & 1) != 0);
+}
+template <std::size_t N>
+void begin(u32 (&words)[N]) {
+  std::fill(std::begin(words), std::end(words), emulated_unwritten());
+}
+template <std::size_t N>
+void begin(u64 (&words)[N]) {
+  std::fill(std::begin(words), std::end(words), static_cast<u64>(emulated_unwritten()) << 32 | emulated_unwritten());
+}
 
 // The arguments of a launch, each at the place that the code reads it from.
 struct Arguments {
@@ -37,10 +49,6 @@ inline float upward(u32 exact) {
   return static_cast<double>(nearest) < exact ? std::nextafter(nearest, 0x1p33f) : nearest;
 }
 inline u32 whole(float x) { return x >= 0x1p32f ? ~0u : x > 0 ? static_cast<u32>(x) : 0; }
-inline float toward_zero(double exact) {
-  const float nearest = static_cast<float>(exact);
-  return std::abs(static_cast<double>(nearest)) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
-}
 
 // Memory of the device. An address that is not a multiple of the size is an error there, too.
 template <class T>

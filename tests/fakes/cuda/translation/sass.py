@@ -136,14 +136,9 @@ class _Code:
         return Kernel(self._name, max(own, 0), arguments, tuple(statements))
 
     def statements(self, lines: list[Instruction | str], omissible: Collection[int]) -> list[str]:
-        registers = [
-            f"bool {kind}[{size}] = {{}};" if "P" in kind else f"u32 {kind}[{size}];" for kind, size in FILE.items()
-        ]
-        statements = ["  [[maybe_unused]] " + register for register in registers]
-        statements += [
-            "  std::fill(std::begin(R), std::end(R), UNWRITTEN);",
-            "  std::fill(std::begin(UR), std::end(UR), UNWRITTEN);",
-        ]
+        statements = []
+        for kind, size in FILE.items():
+            statements += [f"  {'bool' if 'P' in kind else 'u32'} {kind}[{size}];", f"  begin({kind});"]
         if left := _left(lines):
             statements.append(f"  constexpr unsigned char LEFT[] = {{{', '.join(map(str, left))}}};")
             canary = "arguments.at<u32>(0)"
@@ -499,7 +494,7 @@ class _Code:
 
     def sine(self, target: str, operand: str) -> str:
         """Of turns, not of radians."""
-        return self.put(target, f"bits_of(special_sine({self.single(operand)} * 6.2831853f))")
+        return self.put(target, f"bits_of(sine_of_turns({self.single(operand)}))")
 
     def logarithm(self, target: str, operand: str) -> str:
         return self.put(target, f"bits_of(special_log({self.single(operand)}))")
