@@ -295,6 +295,10 @@ def test_each_unit_is_reached_and_each_checked_word_counted(gpu, kernel, shape, 
 
 @given(size=st.integers(1, 400), block=st.integers(1, 70), key=words)
 def test_a_planted_value_is_found_until_scratch_ran(gpu, size, block, key):
+    a_planted_value_is_found(gpu, size, block, key)
+
+
+def a_planted_value_is_found(gpu, size, block, key):
     shape = Shape(grid=2, block=block, shared_bytes=size * 4, units=2)
     gpu.on_chip("plant", CANARY, shape)
     assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]
@@ -396,3 +400,30 @@ def test_a_unit_without_a_result_did_not_compute(gpu, block, rounds):
     """Tensor cores take whole warps, and no round is no computation."""
     with pytest.raises(TrapError):
         gpu.on_chip("exact", 7, replace(COMPUTING, block=block), rounds)
+
+
+CAUGHT = {
+    "write": lambda gpu: test_write_carries_wherever_a_number_grows(gpu, ADDRESS),
+    "check": lambda gpu: test_every_single_flip_is_reported_exactly(gpu, CONSTANT, None),
+    "invert": lambda gpu: test_every_single_flip_is_reported_exactly(gpu, ADDRESS, descending=True),
+    "scratch": lambda gpu: test_scratch_counts_each_word_that_changed_by_itself(gpu, 0, 0),
+    "plant": lambda gpu: a_planted_value_is_found(gpu, 7, 3, 1),
+    "listen": lambda gpu: a_planted_value_is_found(gpu, 7, 3, 1),
+    "registers": lambda gpu: test_each_changed_register_is_counted(gpu, 0, 1),
+    "plant_registers": lambda gpu: test_each_unit_is_reached_and_each_checked_word_counted(
+        gpu, "plant_registers", HOLDING, [2 * 240 * 256, 240 * 256]
+    ),
+    "listen_registers": lambda gpu: test_canaries_left_in_registers_are_added_up(gpu, 0),
+    "exact": test_every_unit_computes_what_seed_and_rounds_say,
+}
+
+
+@pytest.mark.parametrize(("kernel", "address"), emulation.PLANTED)
+def test_one_instruction_less_turns_a_test_red(kernel, address):
+    """Of the machine code: a test that passes with it fails without it."""
+    if lack := emulation.missing(emulation.PLANTED_IN):
+        pytest.skip(lack)
+    gpu = Emulation(emulation.library(emulation.PLANTED_IN))
+    CAUGHT[kernel](gpu)
+    with gpu.without(kernel, address), pytest.raises(AssertionError):
+        CAUGHT[kernel](gpu)

@@ -10,8 +10,9 @@ import functools
 import itertools
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tests.fakes.cuda.translation.elf import Elf
 from tests.fakes.cuda.translation.program import Argument, Kernel, UnknownCodeError, parsed, program
@@ -55,15 +56,23 @@ class Instruction:
     name: str
     operands: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        return f"{self.name} {', '.join(self.operands)}"
 
-def translated(image: bytes, disassembly: str, omissible: Collection[tuple[str, int]] = ()) -> str:
-    """A program in C++; instructions of ``omissible``, by kernel and address, run unless a test leaves them out."""
-    elf = Elf(image)
+
+def translated(image: bytes, disassembly: str, omissible: Mapping[tuple[str, int], str] = MappingProxyType({})) -> str:
+    """A program in C++; the instructions of ``omissible``, by kernel and address, run unless a test leaves them out."""
+    elf, code = Elf(image), dict(_kernels(disassembly))
+    for (kernel, address), text in omissible.items():
+        if text not in (
+            line.text for line in code[kernel] if isinstance(line, Instruction) and line.address == address
+        ):
+            raise UnknownCodeError(f"{kernel} does not read {text!r} at {address:#06x} any more: mend this mutant")
     kernels = []
-    for name, lines in _kernels(disassembly):
-        code = _Code(elf, name)
+    for name, lines in code.items():
         addresses = {address for kernel, address in omissible if kernel == name}
-        kernels.append(code.kernel(code.statements(lines, addresses)))
+        kernels.append(_Code(elf, name).kernel(lines, addresses))
     return program(kernels)
 
 
@@ -107,7 +116,7 @@ def _is_target(operand: str) -> bool:
 
 
 @functools.cache
-def _logic() -> dict[int, str]:
+def logic_of_tables() -> dict[int, str]:
     """For each table of three inputs, an expression that has it: as short as repeated joining finds them."""
     known = {0xF0: "a", 0xCC: "b", 0xAA: "c", 0x00: "0u", 0xFF: "~0u"}
     known |= {~table & 0xFF: f"~{text}" for table, text in known.items() if text in "abc"}
@@ -130,12 +139,12 @@ class _Code:
         self._words = WORDS[self._start]
         self._end = max(offset + size for offset, size in self._arguments)
 
-    def kernel(self, statements: list[str]) -> Kernel:
+    def kernel(self, lines: list[Instruction | str], omissible: Collection[int]) -> Kernel:
         own = self._elf.size(f".nv.shared.{self._name}") - self._reserved
         arguments = tuple(Argument(*argument) for argument in self._arguments)
-        return Kernel(self._name, max(own, 0), arguments, tuple(statements))
+        return Kernel(self._name, max(own, 0), arguments, tuple(self._statements(lines, omissible)))
 
-    def statements(self, lines: list[Instruction | str], omissible: Collection[int]) -> list[str]:
+    def _statements(self, lines: list[Instruction | str], omissible: Collection[int]) -> list[str]:
         statements = []
         for kind, size in FILE.items():
             statements += [f"  {'bool' if 'P' in kind else 'u32'} {kind}[{size}];", f"  begin({kind});"]
@@ -157,8 +166,7 @@ class _Code:
         try:
             return _table()[line.name](self, *line.operands)
         except (KeyError, TypeError, ValueError, UnknownCodeError) as error:
-            text = f"{line.guard} {line.name} {', '.join(line.operands)}".strip()
-            raise UnknownCodeError(f"{self._name} at {line.address:04x}: {text}: {error!r}") from error
+            raise UnknownCodeError(f"{self._name} at {line.address:04x}: {line.text}: {error!r}") from error
 
     # ---- operands
 
@@ -340,7 +348,7 @@ class _Code:
         target, one, other, third, table, condition = operands
         if not truth and condition not in ("!PT", "!UPT"):
             raise UnknownCodeError(condition)
-        expression = _logic()[_number(table)]
+        expression = logic_of_tables()[_number(table)]
         inputs = dict(zip("abc", map(self.word, (one, other, third)), strict=True))
         value = re.sub("[abc]", lambda letter: inputs[letter[0]], expression)
         done = f"const u32 bits = {value}; {self.put(target, 'bits')}"
