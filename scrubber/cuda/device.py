@@ -46,7 +46,8 @@ LIMITS = {
     2: 4096,
 }  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
 THREADS = 256
-BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}  # that fit on a multiprocessor
+# On a multiprocessor, or as many as fit.
+BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}
 ROUNDS = 64  # of the computation in one launch
 TRIES = 20  # the device chooses where blocks run
 
@@ -54,7 +55,7 @@ _FOUND, _UNIT = struct.Struct("<QQQ"), struct.Struct("<IIQQ")
 _MOST_SPANS, _MOST_UNITS = 256, 1024
 _NOTHING = _FOUND.pack(0, NOWHERE, 0)
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
-_MULTIPROCESSORS, _CAPABILITY = 16, (75, 76)  # attributes of a device
+_MULTIPROCESSORS, _THREADS_OF_UNIT, _CAPABILITY = 16, 39, (75, 76)  # attributes of a device
 _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
 _INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
 _KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
@@ -152,6 +153,7 @@ class CudaCard:
         self._events: list[c_void_p] = []
         self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
+        self._fitting = 0  # blocks, on a multiprocessor
         self._shared = _Shared(0, 0, 0)
         self._granted: dict[KernelProgram, int] = {}  # the dynamic shared memory that the driver grants a block
 
@@ -233,6 +235,7 @@ class CudaCard:
                 if status_of(error) not in _REFUSED:  # the context takes more memory then, which is counted
                     raise
         self.units = self._driver.attribute(_MULTIPROCESSORS)
+        self._fitting = self._driver.attribute(_THREADS_OF_UNIT) // THREADS
         self._shared = _Shared(*map(self._driver.attribute, (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)))
         self._module = self._driver.load(str(self._image()))
         self._events = [self._driver.event(_QUIETLY) for _ in range(_MOST_SPANS)]
@@ -283,7 +286,7 @@ class CudaCard:
             words.append(c_uint32(kind is Sweep.INVERT_DOWN))
         if kind is not Sweep.WRITE:
             words.append(c_uint64(place))
-        self._kernel(_KERNELS[kind]).launch(self.units * BLOCKS[kind], THREADS, words)
+        self._kernel(_KERNELS[kind]).launch(self.units * min(BLOCKS[kind], self._fitting), THREADS, words)
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         kernel = self._kernel(program.value)

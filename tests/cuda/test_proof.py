@@ -146,6 +146,17 @@ def sweeps(change: Callable[[int], int]) -> Callable[[Launch], None]:
     return launched
 
 
+@pytest.mark.parametrize(("threads", "blocks"), [(1024, (4, 4)), (1536, (6, 4)), (2048, (8, 4))])
+def test_no_more_blocks_are_launched_than_fit(bench, threads, blocks):
+    asked: dict[str, int] = {}
+    bench.launched = lambda launch: asked.update({launch.kernel: launch.blocks // UNITS})
+    bench.change(**{"attribute.39": threads})
+    held = memory.take(bench.ready())
+    held.write(ZERO, unheard)
+    held.check(ZERO, unheard)
+    assert (asked["write"], asked["check"]) == blocks
+
+
 @pytest.mark.parametrize("fault", [*TOO_FEW, *TOO_MANY])
 @pytest.mark.parametrize("kind", COMPARISONS)
 def test_memory_compared_twice_or_partly_is_no_answer(bench, kind, fault):
