@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,10 @@ from scrubber.devices.nvidia.nvml import Library
 
 LISTED_WITHIN = 5.0  # seconds
 SHORT_USE = """
-import os, sys, time
-os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
-import cupy
+import json, os, sys, time
+from benchmarks.trial.card import Where, opened
 began = time.perf_counter()
-cupy.zeros(1 << 20)
-cupy.cuda.runtime.deviceSynchronize()
+opened(Where(**json.load(sys.stdin)))
 print(os.getpid(), time.perf_counter() - began)
 """
 
@@ -60,7 +60,8 @@ def accounts(where: Where) -> Iterator[Measured]:
             before = nvml.ask(pynvml.nvmlDeviceGetAccountingPids, gpu)
             times.append(1000 * (time.perf_counter() - began))
         yield Measured("one question for the processes that have ended", tuple(times), "ms", f"{len(before)} listed")
-        user = subprocess.run([sys.executable, "-c", SHORT_USE, where.uuid], check=True, capture_output=True, text=True)
+        command, about = [sys.executable, "-c", SHORT_USE], json.dumps(asdict(where))
+        user = subprocess.run(command, input=about, check=True, capture_output=True, text=True)
         pid, used, ended = (*map(float, user.stdout.split()), time.perf_counter())
         yield one("a process used the GPU", 1000 * used, "ms", "from its context to its end")
         while int(pid) not in (listed := nvml.ask(pynvml.nvmlDeviceGetAccountingPids, gpu)):

@@ -9,9 +9,12 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
+from benchmarks.trial.driver import MeasuringDriver
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
@@ -49,17 +52,13 @@ class Where:
 class MeasuredCard(CudaCard):
     """Launches the kernels of a worker, between two events that measure the time."""
 
-    def __init__(self, cupy: Any, uuid: str, limit: int | None) -> None:  # noqa: ANN401 - a module without types
-        super().__init__(cupy, uuid)
+    def __init__(self, driver: MeasuringDriver, uuid: str, limit: int | None) -> None:
+        super().__init__(driver, uuid)
+        self.driver = driver
         self._left = limit
-        self._times: tuple[int, int] | None = None
+        self._times: tuple[c_void_p, c_void_p] | None = None
         self._launched = False
         self.runs = 0  # of programs; tries of one program count once
-
-    @property
-    def runtime(self) -> Any:  # noqa: ANN401 - a module without types
-        """The CUDA runtime of CuPy."""
-        return self._runtime
 
     def allocate(self, size: int) -> int | None:
         """None also if the limit would be exceeded."""
@@ -74,9 +73,9 @@ class MeasuredCard(CudaCard):
         self._launched = False
         return super().sweep(kind, pattern, spans, step)
 
-    def use(self, source: str, options: Sequence[str]) -> None:
-        """Use kernels that are compiled now from this source, instead of the shipped ones."""
-        self._named = self._cupy.RawModule(code=source, options=tuple(options), backend="nvrtc").get_function
+    def use(self, image: Path) -> None:
+        """Use the kernels of this file, instead of the shipped ones."""
+        self._module = self.driver.load(str(image))
         self._kernels.clear()
         for kind in Sweep:  # the driver loads a kernel at its first use, which takes memory
             self.launch(kind, ZERO, Span(self._found, 0, 0))
@@ -88,43 +87,38 @@ class MeasuredCard(CudaCard):
 
     def shared_of(self, program: KernelProgram) -> int:
         """Bytes of shared memory that the kernel itself declares, as the driver reports it."""
-        return self._kernel(program.value).shared_size_bytes
+        return self._kernel(program.value).own_shared
 
     def timed(self, launch: Callable[[], None]) -> float:
         """The seconds that the device takes for the launches inside the block."""
         first, last = self._clock()
-        self._runtime.eventRecord(first, 0)
+        self.driver.record(first)
         launch()
-        self._runtime.eventRecord(last, 0)
-        return self._told_seconds()
+        self.driver.record(last)
+        return self.driver.seconds_between(first, last)
 
     def device_seconds(self) -> float:
         """The seconds from the first launch of the last sweep to the end of its last launch."""
         if not self._launched:
             raise RuntimeError("cannot tell how long the device took: no launch was seen")
-        return self._told_seconds()
+        return self.driver.seconds_between(*self._clock())
 
     def _begin(self, kind: Sweep, pattern: Pattern, span: Span, place: int) -> None:
         first, last = self._clock()
         if not self._launched:
-            self._runtime.eventRecord(first, 0)
+            self.driver.record(first)
             self._launched = True
         super()._begin(kind, pattern, span, place)
-        self._runtime.eventRecord(last, 0)  # recorded after each launch: the last record counts
+        self.driver.record(last)  # recorded after each launch: the last record counts
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         self.runs += 1
         return super()._ran(program, number)
 
-    def _clock(self) -> tuple[int, int]:
+    def _clock(self) -> tuple[c_void_p, c_void_p]:
         if self._times is None:
-            self._times = (self._runtime.eventCreate(), self._runtime.eventCreate())
+            self._times = (self.driver.timed_event(), self.driver.timed_event())
         return self._times
-
-    def _told_seconds(self) -> float:
-        first, last = self._clock()
-        self._runtime.eventSynchronize(last)
-        return float(self._runtime.eventElapsedTime(first, last)) / 1000
 
 
 C = TypeVar("C", bound=MeasuredCard)
@@ -152,7 +146,7 @@ def opened(where: Where) -> MeasuredCard:
 def opened_as(kind: type[C], where: Where) -> C:
     """The same, with a card of this kind."""
     device.only(where.uuid)
-    card = kind(warmth.load(), where.uuid, where.limit)
+    card = kind(MeasuringDriver(warmth.load()), where.uuid, where.limit)
     card.begin(where.pci_address, manager=target(where).host.memory_manager(where.pci_address))
     card.ready()
     card.runs = 0  # without the runs that loaded the programs

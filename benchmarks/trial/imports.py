@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.trial import needs
 from benchmarks.trial.card import Where
+from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, Unproven, remark
 from scrubber.cuda import warmth
 
@@ -44,8 +45,8 @@ def pidfd_refused() -> str | None:
 def _cupy() -> str:
     """CuPy with the CUDA that it was built for and the newest that the driver knows; no device is opened."""
     cupy = warmth.load()
-    built, knows = (getattr(cupy.cuda.runtime, ask)() for ask in ("runtimeGetVersion", "driverGetVersion"))
-    return f"{cupy.__version__}, CUDA runtime {built}, CUDA of the driver {knows}"
+    built, knows = cupy.cuda.driver.get_build_version(), MeasuringDriver(cupy).version()
+    return f"{cupy.__version__}, built for CUDA {built}, CUDA of the driver {knows}"
 
 
 def _first_line(file: Path) -> str:

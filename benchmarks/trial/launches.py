@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from ctypes import c_uint32, c_uint64
 from functools import partial
-from typing import Any
 
 from benchmarks.trial.card import MeasuredCard, Where, opened_as
 from benchmarks.trial.figures import Measured, Unproven, one, remark
 from benchmarks.trial.forks import in_a_fork
 from scrubber.cuda.card import KernelProgram, Span, Sweep
 from scrubber.cuda.device import ROUNDS, THREADS
+from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import ZERO
 
 BLOCK, UNIT, KEPT = 97, 81, 111  # attributes of a device
@@ -19,13 +20,7 @@ ATTRIBUTES = {
     UNIT: "shared memory of a multiprocessor",
     KEPT: "shared memory of each block that the system keeps",
 }
-FACTS = {
-    "registers": "num_regs",
-    "local bytes": "local_size_bytes",
-    "static shared bytes": "shared_size_bytes",
-    "threads at most": "max_threads_per_block",
-    "binary": "binary_version",
-}
+FACTS = {"registers": 4, "local bytes": 3, "static shared bytes": 1, "threads at most": 0, "binary": 6}  # of a kernel
 SWEEPS = {"write": Sweep.WRITE, "check": Sweep.CHECK, "invert": Sweep.INVERT}
 LONG = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)  # with a number of 64 bits
 RESULTS = 2**16  # bytes for what the kernels write
@@ -40,45 +35,44 @@ class BareCard(MeasuredCard):
     def ready(self) -> None:
         """Only memory for the results."""
         if not self._found:
-            self._found = self._runtime.malloc(RESULTS)
+            self._found = self.driver.allocate(RESULTS)
 
     def attribute(self, number: int) -> int | None:
         """An attribute of the device; None: CUDA does not know it."""
         try:
-            return int(self._runtime.deviceGetAttribute(number, 0))
-        except self._runtime.CUDARuntimeError:
+            return self.driver.attribute(number)
+        except self.driver.Error:
             return None
 
     def facts(self, name: str) -> str:
         """What the driver says of a kernel."""
-        kernel = self._named(name)
-        return ", ".join(f"{what} {getattr(kernel, attribute, 'unknown')}" for what, attribute in FACTS.items())
+        kernel = self._kernel(name)
+        return ", ".join(f"{what} {kernel.attribute(number)}" for what, number in FACTS.items())
 
     def tried(self, name: str) -> Tries:
         """Launch a kernel once with each size."""
         if name in SWEEPS:
             return {"no shared memory": self._said(lambda: self.launch(SWEEPS[name], ZERO, Span(self._found, 0, 0)))}
-        own, most, kept = self._named(name).shared_size_bytes, self.attribute(BLOCK) or 0, self.attribute(KEPT) or 0
+        own, most, kept = self._kernel(name).own_shared, self.attribute(BLOCK) or 0, self.attribute(KEPT) or 0
         return {
             f"{size} bytes": self._said(partial(self._launch_program, KernelProgram(name), size))
             for size in sorted({most, most - own, most - own - kept}, reverse=True)
         }
 
     def _launch_program(self, program: KernelProgram, shared: int) -> None:
-        kernel: Any = self._named(program.value)
-        kernel.max_dynamic_shared_size_bytes = shared
-        long, short = self._cupy.uint64, self._cupy.uint32
-        words = [(long if program in LONG else short)(0)]
-        words += [short(ROUNDS)] if program is KernelProgram.EXACT else []
-        self._put(self._found, bytes(RESULTS))
-        kernel((self.units,), (THREADS,), (*words, long(self._found)), shared_mem=shared)
+        kernel = self._kernel(program.value)
+        kernel.allow_shared(shared)
+        words: list[Word] = [c_uint64(0) if program in LONG else c_uint32(0)]
+        words += [c_uint32(ROUNDS)] if program is KernelProgram.EXACT else []
+        self.driver.put(self._found, bytes(RESULTS))
+        kernel.launch(self.units, THREADS, [*words, c_uint64(self._found)], shared)
 
-    def _said(self, launch: Any) -> str:  # noqa: ANN401 - a function of two kinds
+    def _said(self, launch: Callable[[], None]) -> str:
         try:
             launch()
-            self._got(self._found, RESULTS)  # waits for its end
-        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
-            return f"CUDA status {error.status}: {error}"
+            self.driver.get(self._found, RESULTS)  # waits for its end
+        except self.driver.Error as error:
+            return f"CUDA status {status_of(error)}: {error}"
         return PASSED
 
 

@@ -18,9 +18,8 @@ from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library
 
 SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all memory
-BASELINE = "cudaMemset"
-COPY = "cudaMemcpy, device to device"
-_ON_DEVICE = 3
+BASELINE = "cuMemsetD8"
+COPY = "cuMemcpyDtoD"
 _STEADY = 0x55
 
 NOTES = {
@@ -124,13 +123,13 @@ def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
 
 def _set(card: MeasuredCard, whole: GpuMemory) -> None:
     for span in whole.spans:
-        card.runtime.memset(span.address, 0, span.size)
+        card.driver.fill(span.address, 0, span.size)
 
 
 def _copied(card: MeasuredCard, whole: GpuMemory) -> None:
     for span in whole.spans:
         half = span.size // 2
-        card.runtime.memcpyAsync(span.address + half, span.address, half, _ON_DEVICE, 0)
+        card.driver.copy(span.address + half, span.address, half)
 
 
 def _rate(name: str, seconds: list[float], size: int, note: str) -> Measured:

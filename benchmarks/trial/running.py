@@ -35,8 +35,6 @@ ROOT = Path(__file__).parents[2]
 _SHARE = 0.9  # of its time limit that a part plans with
 _LAST_WORDS = 400  # characters of the output of a failed process, on the page; all of it is in the evidence
 _STOP = b"stop"
-# CuPy saves what it compiles, and a worker's folder for that cannot be written: so keep it in memory.
-_ALWAYS = {"CUPY_CACHE_IN_MEMORY": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def run(name: str, where: Where, seconds: float, records: Records) -> Part:
@@ -95,7 +93,7 @@ def _received(line: socket.socket, seconds: float) -> bytes | None:
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     """The environment of a part. Its processes find the checkout: a zygote does not search its working directory."""
     path = os.pathsep.join(filter(None, (str(ROOT), ours.get("PYTHONPATH"))))
-    return {**ours, **_ALWAYS, "PYTHONPATH": path}
+    return {**ours, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
 
 
 def main(name: str, line: socket.socket) -> None:

@@ -17,6 +17,7 @@ from benchmarks.trial.figures import Measured, one, rounds
 from benchmarks.trial.forks import Fork, say
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Span
+from scrubber.cuda.driver import CudaDriver
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
 from scrubber.devices.nvidia import boards
@@ -50,11 +51,11 @@ def life(where: Where, mark: Callable[[str], None]) -> None:
     library.close()
     mark("NVML: open, read the memory in use, close")
     device.only(where.uuid)
-    runtime = warmth.load().cuda.runtime
+    driver = CudaDriver(warmth.load())
     mark("import of CuPy")
-    runtime.getDeviceCount()
+    driver.devices()
     mark("the driver")
-    runtime.free(0)
+    driver.make_context()
     mark("context")
     card = opened(where)
     mark("limits, kernels and their first launches")

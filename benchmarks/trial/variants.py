@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, taken, unheard, zeroed
@@ -14,6 +17,7 @@ from benchmarks.trial.forks import in_a_fork
 from deploy.compile_kernels import HEADER, OPTIONS, SOURCE, read_sources
 from scrubber.cuda import memory
 from scrubber.cuda.card import Span, Sweep
+from scrubber.cuda.images import binary
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
 
@@ -22,6 +26,7 @@ SAMPLE = 16  # one byte in so many
 PIECE = 2**25  # bytes: the sample is the first part of each piece of this size
 SIZES = (2**33, 2**30, 2**28)  # bytes of the largest allocation
 UNROLL = "constexpr u32 UNROLL = "
+CAPABILITY = (75, 76)  # attributes of a device
 LOAD, STORE = "ld.global.nc.L1::no_allocate.v2.u64", "__stcs(at, v)"
 # By name: the text in the source of the kernels, and its replacement.
 SOURCES: Mapping[str, Mapping[str, str]] = {
@@ -45,7 +50,7 @@ def _compiled(where: Where, name: str) -> list[Measured]:
     """Write and compare with kernels that are compiled from a changed source."""
     try:
         card = _with_source(where, SOURCES[name])
-    except Exception as error:  # noqa: BLE001 - CuPy raises what its compiler raises, and there may be no compiler
+    except Exception as error:  # noqa: BLE001 - CuPy raises what its compiler raises, and there may be none
         return [remark(f"kernels, {name}: not measured", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")]
     whole, key = memory.take(card), fresh(name)
     writes, checks = [], []
@@ -67,8 +72,23 @@ def _with_source(where: Where, changes: Mapping[str, str]) -> MeasuredCard:
         if old not in text:
             raise ValueError(f"the source of the kernels has no {old!r}")
         text = text.replace(old, new)
-    card.use(text, OPTIONS)
+    major, minor = map(card.driver.attribute, CAPABILITY)
+    with TemporaryDirectory() as folder:
+        image = Path(folder, binary(major, minor))
+        image.write_bytes(machine_code(text, f"sm_{major}{minor}"))
+        card.use(image)
     return card
+
+
+def machine_code(source: str, architecture: str) -> bytes:
+    """Compile it with the compiler that CuPy finds (NVRTC), which opens no device."""
+    nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
+    program = nvrtc.createProgram(source, SOURCE, (), ())
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *OPTIONS))
+        return bytes(nvrtc.getCUBIN(program))
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 def _allocated(where: Where, largest: int) -> list[Measured]:

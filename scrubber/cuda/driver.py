@@ -145,15 +145,19 @@ class Kernel:
         self._bindings = bindings
         self._handle = handle
 
+    def attribute(self, number: int) -> int:
+        """What the driver says of it."""
+        return int(self._bindings.funcGetAttribute(number, self._handle))
+
     @property
     def own_shared(self) -> int:
         """The bytes of shared memory that it declares itself."""
-        return int(self._bindings.funcGetAttribute(_OWN_SHARED, self._handle))
+        return self.attribute(_OWN_SHARED)
 
     @property
     def local(self) -> int:
         """The bytes of device memory that hold what a thread cannot keep in registers."""
-        return int(self._bindings.funcGetAttribute(_LOCAL, self._handle))
+        return self.attribute(_LOCAL)
 
     def allow_shared(self, size: int) -> None:
         """Allow a block so much dynamic shared memory."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 import secrets
@@ -28,7 +27,6 @@ from tests.fakes.cuda.patterns import Words, pattern_bytes
 SMALL = 2**22  # bytes
 KERNELS = ("write", "check", "invert", *(program.value for program in KernelProgram))
 CANARY = b"what a tenant left behind"
-TO_DEVICE, TO_HOST = 1, 2
 PATTERNS = (
     ZERO,
     repeated(0x55),
@@ -42,10 +40,9 @@ PLACES = (0, 7, VECTOR + 8, 2**21 - 1, 2**21)  # where bits flip, beside one by 
 
 def kernels(where: Where) -> list[str]:
     """Those that the image for this device has."""
-    card = opened(where)
-    major, minor = (card.runtime.deviceGetAttribute(number, 0) for number in (75, 76))
-    module = sys.modules["cupy"].RawModule(path=str(image_for((major, minor))))
-    return [name for name in KERNELS if module.get_function(name) is not None]
+    driver = opened(where).driver
+    module = driver.load(str(image_for((driver.attribute(75), driver.attribute(76)))))
+    return [name for name in KERNELS if driver.kernel(module, name) is not None]
 
 
 def model(where: Where) -> list[str]:
@@ -58,7 +55,7 @@ def model(where: Where) -> list[str]:
             wrong += [
                 f"{pattern} {size} {start}: {what}" for what in _compared(card, pattern, Span(address, size, start))
             ]
-    _put(card, address, bytes(SMALL))
+    card.driver.put(address, bytes(SMALL))
     return wrong
 
 
@@ -70,14 +67,14 @@ def flips(where: Where) -> list[str]:
     card.sweep(Sweep.WRITE, pattern, [span], unheard)
     wrong = []
     for place in (*PLACES, SMALL - 1, random.randrange(SMALL)):  # noqa: S311 - any place will do
-        [held] = _got(card, address + place, 1)
+        [held] = card.driver.get(address + place, 1)
         flipped = held ^ 1 << place % 8
-        _put(card, address + place, bytes([flipped]))
+        card.driver.put(address + place, bytes([flipped]))
         [found] = card.sweep(Sweep.CHECK, pattern, [span], unheard)
         if (found.count, found.offset, found.got) != (1, span.start + place, flipped):
             wrong.append(f"{place}: {found}")
-        _put(card, address + place, bytes([held]))
-    _put(card, address, bytes(SMALL))
+        card.driver.put(address + place, bytes([held]))
+    card.driver.put(address, bytes(SMALL))
     return wrong
 
 
@@ -94,11 +91,11 @@ def cleared(where: Where) -> dict[str, Any]:
     last = whole.spans[-1]
     places = [whole.spans[0].address + VECTOR, last.address + last.size - len(CANARY)]
     for place in places:
-        _put(card, place, CANARY)
+        card.driver.put(place, CANARY)
     done = clearing.clear(whole, secrets.token_bytes(16), ("random", "zero"), unwatched)
     verified = clearing.verify(whole, unwatched).mismatch
-    read = [_got(card, place, len(CANARY)) == bytes(len(CANARY)) for place in places]
-    _put(card, last.address + last.size - 1, b"\x01")
+    read = [card.driver.get(place, len(CANARY)) == bytes(len(CANARY)) for place in places]
+    card.driver.put(last.address + last.size - 1, b"\x01")
     planted = clearing.verify(whole, unwatched).mismatch
     zeroed(whole)
     return {
@@ -115,7 +112,7 @@ def scratched(where: Where) -> dict[str, int]:
     """The memory on the chip; what the driver says of it: the kernel's own, and what a block can have."""
     card = opened(where)
     done = asdict(clearing.scratch(card, secrets.token_bytes(16)))
-    return {**done, "own": card.shared_of(KernelProgram.SCRATCH), "block": card.runtime.deviceGetAttribute(97, 0)}
+    return {**done, "own": card.shared_of(KernelProgram.SCRATCH), "block": card.driver.attribute(97)}
 
 
 def computed(where: Where) -> list[list[list[int]]]:
@@ -172,7 +169,7 @@ def _compared(card: MeasuredCard, pattern: Pattern, span: Span) -> list[str]:
     """Written, checked against itself and against another, then turned round and back where that can be."""
     wanted = _model(pattern, span)
     card.sweep(Sweep.WRITE, pattern, [span], unheard)
-    wrong = [] if _got(card, span.address, span.size) == wanted.tobytes() else ["write"]
+    wrong = [] if card.driver.get(span.address, span.size) == wanted.tobytes() else ["write"]
     for other in (pattern, ZERO, Pattern(PatternKind.ADDRESS, 1, 2), fresh("another")):
         [found] = card.sweep(Sweep.CHECK, other, [span], unheard)
         if (found.count, found.offset, found.got) != _difference(wanted, _model(other, span), span.start):
@@ -181,7 +178,7 @@ def _compared(card: MeasuredCard, pattern: Pattern, span: Span) -> list[str]:
         return wrong
     for kind, now in ((Sweep.INVERT, pattern), (Sweep.INVERT_DOWN, pattern.flipped())):
         [found] = card.sweep(kind, now, [span], unheard)
-        if found.count or _got(card, span.address, span.size) != _model(now.flipped(), span).tobytes():
+        if found.count or card.driver.get(span.address, span.size) != _model(now.flipped(), span).tobytes():
             wrong.append(f"{kind.value}: {found}")
     return wrong
 
@@ -202,17 +199,6 @@ def _allocated(card: MeasuredCard, size: int) -> int:
     address = card.allocate(size)
     assert address is not None
     return address
-
-
-def _put(card: MeasuredCard, address: int, data: bytes) -> None:
-    source = ctypes.create_string_buffer(data, len(data))
-    card.runtime.memcpy(address, ctypes.addressof(source), len(data), TO_DEVICE)
-
-
-def _got(card: MeasuredCard, address: int, size: int) -> bytes:
-    target = ctypes.create_string_buffer(size)
-    card.runtime.memcpy(ctypes.addressof(target), address, size, TO_HOST)
-    return target.raw
 
 
 def _say(seen: object) -> None:

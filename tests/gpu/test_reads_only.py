@@ -30,8 +30,8 @@ CHANGES = re.compile(
 )
 
 
-CHANGES_MORE = re.compile(
-    r"[sS]et[A-Z]|nvmlEvent|nvml\w*(?:Clear|Creat|Destroy|Modify|Remove|Discover)|[Rr]eset|RESET|[Rr]estor|SETTINGS|EVICT"
+CHANGES_MORE = re.compile(  # CUDA "sets" memory, which a process has to itself
+    r"(?<!cuMem)[sS]et[A-Z]|nvmlEvent|nvml\w*(?:Clear|Creat|Destroy|Modify|Remove|Discover)|[Rr]eset|RESET|[Rr]estor|SETTINGS|EVICT"
     r"|allow_cuda|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
 )
 

@@ -23,8 +23,8 @@ from benchmarks.trial.figures import NotDone, one, rounds
 from benchmarks.trial.parts import GRACE, LAST, PARTS, Kind, time_for
 from benchmarks.trial.records import Records, Writer
 from tests.cli.on_machine import FLAGS, needs_namespace
-from tests.fakes.cuda.fixtures import equip
-from tests.fakes.cuda.gpu import PAGE
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import PAGE, equip
 from tests.fakes.kmsg import Kmsg
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 from tests.gpu.test_reads_only import CHANGERS
@@ -183,13 +183,13 @@ def test_without_pidfds_parts_end_and_the_service_is_not_proved(tmp_path, monkey
 @pytest.mark.parametrize(("part", "moment"), [("launches", "scratch 1"), ("passes", "check 1")])
 def test_a_killed_trial_frees_the_gpu_and_keeps_its_results(stage, tmp_path, part: str, moment: str) -> None:
     gpu = stage.machine.gpu(0)
-    cuda = equip(tmp_path / "cuda", [gpu], stage.root, SIZE)
+    cuda = equip(tmp_path / "cuda", [gpu], libraries(), SIZE)
     cuda.change(gpu.uuid, stops_at=moment)
     arguments = ["--output", tmp_path, "--host-root", stage.root.path, "--only", part]
     trial = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
         cwd=ROOT,
-        env=environment(stage, cuda.environment(os.environ.get("PYTHONPATH", ""))),
+        env=environment(stage, cuda.environment(stage.library.parent)),
         stderr=subprocess.DEVNULL,
     )
     cuda.stopped(gpu.uuid)
@@ -233,7 +233,7 @@ def trial(stage, cuda, output: Path, *only: str) -> subprocess.CompletedProcess[
     run = subprocess.run(
         ["unshare", *FLAGS, sys.executable, "-m", "benchmarks.trial", *map(str, arguments)],
         cwd=ROOT,
-        env=environment(stage, cuda.environment(os.environ.get("PYTHONPATH", ""))),
+        env=environment(stage, cuda.environment(stage.library.parent)),
         capture_output=True,
         text=True,
         check=False,
@@ -257,8 +257,8 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     install(stage, "ncu", PROFILER)
     install(stage, "compute-sanitizer", SANITIZER)
     gpus, output = [stage.machine.gpu(number) for number in (0, 1)], tmp_path / "out"
-    cuda = equip(tmp_path / "cuda", gpus, stage.root, SIZE)
-    others, memory = (Path(cuda.gpus[gpu.uuid].memory) for gpu in gpus)
+    cuda = equip(tmp_path / "cuda", gpus, libraries(), SIZE)
+    others, memory = (cuda.memory(gpu.uuid) for gpu in gpus)
     for file in (others, memory):
         file.write_bytes(b"x" * SIZE)
     gpus[0].set({"fail.nvmlDeviceGetPersistenceMode": 999})
@@ -294,6 +294,6 @@ def test_an_old_grave_error_makes_the_trial_change_nothing(stage, tmp_path) -> N
     gpu, output = stage.machine.gpu(1), tmp_path / "out"
     with closing(Kmsg(stage.root.path / "dev/kmsg")) as log:
         log.xid(gpu.pci, 48)
-        run = trial(stage, equip(tmp_path / "cuda", [stage.machine.gpu(0), gpu], stage.root, SIZE), output, "service")
+        run = trial(stage, equip(tmp_path / "cuda", [stage.machine.gpu(0), gpu], libraries(), SIZE), output, "service")
     assert run.returncode == 1
     assert "the policy forbids resets" in Records(output / "nvidia-h200.jsonl").part("service").why

@@ -20,9 +20,8 @@ from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
 from scrubber.cuda.card import KernelProgram
 from tests.cli.on_machine import FLAGS, needs_namespace
-from tests.fakes.cuda.fixtures import equip, in_this_process
-from tests.fakes.cuda.gpu import PAGE, HostGpu
-from tests.fakes.cuda.machine import CudaMachine
+from tests.fakes.cuda.fixtures import in_this_process, libraries
+from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
 from tests.fakes.nvml.machine import Process, Slice
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 
@@ -45,22 +44,22 @@ if {str(ROOT)!r} not in os.environ["PYTHONPATH"].split(os.pathsep):
 """
 
 
-def seen(machine: CudaMachine) -> dict[str, str]:
+def seen(stage, machine: CudaMachine) -> dict[str, str]:
     """As from the checkout alone: neither installed nor named in PYTHONPATH."""
-    uninstalled = machine.path.with_name("uninstalled")
+    uninstalled = machine.machine.path.with_name("uninstalled")
     uninstalled.mkdir(exist_ok=True)
     (uninstalled / "sitecustomize.py").write_text(UNINSTALLED)
-    return machine.environment(str(uninstalled))
+    return machine.environment(stage.library.parent) | {"PYTHONPATH": str(uninstalled)}
 
 
 @pytest.fixture
 def large(stage, tmp_path) -> CudaMachine:
-    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], stage.root, LARGE)
+    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], libraries(), LARGE)
 
 
 @pytest.fixture
 def small(stage, tmp_path) -> CudaMachine:
-    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], stage.root, SMALL)
+    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], libraries(), SMALL)
 
 
 def measure(stage, machine: CudaMachine, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +67,7 @@ def measure(stage, machine: CudaMachine, output: Path, *more: str) -> subprocess
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.trial", *arguments],
         cwd=ROOT,
-        env=environment(stage, seen(machine)),
+        env=environment(stage, seen(stage, machine)),
         capture_output=True,
         text=True,
         check=False,
@@ -94,7 +93,7 @@ def faults(output: Path) -> dict[str, str]:
 
 
 def test_all_tests_run_on_the_stand_ins(stage, large) -> None:
-    run = rehearse(stage, FILE, "-m", "gpu", **seen(large), **SMALLER)
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(stage, large), **SMALLER)
     assert run.returncode == 0, run.stdout
     assert re.search(r"^\d+ passed in ", run.stdout, re.MULTILINE)
     assert "seen on this GPU" in run.stdout
@@ -104,7 +103,7 @@ def test_all_tests_run_on_the_stand_ins(stage, large) -> None:
 def test_a_broken_gpu_makes_the_trial_fail(stage, large) -> None:
     stuck = {str(place): 0xFF for place in range(2 * PAGE, 2 * PAGE + 64)}
     large.change(stage.machine.gpu(0).uuid, stuck=stuck, leaky=(1,), deviating=(2,), unreached=(3,))
-    run = rehearse(stage, FILE, "-m", "gpu", **seen(large), **SMALLER)
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(stage, large), **SMALLER)
     assert {
         "test_the_kernels_compute_what_the_model_computes",
         "test_a_bit_that_flips_anywhere_is_found_where_it_is",
@@ -117,13 +116,13 @@ def test_a_broken_gpu_makes_the_trial_fail(stage, large) -> None:
 
 def test_a_gpu_that_is_cut_into_slices_is_left_alone(stage, large) -> None:
     stage.machine.gpu(0).cut([Slice("1g.18gb")])
-    run = rehearse(stage, FILE, "-m", "gpu", **seen(large))
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(stage, large))
     assert re.search(r"^\d+ skipped in ", run.stdout, re.MULTILINE), run.stdout
     assert "is cut into slices" in run.stdout
 
 
 def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_path) -> None:
-    memory = Path(small.gpus[stage.machine.gpu(0).uuid].memory)
+    memory = small.memory(stage.machine.gpu(0).uuid)
     with memory.open("r+b") as file:
         file.write(b"x" * SMALL)
     run = measure(stage, small, tmp_path, *only(*ALONE))
@@ -218,7 +217,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, tmp_pat
     subprocess.run(
         ["unshare", *FLAGS, sys.executable, "-c", RUN, part, json.dumps(asdict(where)), str(records.path)],
         cwd=ROOT,
-        env=environment(stage, seen(small)),
+        env=environment(stage, seen(stage, small)),
         check=True,
     )
     assert re.match("it was not done within 6 s|.*stopped waiting: it took longer", records.part(part).why)
@@ -248,7 +247,7 @@ def test_a_daemon_that_is_named_may_have_the_gpu_open(stage, small, tmp_path) ->
 
 
 def test_a_trial_takes_the_allowed_memory_and_zeroes_it(stage, small, tmp_path) -> None:
-    limit, memory = 4 * PAGE, Path(small.gpus[stage.machine.gpu(0).uuid].memory)
+    limit, memory = 4 * PAGE, small.memory(stage.machine.gpu(0).uuid)
     memory.write_bytes(b"x" * SMALL)
     run = measure(stage, small, tmp_path, "--limit", str(limit), *only("passes", "one worker"))
     assert run.returncode == 0

@@ -86,6 +86,8 @@ void set_current(bool);
     return INVALID_VALUE
 
 /* --- memory.c --- */
+static const u64 BASE __attribute__((unused)) = 1ull << 40; /* of all addresses: none is small by accident */
+int take(u64 size, u64 *address);
 int claim_as(const char *name, u64 bytes); /* for as long as this process lives */
 bool has_gap(u64 size);
 void press_stuck_bits(void);

@@ -20,7 +20,6 @@ typedef struct {
     u64 at, size;
 } Piece;
 
-static const u64 BASE = 1ull << 40; /* of all addresses: none is small by accident */
 static int node = -1, claim = -1, somebody = -1;
 static bool initialized;
 static unsigned char *cells;
@@ -170,7 +169,7 @@ static u64 gap(u64 size)
 
 bool has_gap(u64 size) { return gap(size) < total; }
 
-static int take(u64 size, u64 *address)
+int take(u64 size, u64 *address)
 {
     u64 at = gap(size);
     int place = 0;
