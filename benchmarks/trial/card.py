@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,8 @@ from benchmarks.trial.driver import MeasuringDriver
 from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.device import CudaCard
+from scrubber.cuda.device import KERNELS, CudaCard
+from scrubber.cuda.driver import Word
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
 from scrubber.devices.nvidia.address import WorkerTarget
@@ -40,6 +41,8 @@ class Where:
     output: str = "docs/measurements"  # the directory of the pages
     evidence: str = "docs/measurements/evidence"  # the folder for what the service said
     beside: tuple[str, ...] = ()  # programs that may have the GPU open
+    holder: int = 0  # the process of the trial, which may have the GPU open
+    counters: Mapping[str, float] = field(default_factory=dict)  # of ECC, at the begin of the trial
     seconds: float = 10.0  # of the self-test
     ends: float = math.inf  # on the clock of the processes: begin no round that would end later
 
@@ -84,6 +87,16 @@ class MeasuredCard(CudaCard):
     def launch(self, kind: Sweep, pattern: Pattern, span: Span) -> None:
         """Start the operation on one allocation, without waiting for its end."""
         self._begin(kind, pattern, span, self._found)
+
+    def piece(self, size: int) -> int:
+        """The address of new memory; RuntimeError if there is no block of this size."""
+        if (address := self.allocate(size)) is None:
+            raise RuntimeError(f"cannot measure: there are no {size} free bytes in one block")
+        return address
+
+    def launch_block(self, kind: Sweep, threads: int, words: Sequence[Word]) -> None:
+        """Start one block of the operation's kernel."""
+        self._kernel(KERNELS[kind]).launch(1, threads, words)
 
     def shared_of(self, program: KernelProgram) -> int:
         """Bytes of shared memory that the kernel itself declares, as the driver reports it."""

@@ -23,6 +23,7 @@ def measure(where: Where) -> Iterator[Measured]:
     """Run the tests; Unproven if one of them fails. Only the plugins that they need: others may be installed here."""
     limit = {} if where.limit is None else {"GPU_MEMORY_LIMIT": str(where.limit)}
     gpu = {"GPU_HOST_ROOT": where.root, "GPU_UUID": where.uuid, "GPU_BESIDE": os.pathsep.join(where.beside)}
+    gpu["GPU_HOLDER"] = str(where.holder)
     with TemporaryDirectory() as place:  # so that the end of this run removes no files of other runs
         _, said = output_of(
             [sys.executable, "-m", "pytest", *OPTIONS, "--basetemp", f"{place}/tests", *FILES],

@@ -1,17 +1,19 @@
-"""Try Autoclave on a real NVIDIA GPU in eight minutes: facts, the whole service, times, faults, tests.
+"""Try Autoclave on a real NVIDIA GPU in nine minutes: facts, the whole service, times, faults, tests.
 
 python -m benchmarks.trial [--output DIR] [--gpu INDEX_OR_UUID] [--rounds N] [--limit BYTES] [--only PART]
                            [--within SECONDS] [--beside PATH] [--fresh] [--host-root DIR]
 
 The trial works on a GPU that no process uses, and refuses any other one. It needs no network. It overwrites the memory
 of the GPU and leaves zeros there. It resets nothing and changes no setting. With --limit, only so much of the memory
-is zero afterwards, and other parts of it may hold random bytes.
+is zero afterwards, and other parts of it may hold random bytes. The trial keeps the node of the GPU open, so that the
+driver does not set the GPU up anew for each process; two parts run without that (opens, service).
 
-Each part runs in a process of its own with a time limit, and ends with the trial. After a part that fails, the trial
-goes on. No part begins that could not be half done in the time that is left. Each figure is in MODEL.jsonl as soon as
-it is known, and at the end in MODEL.md; UUIDs are cut short there. MODEL-evidence holds what the parts and the service
-said, with whole UUIDs. A trial that was ended goes on where it was: parts that are done are not done again, unless
---fresh is given. Packages that the trial needs are listed in benchmarks/trial/packages.txt.
+Each part runs in a process of its own, and ends with the trial. After a part that fails, the trial goes on. The parts
+share the time that is left (--within). No part begins that would not get half of what it needs. Each figure is in
+MODEL.jsonl as soon as it is known, and at the end in MODEL.md, beside what was predicted of it; UUIDs are cut short
+there. MODEL-evidence holds what the parts and the service said, with whole UUIDs. A trial that was ended goes on where
+it was: parts that are done are not done again, unless --fresh is given. Packages that the trial needs are listed in
+benchmarks/trial/packages.txt.
 
 Exit code: 0 all parts passed or cannot be done here, 1 a part failed or no time was left for it, 2 nothing was begun.
 """
@@ -19,6 +21,7 @@ Exit code: 0 all parts passed or cannot be done here, 1 a part failed or no time
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -32,7 +35,7 @@ from benchmarks.trial import report
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Part
 from benchmarks.trial.idle import Idle, InUse
-from benchmarks.trial.parts import LAST, PARTS, time_for
+from benchmarks.trial.parts import LAST, PARTS, WITHIN, time_for
 from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
 from scrubber.cuda import warmth
@@ -43,7 +46,6 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import proc
 
 PROC = Path("/proc")
-WITHIN = 480.0  # seconds for all parts of one call
 GONE_WITHIN = 15.0  # seconds in which a part's memory must be given back
 
 
@@ -54,23 +56,30 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _end)
     host, library = Host(options.host_root, pid_namespace=proc.own_namespace(PROC)), Library()
     idle = Idle(host, library, tuple(options.beside))
+    held = HeldNode()
     with reads_only():
         try:
             board = _idle_one(idle, options.gpu)
+            held.path = host.dev / board.node
+            held.open()
             about = report.machine(library, host, board.uuid)
             about["programs that have the GPU open meanwhile"] = ", ".join(idle.bystanders(board)) or "none"
-        except (DeviceError, InUse) as error:
+            counters = report.counters(library, board.uuid)
+        except (DeviceError, InUse, OSError) as error:
             sys.stderr.write(f"cannot begin: {error}; run this where an idle NVIDIA GPU, its driver and CuPy are\n")
             return 2
         about["the processes of this pid namespace can all be read"] = idle.sees_everybody(board)
     command = shlex.join(["python", "-m", "benchmarks.trial", *arguments])
-    records, where = _records(options, about), _where(options, board, host)
+    records = _records(options, about | {report.COUNTERS: counters})
+    where = _where(options, board, host, records)
     missing = [name for name in records.missing() if name != LAST and (not options.only or name in options.only)]
+    order = (*missing, LAST)
     try:
-        for name in (*missing, LAST):
-            seconds = PARTS[LAST].seconds if name == LAST else time_for(name, ends - time.monotonic())
+        for number, name in enumerate(order):
+            left = max(ends - time.monotonic(), PARTS[LAST].seconds if name == LAST else 0)
+            seconds = time_for(name, order[number + 1 :], left)
             if seconds is not None:
-                _said(_part(name, idle, board, where, seconds, records))
+                _said(_part(name, idle, held, board, where, seconds, records))
                 report.write(records, command)
     finally:
         report.write(records, command)
@@ -98,7 +107,30 @@ def _idle_one(idle: Idle, name: str) -> Board:
     return board
 
 
-def _part(name: str, idle: Idle, board: Board, where: Where, seconds: float, records: Records) -> Part:
+class HeldNode:
+    """The node of the GPU, which this process has open during most parts.
+
+    So the driver sets the GPU up once. Without persistence mode it would do so whenever nobody else has it open.
+    """
+
+    path = Path()
+    _file: int | None = None
+
+    def open(self) -> None:
+        """Have it open from now on."""
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Have it open no longer."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _part(
+    name: str, idle: Idle, held: HeldNode, board: Board, where: Where, seconds: float, records: Records
+) -> Part:  # fmt: skip
     """Run one part, on a GPU that no process uses."""
     try:
         idle.wait_for_nobody(board, GONE_WITHIN)
@@ -106,7 +138,8 @@ def _part(name: str, idle: Idle, board: Board, where: Where, seconds: float, rec
         records.begin_part(name)
         records.end_part(name, 0.0, f"not begun: {error}")
         return records.part(name)
-    idle.library.close()  # this process must not have the driver open while the part measures
+    (held.open if PARTS[name].held else held.close)()
+    idle.library.close()  # this process must not have NVML open while the part measures
     sys.stderr.write(f"{name} ...\n")
     return run(name, where, seconds, records)
 
@@ -120,7 +153,8 @@ def _end(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit("the trial was ended")
 
 
-def _where(options: argparse.Namespace, board: Board, host: Host) -> Where:
+def _where(options: argparse.Namespace, board: Board, host: Host, records: Records) -> Where:
+    counters = (records.machine() or {}).get(report.COUNTERS)
     return Where(
         board.uuid,
         board.pci_address,
@@ -131,6 +165,8 @@ def _where(options: argparse.Namespace, board: Board, host: Host) -> Where:
         host.pid_namespace,
         str(options.output.absolute()),
         beside=tuple(options.beside),
+        holder=os.getpid(),
+        counters=counters if isinstance(counters, dict) else {},
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, fresh, held, opened, opened_as, taken, unheard, unwatched, zeroed
-from benchmarks.trial.figures import Measured, Unproven, one
+from benchmarks.trial.figures import Measured, Question, Unproven, one
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.card import CudaError, Found, Span, Step, Sweep
@@ -33,7 +33,7 @@ Result = tuple[list[Measured], str]  # figures, and what went unnoticed or wrong
 def measure(where: Where) -> Iterator[Measured]:
     """All faults in turn; Unproven if one of them goes unnoticed."""
     faults = []
-    for fault in (_killed_before, _given_back, _intruder, _lying_write, _lying_check):
+    for fault in (_killed_before, _given_back_by_killed, _given_back_by_ended, _intruder, _lying_write, _lying_check):
         figures, why = fault(where)
         yield from figures
         faults += [why] if why else []
@@ -56,21 +56,40 @@ def _killed_before(where: Where) -> Result:
     return [one(f"{about}: until it has passed", 1000 * (done - killed), "ms", "clear and verify")], ""
 
 
-def _given_back(where: Where) -> Result:
-    """How long the driver keeps the memory of a killed process."""
+GIVEN_BACK = Question(
+    "NVML's used, from its end until at the baseline", 5, 2000, "ms", "140 GiB are unmapped while the process ends"
+)
+AT_ITS_END = Question("bytes still in use when it has ended", 0, NOISE, "bytes", "the process ends after its context")
+
+
+def _given_back_by_killed(where: Where) -> Result:
+    return _given_back(where, "a process that is killed", by_force=True)
+
+
+def _given_back_by_ended(where: Where) -> Result:
+    return _given_back(where, "a process that ends", by_force=False)
+
+
+def _given_back(where: Where, about: str, *, by_force: bool) -> Result:
+    """How long the driver keeps the memory of a process."""
     before = _used(where)
     holder = _holder(where)
     with_all = _used(where)
-    killed = holder.end(by_force=True)
-    while (left := _used(where) - before) > NOISE and time.perf_counter() < killed + GIVEN_BACK_WITHIN:
+    if not by_force:
+        holder.tell()
+    began = time.perf_counter()
+    ended = holder.end(by_force=by_force)
+    at_its_end = left = _used(where) - before
+    while left > NOISE and time.perf_counter() < ended + GIVEN_BACK_WITHIN:
         time.sleep(PAUSE)  # the driver has no event for this
-    took = 1000 * (time.perf_counter() - killed)
-    about = "memory of a killed process"
+        left = _used(where) - before
+    took = 1000 * (time.perf_counter() - began)
     figures = [
         one(f"{about}: in use before its end", with_all - before, "bytes"),
-        one(f"{about}: until it is given back", took, "ms", f"{max(left, 0)} bytes are left"),
+        AT_ITS_END.about(about).answered(max(at_its_end, 0)),
+        GIVEN_BACK.about(about).answered(took, note=f"{max(left, 0)} bytes are left"),
     ]
-    return figures, f"{left} bytes of the {about} are not given back" if left > NOISE else ""
+    return figures, f"{left} bytes of {about} are not given back" if left > NOISE else ""
 
 
 def _intruder(where: Where) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 REMARK = "remark"  # the unit of a remark, which has no figure
 
@@ -18,16 +18,52 @@ class Measured:
     samples: tuple[float, ...]
     unit: str
     note: str = ""
+    predicted: tuple[float, float] | None = None  # between which values, as was written before it was measured ...
+    because: str = ""  # ... and why
+
+    @property
+    def surprises(self) -> bool:
+        """Whether it is not as predicted."""
+        if self.predicted is None or not self.samples:
+            return False
+        return not self.predicted[0] <= statistics.median(self.samples) <= self.predicted[1]
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The cells of a table: what, median, lowest, highest, unit, samples, note."""
+        """The cells of a table: what, median, lowest, highest, unit, samples, predicted, note."""
         if self.unit == REMARK:
-            return (self.what, self.note, "", "", "", "", "")
+            return (self.what, self.note, "", "", "", "", "", "")
         if not self.samples:
-            return (self.what, "not measured", "", "", "", "0", self.note)
+            return (self.what, "not measured", "", "", "", "0", self._prediction, self.note)
         told = (statistics.median(self.samples), min(self.samples), max(self.samples))
-        return (self.what, *map(_plain, told), self.unit, str(len(self.samples)), self.note)
+        return (self.what, *map(_plain, told), self.unit, str(len(self.samples)), self._prediction, self.note)
+
+    @property
+    def _prediction(self) -> str:
+        if self.predicted is None:
+            return ""
+        low, high = map(_plain, self.predicted)
+        values = low if low == high else f"{low} to {high}"
+        return f"{'NOT ' * self.surprises}{values}: {self.because}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A figure, and what was predicted of its median before it was measured for the first time."""
+
+    what: str
+    low: float
+    high: float
+    unit: str
+    because: str
+
+    def about(self, what: str) -> Question:
+        """The same question in one of several cases."""
+        return replace(self, what=f"{what}: {self.what}")
+
+    def answered(self, *samples: float, note: str = "") -> Measured:
+        """The figure beside its prediction; without samples it was not measured."""
+        return Measured(self.what, samples, self.unit, note, (self.low, self.high), self.because)
 
 
 @dataclass(frozen=True)

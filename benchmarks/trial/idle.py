@@ -42,6 +42,7 @@ class Idle:
     host: Host
     library: Library
     beside: tuple[str, ...] = ()  # programs that may have the GPU open, beside those that the usual policy names
+    holder: int = 0  # the process of the trial, which may as well
 
     def board(self, name: str) -> Board:
         """The GPU with this UUID or index."""
@@ -58,21 +59,24 @@ class Idle:
         raise DeviceError(f"there is no GPU {name}: the driver lists {count}")
 
     def expect_nobody(self, board: Board) -> None:
-        """InUse if a process uses the GPU, or if that is unknown."""
+        """InUse if a process uses the GPU, or if that is unknown.
+
+        Where the driver lists no processes, those that can be found are all, if every process can be searched.
+        """
         with self.library.session() as nvml:
             gpu = nvml.handle(board.uuid)
             listed, usage = users.pids(nvml, gpu), users.read_usage(nvml, gpu, self.host.runs)
         if listed:
             raise InUse(f"the driver lists {len(listed)} process(es) on it: {', '.join(map(str, sorted(listed)))}")
-        holders, _ = self._look(board)
+        holders, everybody = self._look(board)
         if holders is None:
             raise InUse("its holders are unknown")
         if holders:
             raise InUse(f"it is open in {', '.join(map(_named, holders))}; {_GO_ON}")
-        if usage.listed is None:
-            raise InUse("the driver does not list its processes")
-        if users.in_use(usage, users.IDLE_AT_MOST) is not False:
-            raise InUse(f"{usage.most} bytes of its memory are in use, and the driver lists no process for them")
+        if usage.listed is None and not everybody:
+            raise InUse("the driver does not list its processes, and not every process can be searched")
+        if usage.most > users.IDLE_AT_MOST:
+            raise InUse(f"{usage.most} bytes of its memory are in use, and there is no process for them")
 
     def sees_everybody(self, board: Board) -> bool:
         """Whether every process of this namespace can be searched."""
@@ -113,7 +117,7 @@ class Idle:
         files = {"device": (str(self.host.dev / board.node),)}
         for whole_node in (True, False):
             look = Processes(PROC, lambda _pid: None, whole_node=whole_node, namespace=self.host.pid_namespace)
-            holders = look.holders(files, is_bystander=knows)["device"]
+            holders = look.holders(files, (self.holder,), is_bystander=knows)["device"]
             if holders is not None:
                 return holders, whole_node
         return None, False

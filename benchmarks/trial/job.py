@@ -49,7 +49,7 @@ def _assignment(where: Where) -> Assignment:
         Address(NAME, strict_json.encode(target(where)).decode()),
         (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
         whole_node=True,
-        service=os.getpid(),
+        service=where.holder or os.getpid(),
         pid_namespace=where.pid_namespace,
     )
 

@@ -11,18 +11,24 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured
 
 LAST = "zeros"  # runs at the end of every call, also after a failure
-GRACE = 10.0  # seconds for a part that is late to save what it has
+GRACE = 10.0  # seconds for a part that is late to save what it has, or a third of its time
+MOST = 2  # times its own time that a part gets if others leave it more
+WITHIN = 540.0  # seconds for all parts of one call; they fit into a call of ten minutes
 
 Measure = Callable[[Where], Iterable[Measured]]  # yields each figure when it is known
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The function of a part, loaded in the process of the part alone; and its time limit in seconds."""
+    """The function of a part, loaded in the process of the part alone.
+
+    ``seconds``: its share of the time for all, together ``WITHIN``. ``held``: the trial holds the node of the GPU open.
+    """
 
     module: str
     seconds: float
     function: str = "measure"
+    held: bool = True
 
     @property
     def measure(self) -> Measure:
@@ -31,29 +37,46 @@ class Kind:
 
 
 PARTS = {
-    "imports": Kind("imports", 20),
-    "launches": Kind("launches", 20),
-    "nvml": Kind("beliefs", 20),
-    "clear": Kind("proof", 30),
-    "service": Kind("service", 70),
-    "residue": Kind("proof", 30, "residue"),
-    "accounts": Kind("beliefs", 20, "accounts"),
-    "faults": Kind("faults", 50),
-    "scratch": Kind("chip", 30),
-    "passes": Kind("passes", 20),
-    "dram": Kind("dram", 50),
-    "timeline": Kind("start", 50),
-    "one worker": Kind("job", 60),
-    "tests": Kind("checks", 120),
-    "self-test": Kind("chip", 40, "tested"),
-    "sizes": Kind("passes", 30, "sizes"),
-    "variants": Kind("variants", 60),
-    "sanitizer": Kind("sanitizer", 120),
-    LAST: Kind("proof", 20, "leave_zeros"),
+    "imports": Kind("imports", 15),
+    "launches": Kind("launches", 15),
+    "nvml": Kind("beliefs", 15),
+    "opens": Kind("opens", 35, held=False),
+    "clear": Kind("proof", 15),
+    "service": Kind("service", 45, held=False),  # it opens the node itself, and keeps it open
+    "residue": Kind("proof", 15, "residue"),
+    "accounts": Kind("beliefs", 10, "accounts"),
+    "faults": Kind("faults", 20),
+    "scratch": Kind("chip", 20),
+    "passes": Kind("passes", 15),
+    "dram": Kind("dram", 25),
+    "timeline": Kind("start", 30),
+    "one worker": Kind("job", 30),
+    "tests": Kind("checks", 50),
+    "allocations": Kind("allocations", 15),
+    "ramp": Kind("ramp", 40),
+    "flips": Kind("flips", 15),
+    "traps": Kind("traps", 15),
+    "self-test": Kind("chip", 25, "tested"),
+    "sizes": Kind("passes", 15, "sizes"),
+    "variants": Kind("variants", 20),
+    "sanitizer": Kind("sanitizer", 30),
+    LAST: Kind("proof", 10, "leave_zeros"),
 }
 
 
-def time_for(name: str, left: float) -> float | None:
-    """The seconds that a part gets of the time that is left; None if less than half of it could be done."""
-    left -= GRACE + PARTS[LAST].seconds
-    return min(PARTS[name].seconds, left) if left >= PARTS[name].seconds / 2 else None
+def time_for(name: str, others: Iterable[str], left: float) -> float | None:
+    """The seconds that a part gets of the time that is left, before the others that are to come.
+
+    Each gets a share, and all shares together are what is left. If that is not half of what they need, the last ones
+    get none; None if this part gets none either.
+    """
+    own, whole = PARTS[name].seconds, PARTS[LAST].seconds
+    whole += own if name != LAST else 0
+    if whole / 2 > left:
+        return None
+    for other in others:
+        more = PARTS[other].seconds if other != LAST else 0
+        if (whole + more) / 2 > left:
+            break
+        whole += more
+    return min(MOST * own, left * own / whole)

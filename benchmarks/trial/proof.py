@@ -13,8 +13,9 @@ from typing import TypeVar
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
+from benchmarks.trial import report
 from benchmarks.trial.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
-from benchmarks.trial.figures import Measured, Unproven, one
+from benchmarks.trial.figures import Measured, Question, Unproven, one
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account
@@ -148,8 +149,17 @@ def _count(where: Where, canary: Pattern, line: Connection) -> None:
     say(line, (whole.size, dirty, foreign))
 
 
-def leave_zeros(where: Where) -> list[Measured]:
-    """Leave zeros in the memory, also after a part that failed."""
+def leave_zeros(where: Where) -> Iterator[Measured]:
+    """Leave zeros in the memory, also after a part that failed; then what ECC has counted since the trial began."""
+    yield from in_a_fork(partial(_left_zero, where))
+    with reads_only():
+        now = report.counters(Library(), where.uuid)
+    for name, count in where.counters.items():
+        grown = Question(f"ECC: {name}", 0, 0, "", "eight minutes of passes are little for a sound memory")
+        yield grown.answered(*([now[name] - count] if name in now else []), note="since the trial began")
+
+
+def _left_zero(where: Where) -> list[Measured]:
     _, whole = taken(where)
     dirty = sum(found.count for found in whole.compare(ZERO, unheard))
     zeroed(whole)

@@ -81,7 +81,7 @@ class Records:
                 figures = []
                 found[row["part"]] = Part(row["part"], 0.0, (), _NOT_ENDED)
             elif "what" in row:
-                figures.append(Measured(row["what"], tuple(row["samples"]), row["unit"], row["note"]))
+                figures.append(_figure(row))
                 found[row["part"]] = Part(row["part"], 0.0, tuple(figures), _NOT_ENDED)
             elif "ended" in row:
                 found[row["part"]] = Part(row["part"], row["seconds"], tuple(figures), row["why"], row["not_done"])
@@ -114,6 +114,11 @@ class Writer:
     def end(self, seconds: float, why: str, not_done: str) -> None:
         """The part has ended, passed or not."""
         os.write(self.file, _end(self.part, seconds, why, not_done))
+
+
+def _figure(row: Mapping[str, Any]) -> Measured:
+    predicted = row["predicted"] and tuple(row["predicted"])
+    return Measured(row["what"], tuple(row["samples"]), row["unit"], row["note"], predicted, row["because"])
 
 
 def _end(name: str, seconds: float, why: str, not_done: str = "") -> bytes:

@@ -19,8 +19,10 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library, Session
 
-HEAD = ("part", "what", "median", "lowest", "highest", "unit", "samples", "note")
+HEAD = ("part", "what", "median", "lowest", "highest", "unit", "samples", "predicted", "note")
 NOT_TOLD = "not told"
+COUNTERS = "ECC counters at the begin"
+_UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 
 
 def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
@@ -39,6 +41,21 @@ def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
             "taken": time.strftime("%Y-%m-%d", time.gmtime()),
             "processor": platform.machine(),
         }
+
+
+def counters(library: Library, uuid: str) -> dict[str, float]:
+    """What ECC has counted on this GPU: errors since the driver was loaded and ever, and rows."""
+    kinds = {"corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, "uncorrected": _UNCORRECTED}
+    times = {"volatile": pynvml.NVML_VOLATILE_ECC, "aggregate": pynvml.NVML_AGGREGATE_ECC}
+    found: dict[str, float] = {}
+    with library.session() as nvml:
+        gpu = nvml.handle(uuid)
+        for kind, number in kinds.items():
+            for since, which in times.items():
+                count = nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, number, which)
+                found |= {} if count is None else {f"errors, {kind}, {since}": count}
+        rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
+    return found | dict(zip(("rows remapped, corrected", "rows remapped, uncorrected"), rows or (), strict=False))
 
 
 def _kernels(capability: tuple[int, int] | None) -> str:
@@ -63,9 +80,9 @@ def table(parts: Sequence[Part]) -> str:
         took = one("the whole part", part.seconds, "s")
         rows += [(part.name, *figure.cells) for figure in (*part.figures, took)]
         if part.why:
-            rows.append((part.name, "FAILED", "", "", "", "", "", part.why))
+            rows.append((part.name, "FAILED", "", "", "", "", "", "", part.why))
         if part.not_done:
-            rows.append((part.name, "cannot be done here", "", "", "", "", "", part.not_done))
+            rows.append((part.name, "cannot be done here", "", "", "", "", "", "", part.not_done))
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
 
@@ -73,15 +90,18 @@ def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
     """The text of the page."""
     failed = [part.name for part in parts if part.why]
     not_done = [part.name for part in parts if part.not_done]
+    surprises = [f"{part.name}: {figure.what}" for part in parts for figure in part.figures if figure.surprises]
     missing = [name for name in PARTS if name not in {part.name for part in parts}]
     return f"""# Autoclave on {about["model"]}
 
 Taken from {about["taken"]} on with `{command}` on one GPU that no other process used. No setting was changed and
-nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial.
+nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial. What is predicted of a median
+was written into the trial before a GPU was met.
 
 * Parts that failed: {", ".join(failed) or "none"}
 * Parts that could not be done here: {", ".join(not_done) or "none"}
 * Parts that were not begun: {", ".join(missing) or "none"}
+* Figures that are not as predicted: {"; ".join(surprises) or "none"}
 
 {beside.pairs(about)}
 

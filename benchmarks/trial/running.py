@@ -38,15 +38,19 @@ _STOP = b"stop"
 
 
 def run(name: str, where: Where, seconds: float, records: Records) -> Part:
-    """Run a part in a new process with a time limit; what it finds is in the records then."""
-    began = time.monotonic()
+    """Run a part in a new process with a time limit; what it finds is in the records then.
+
+    The limit contains what a part that is late takes to save what it has.
+    """
+    began, grace = time.monotonic(), min(GRACE, seconds / 3)
+    seconds -= grace
     records.begin_part(name)
     said = records.errors.stat().st_size
     told = {**asdict(where), "evidence": str(records.evidence), "ends": began + _SHARE * seconds}
     with TemporaryFile("w+") as order, records.path.open("ab") as figures, records.errors.open("ab") as errors:
         json.dump(told, order)
         order.seek(0)
-        status = _status(name, (order, figures, errors), seconds)
+        status = _status(name, (order, figures, errors), seconds, grace)
     if status is None:
         records.end_part(name, time.monotonic() - began, f"it was not done within {seconds:.0f} s")
     elif status:
@@ -56,7 +60,7 @@ def run(name: str, where: Where, seconds: float, records: Records) -> Part:
     return records.part(name)
 
 
-def _status(name: str, files: tuple[IO[str], IO[bytes], IO[bytes]], seconds: float) -> int | None:
+def _status(name: str, files: tuple[IO[str], IO[bytes], IO[bytes]], seconds: float, grace: float) -> int | None:
     """The exit status of the part; None if it was late. No process of it is left."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "benchmarks.trial.running", name, str(theirs.fileno())]
@@ -77,7 +81,7 @@ def _status(name: str, files: tuple[IO[str], IO[bytes], IO[bytes]], seconds: flo
             if (word := _received(ours, seconds)) is not None:
                 return int(word or -signal.SIGKILL)  # nothing is said by a keeper that was killed
             ours.send(_STOP)
-            _received(ours, GRACE)
+            _received(ours, grace)
             return None
         finally:
             os.killpg(keeper.pid, signal.SIGKILL)  # before it is reaped: until then no other process has its number

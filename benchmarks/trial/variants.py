@@ -1,9 +1,8 @@
-"""Measures alternatives: accesses in flight, cache hints, sizes of allocations, a sampled census."""
+"""Measures alternatives: accesses in flight, cache hints, a sampled census."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -12,11 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, taken, unheard, zeroed
-from benchmarks.trial.figures import Measured, one, remark
+from benchmarks.trial.figures import Measured, remark
 from benchmarks.trial.forks import in_a_fork
 from deploy.compile_kernels import HEADER, OPTIONS, SOURCE, read_sources
 from scrubber.cuda import memory
-from scrubber.cuda.card import Span, Sweep
 from scrubber.cuda.images import binary
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO
@@ -24,7 +22,6 @@ from scrubber.cuda.patterns import ZERO
 ROUNDS = 5
 SAMPLE = 16  # one byte in so many
 PIECE = 2**25  # bytes: the sample is the first part of each piece of this size
-SIZES = (2**33, 2**30, 2**28)  # bytes of the largest allocation
 UNROLL = "constexpr u32 UNROLL = "
 CAPABILITY = (75, 76)  # attributes of a device
 LOAD, STORE = "ld.global.nc.L1::no_allocate.v2.u64", "__stcs(at, v)"
@@ -41,8 +38,6 @@ def measure(where: Where) -> Iterator[Measured]:
     """Each alternative in a process of its own."""
     for name in SOURCES:
         yield from in_a_fork(partial(_compiled, where, name))
-    for size in SIZES:
-        yield from _allocated(where, size)
     yield from in_a_fork(partial(_census, where))
 
 
@@ -91,44 +86,6 @@ def machine_code(source: str, architecture: str) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def _allocated(where: Where, largest: int) -> list[Measured]:
-    """All memory in allocations of at most this size: all allocated before the write, or each written at once."""
-    rungs = tuple(size for size in memory.RUNGS if size <= largest)
-    name = f"allocations of {largest // 2**20} MiB at most"
-    apart = _timed(lambda: _written_after(where, rungs))
-    together = _timed(lambda: _written_at_once(where, rungs))
-    return [
-        one(f"{name}: opened, all allocated, then written", 1000 * apart, "ms"),
-        one(f"{name}: opened, each written while the next is allocated", 1000 * together, "ms"),
-    ]
-
-
-def _written_after(where: Where, rungs: Sequence[int]) -> None:
-    def deed() -> None:
-        card = opened(where)
-        GpuMemory(card, tuple(_spans(card, rungs))).write(fresh("apart"), unheard)
-
-    in_a_fork(deed)
-
-
-def _written_at_once(where: Where, rungs: Sequence[int]) -> None:
-    def deed() -> None:
-        card, key = opened(where), fresh("together")
-        for span in _spans(card, rungs):
-            card.launch(Sweep.WRITE, key, span)
-        card.device_seconds()
-
-    in_a_fork(deed)
-
-
-def _spans(card: MeasuredCard, rungs: Sequence[int]) -> Any:  # noqa: ANN401 - a generator of spans
-    start = 0
-    for size in rungs:
-        while (address := card.allocate(size)) is not None:
-            yield Span(address, size, start)
-            start += size
-
-
 def _census(where: Where) -> list[Measured]:
     """Count the bytes that are not zero, in all memory and in a sample."""
     card, whole = taken(where)
@@ -153,9 +110,3 @@ def _census_of(card: MeasuredCard, some: GpuMemory) -> list[float]:
         some.compare(ZERO, unheard)
         seconds.append(card.device_seconds())
     return seconds
-
-
-def _timed(deed: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    deed()
-    return time.perf_counter() - began

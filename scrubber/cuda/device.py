@@ -58,7 +58,7 @@ _QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _THREADS_OF_UNIT, _CAPABILITY = 16, 39, (75, 76)  # attributes of a device
 _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
 _INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
-_KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
+KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _OUT_OF_MEMORY = 2
 _INVALID_VALUE = 1
 _TOO_MUCH = frozenset({_INVALID_VALUE, 701})  # a launch asked for more than there is; 701: for more resources
@@ -286,7 +286,7 @@ class CudaCard:
             words.append(c_uint32(kind is Sweep.INVERT_DOWN))
         if kind is not Sweep.WRITE:
             words.append(c_uint64(place))
-        self._kernel(_KERNELS[kind]).launch(self.units * min(BLOCKS[kind], self._fitting), THREADS, words)
+        self._kernel(KERNELS[kind]).launch(self.units * min(BLOCKS[kind], self._fitting), THREADS, words)
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         kernel = self._kernel(program.value)

@@ -39,7 +39,8 @@ RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for the sy
 
 @pytest.fixture
 def idle(host, library) -> Idle:
-    return Idle(host, library, tuple(filter(None, os.environ.get("GPU_BESIDE", "").split(os.pathsep))))
+    beside = filter(None, os.environ.get("GPU_BESIDE", "").split(os.pathsep))
+    return Idle(host, library, tuple(beside), int(os.environ.get("GPU_HOLDER", "0")))
 
 
 @pytest.fixture

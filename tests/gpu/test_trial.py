@@ -18,7 +18,8 @@ from benchmarks.trial.card import Listening, Where, opened_as
 from benchmarks.trial.figures import Part
 from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
-from scrubber.cuda.card import KernelProgram
+from scrubber.cuda.card import KernelProgram, Unit
+from scrubber.cuda.device import CudaCard
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
@@ -137,22 +138,21 @@ def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_pa
     what_is_measured_is_what_is_there(found)
 
 
-def test_the_chip_is_read_before_it_is_overwritten(small, monkeypatch) -> None:
-    [uuid], [gpu] = small.gpus, small.gpus.values()
-    where = Where(uuid, gpu.pci_address, 0, 1, None, "/", 0)
-    ran: list[str] = []
-    run = HostGpu.program
+def test_the_chip_is_read_before_it_is_overwritten(stage, small, monkeypatch) -> None:
+    gpu, run = stage.machine.gpu(0), CudaCard._ran
+    where = Where(gpu.uuid, gpu.pci, gpu.minor, 1, None, str(stage.root.path), 0)
+    ran: list[KernelProgram] = []
 
-    def program_results(gpu: HostGpu, name: str, number: int, blocks: int) -> list[tuple[int, int, int, int]]:
-        ran.append(name)
-        return run(gpu, name, number, blocks)
+    def noted(card: CudaCard, program: KernelProgram, number: int) -> list[Unit]:
+        ran.append(program)
+        return run(card, program, number)
 
-    monkeypatch.setattr(HostGpu, "program", program_results)
+    monkeypatch.setattr(CudaCard, "_ran", noted)
     with in_this_process(small):
         card = opened_as(Listening, where)
         assert ran == []
         card.everywhere(KernelProgram.LISTEN, 1)
-        assert ran == ["listen"]
+        assert ran == [KernelProgram.LISTEN]
 
 
 def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) -> None:

@@ -1,0 +1,101 @@
+"""Context, kernels and memory apart: which part of a worker's start costs what, and which allocations are fast."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.trial.card import MeasuredCard, Where, opened_as
+from benchmarks.trial.figures import Measured, Question
+from benchmarks.trial.forks import in_a_fork
+from scrubber.cuda import memory
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+USUAL, ONE = "as usual", "with one connection"
+VIRTUAL = "1024 MiB, created and mapped"
+LARGEST = {"8192 MiB": 2**33, "1024 MiB": 2**30, "256 MiB": 2**28}
+_BY_TABLES = "the driver writes page tables for pages of 2 MiB: about 1 ms a GiB, however large the allocation is"
+STARTED = {
+    USUAL: (
+        Question("context", 50, 600, "ms", "the driver makes channels and copies its own code"),
+        Question("load the kernels", 0.2, 30, "ms", "they are loaded lazily: the file is read, little is copied"),
+        Question("limits, memory for results, first launches", 1, 150, "ms", "seven kernels are copied"),
+    ),
+    ONE: (
+        Question("context", 40, 500, "ms", "one channel for work instead of eight: a tenth less"),
+        Question("load the kernels", 0.2, 30, "ms", "as usual"),
+        Question("limits, memory for results, first launches", 1, 150, "ms", "as usual"),
+    ),
+}
+TAKEN = {
+    "8192 MiB": Question("all memory, 8192 MiB at most", 20, 400, "ms", _BY_TABLES),
+    "1024 MiB": Question("all memory, 1024 MiB at most", 20, 450, "ms", _BY_TABLES),
+    "256 MiB": Question("all memory, 256 MiB at most", 40, 700, "ms", f"{_BY_TABLES}, and 0.3 ms for each call"),
+    VIRTUAL: Question(f"all memory, {VIRTUAL}", 20, 450, "ms", f"{_BY_TABLES}; a heap saves nothing here"),
+}
+
+Times = dict[str, float]
+
+
+class StepByStep(MeasuredCard):
+    """Notes how long each step of its start takes."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type] # passed on
+        self.times: Times = {}
+
+    def _make_context(self) -> None:
+        self.times["context"] = _seconds(self.driver.make_context)
+        super()._make_context()
+        self.times["load the kernels"] = _seconds(lambda: self.driver.load(str(self._image())))
+
+    def _load(self) -> None:
+        self.times["limits, memory for results, first launches"] = _seconds(super()._load)
+
+
+def measure(where: Where) -> Iterator[Measured]:
+    """Each size of allocation in a process of its own, with and without the usual number of connections."""
+    for how, questions in STARTED.items():
+        found = [in_a_fork(partial(_started, where, how, what)) for what in TAKEN]
+        for question in questions:
+            yield question.about(how).answered(*(1000 * times[question.what] for times, _, _ in found))
+        for (times, count, size), question in zip(found, TAKEN.values(), strict=True):
+            note = f"{count} allocations, {size} bytes"
+            yield question.about(how).answered(1000 * times["memory"], note=note)
+
+
+def _started(where: Where, how: str, what: str) -> tuple[Times, int, int]:
+    if how == ONE:
+        os.environ[CONNECTIONS] = "1"
+    card = opened_as(StepByStep, where)
+    began = time.perf_counter()
+    sizes = _mapped(card, where.limit) if what == VIRTUAL else _allocated(card, LARGEST[what])
+    return card.times | {"memory": time.perf_counter() - began}, len(sizes), sum(sizes)
+
+
+def _allocated(card: MeasuredCard, largest: int) -> list[int]:
+    sizes = []
+    for size in (rung for rung in memory.RUNGS if rung <= largest):
+        while size <= card.memory().free and card.allocate(size) is not None:
+            sizes.append(size)
+    return sizes
+
+
+def _mapped(card: MeasuredCard, limit: int | None) -> list[int]:
+    """Memory in pieces of 1 GiB, and one for the rest, below addresses that follow each other."""
+    page, piece = memory.RUNGS[-1], LARGEST["1024 MiB"]
+    whole = min(card.memory().free, limit or card.memory().free) // page * page
+    sizes = [size for size in (*[piece] * (whole // piece), whole % piece) if size]
+    address = card.driver.reserve(whole)
+    for size in sizes:
+        card.driver.map(address, card.driver.create(size), size)
+        address += size
+    return sizes
+
+
+def _seconds(deed: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    deed()
+    return time.perf_counter() - began

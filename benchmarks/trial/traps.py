@@ -1,0 +1,166 @@
+"""Faults of our own making: a kernel that traps, a process killed inside a kernel, allocations that are refused.
+
+Each is done by a process of its own. What the driver says to the kernel's log meanwhile is read, and the next process
+must find a sound GPU.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from ctypes import c_uint32, c_uint64
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, opened_as, unheard
+from benchmarks.trial.figures import Measured, Question, Unproven, one, remark
+from benchmarks.trial.forks import Fork, in_a_fork, say
+from policies import xids
+from policies.model import Policy
+from policies.xids import Treatment
+from scrubber.cuda import memory, selftest
+from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
+from scrubber.cuda.device import THREADS
+from scrubber.cuda.driver import Word, status_of
+from scrubber.cuda.patterns import Pattern, PatternKind
+from scrubber.devices.nvidia.health.xids import GpuError, read
+from scrubber.node.kernellog import KernelLog
+
+SMALL = memory.RUNGS[-1]
+NO_KIND = 9  # of a pattern: every kernel traps
+ENDLESS = 2**32 - 1  # rounds of a computation: about half an hour
+INSIDE = 0.3  # seconds after the launch until the process is killed
+REFUSED = 5  # allocations
+HEARD = 0.5  # seconds until the kernel's log has what the driver says
+
+STATUS = Question("CUDA's status", 719, 719, "", "a trap ends the context with a failed launch, in newer drivers too")
+CALLED = Question("until the call that waits returns", 0.1, 500, "ms", "the driver stops the channel")
+GRAVE = Question("XIDs for which the usual policy quarantines", 0, 0, "", "13, 31, 43 and 45 are a program's own fault")
+ENDED = Question("from SIGKILL to the end of the process", 5, 2500, "ms", "the driver stops a kernel that does not end")
+LINES = Question("lines in the kernel's log for each refusal", 1, 6, "", "the driver reports each check that fails")
+SOUND = Question("multiprocessors that compute alike in the next process", 100, 100, "%", "no error outlives a context")
+
+TRAP, KILL, REFUSAL = "a kernel that traps", "a process that is killed inside a kernel", "a refused allocation"
+
+
+class OurFaults(MeasuredCard):
+    """Launches what no scrub launches."""
+
+    def trap(self) -> None:
+        """Write a pattern of a kind that there is none of."""
+        nothing = Pattern(cast("PatternKind", NO_KIND))
+        self.sweep(Sweep.WRITE, nothing, [Span(self.piece(SMALL), SMALL, 0)], unheard)
+
+    def compute_endlessly(self) -> None:
+        """Compute on every multiprocessor, and wait for it."""
+        words: list[Word] = [c_uint64(1), c_uint32(ENDLESS), c_uint64(self._units)]
+        self._kernel(KernelProgram.EXACT.value).launch(self.units, THREADS, words)
+        self.driver.get(self._units, 1)
+
+
+class Heard:
+    """What the driver says to the kernel's log from now on, of all GPUs."""
+
+    def __init__(self, where: Where) -> None:
+        self._log, self._place = KernelLog(Path(where.root) / "dev/kmsg"), where.pci_address.rpartition(".")[0]
+        self.why = self._log.open()
+        self.lines()
+
+    def lines(self) -> list[str]:
+        """The lines since the last call."""
+        found: list[str] = []
+        try:
+            if not self.why:
+                found.extend(text for _, text in self._log.messages())
+        except (EOFError, OSError) as error:
+            self.why = str(error)
+        return [line for line in found if line.startswith(("NVRM", "nvidia"))]
+
+    def codes(self, lines: list[str]) -> list[int]:
+        """The XIDs of this GPU in them."""
+        errors = (read(line) for line in lines)
+        return [error.code for error in errors if isinstance(error, GpuError) and error.place == self._place]
+
+
+def measure(where: Where) -> Iterator[Measured]:
+    """All three; Unproven if the GPU is not sound afterwards."""
+    log, unsound = Heard(where), list[str]()
+    for about, fault in ((TRAP, _trapped), (KILL, _killed)):
+        yield from fault(where)
+        yield from _said(about, log)
+        alike = in_a_fork(partial(_alike, where))
+        yield SOUND.about(about).answered(100 * alike)
+        unsound += [about] if alike < 1 else []
+    refusals = in_a_fork(partial(_refused, where))
+    time.sleep(HEARD)
+    lines = log.lines()
+    yield one(f"{REFUSAL}: times", refusals, "")
+    yield LINES.about(REFUSAL).answered(*([] if log.why else [len(lines) / refusals]), note=log.why)
+    if lines:
+        yield remark(f"{REFUSAL}: one of the lines", lines[-1])
+    if unsound:
+        raise Unproven(f"the GPU does not compute alike everywhere after {' and '.join(unsound)}")
+
+
+def _trapped(where: Where) -> list[Measured]:
+    status, seconds, verdict = in_a_fork(partial(_trap, where))
+    return [
+        STATUS.about(TRAP).answered(status),
+        CALLED.about(TRAP).answered(1000 * seconds),
+        remark(f"{TRAP}: what a worker says", verdict),
+    ]
+
+
+def _trap(where: Where) -> tuple[int, float, str]:
+    card = opened_as(OurFaults, where)
+    began = time.perf_counter()
+    try:
+        card.trap()
+    except CudaError as error:
+        status = status_of(cast("Exception", error.__cause__))
+        return status, time.perf_counter() - began, f"{type(error).__name__}: {error}"
+    return 0, time.perf_counter() - began, "nothing: the kernel did not trap"
+
+
+def _killed(where: Where) -> list[Measured]:
+    def life(line: Connection) -> None:
+        card = opened_as(OurFaults, where)
+        say(line)
+        card.compute_endlessly()
+
+    worker = Fork(life)
+    worker.hear()
+    time.sleep(INSIDE)
+    began = time.perf_counter()
+    return [ENDED.about(KILL).answered(1000 * (worker.end(by_force=True) - began))]
+
+
+def _said(about: str, log: Heard) -> Iterator[Measured]:
+    time.sleep(HEARD)
+    lines = log.lines()
+    codes, rules = log.codes(lines), Policy().quarantine.xids
+    grave = [code for code in codes if xids.treatment(rules, code) is Treatment.QUARANTINE]
+    note = log.why or ", ".join(f"{codes.count(code)} times {code}" for code in sorted({*codes})) or "no XID at all"
+    yield GRAVE.about(about).answered(*([] if log.why else [len(grave)]), note=note)
+    if lines:
+        yield remark(f"{about}: one of the lines", lines[0])
+
+
+def _alike(where: Where) -> float:
+    """The part of the multiprocessors that compute what most compute."""
+    card = opened(where)
+    units = card.everywhere(KernelProgram.EXACT, secrets.randbits(63))
+    return (len(units) - len(selftest.deviating(units))) / card.units
+
+
+def _refused(where: Where) -> int:
+    card = opened(where)
+    whole = memory.take(card)
+    whole.write(fresh("all of it"), unheard)
+    refused = 1  # the last one of the ladder
+    for _ in range(REFUSED):
+        refused += card.allocate(SMALL) is None
+    return refused
