@@ -18,7 +18,7 @@ import pytest
 from benchmarks.nvml_questions import answered, questions
 from scrubber.core.model import Vitals
 from scrubber.devices.nvidia import settings
-from scrubber.devices.nvidia.holders import IDLE_AT_MOST
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST, LISTS
 from scrubber.devices.nvidia.settings import StoredSettings
 from scrubber.ground.documents import strict_json
 from scrubber.node import proc
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.gpu
 MIB = 2**20
 PATIENCE = 2.0  # seconds that the service waits for any answer
 GONE_WITHIN = 5.0
+HOLDER = {int(os.environ.get("GPU_HOLDER", "0"))}  # the trial, which has the node open
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 HOLDS_THE_NODE = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(flush=True); sys.stdin.read()"
@@ -78,6 +79,22 @@ def holders(files: tuple[str, ...]) -> set[int]:
     raise AssertionError(f"{files} cannot be identified")
 
 
+def users(nvidia, nvml, uuid: str) -> set[int]:
+    """The processes on it: by the driver's lists or, where it has none, by /proc, as the service decides it."""
+    return set(nvidia.listed_holders(uuid)) if has_lists(nvml, uuid) else holders(nvidia.files(uuid)) - HOLDER
+
+
+def in_use(nvidia, nvml, uuid: str) -> bool | None:
+    """Whether there are any; None if that is unknown."""
+    told = nvidia.has_holders(uuid)
+    return told if told is not None or has_lists(nvml, uuid) else bool(users(nvidia, nvml, uuid))
+
+
+def has_lists(nvml, uuid: str) -> bool:
+    """Whether the driver lists processes of each kind."""
+    return None not in [nvml.ask_optional(question, nvml.handle(uuid)) for question in LISTS]
+
+
 def passes_within(seconds: float, holds: Callable[[], bool]) -> float:
     """The seconds until it holds; the driver sends no event, so it is asked again and again."""
     began = time.monotonic()
@@ -120,8 +137,8 @@ def test_an_idle_gpu_uses_less_memory_than_assumed(nvml, idle, tell) -> None:
     assert usage.used <= IDLE_AT_MOST
 
 
-def test_an_idle_gpu_is_known_to_have_no_holder(nvidia, idle) -> None:
-    assert nvidia.has_holders(idle.uuid) is False
+def test_an_idle_gpu_is_known_to_have_no_holder(nvidia, nvml, idle) -> None:
+    assert in_use(nvidia, nvml, idle.uuid) is False
 
 
 def test_a_gpu_is_well(nvidia, device) -> None:
@@ -173,16 +190,16 @@ def test_a_context_is_listed_until_its_process_ends(nvidia, idle, nvml, tell) ->
     if subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], check=False).returncode:
         pytest.skip("there is no CUDA driver library here")
     before = used()
-    assert nvidia.has_holders(idle.uuid) is False
+    assert in_use(nvidia, nvml, idle.uuid) is False
     with child(HAS_A_CONTEXT, CUDA_VISIBLE_DEVICES=idle.uuid, CUDA_CACHE_DISABLE="1") as pid:
         tell(f"a context with 64 MiB takes {(used() - before) / MIB:.1f} MiB")
         assert used() - before >= 64 * MIB
-        assert pid in nvidia.listed_holders(idle.uuid)
+        assert pid in users(nvidia, nvml, idle.uuid)
         assert pid in holders(nvidia.files(idle.uuid))
-        assert nvidia.has_holders(idle.uuid) is True
+        assert in_use(nvidia, nvml, idle.uuid) is True
         assert nvidia.vitals(idle.uuid) == Vitals()
-    unlisted = passes_within(GONE_WITHIN, lambda: pid not in nvidia.listed_holders(idle.uuid))
-    free = passes_within(GONE_WITHIN, lambda: nvidia.has_holders(idle.uuid) is False)
+    unlisted = passes_within(GONE_WITHIN, lambda: pid not in users(nvidia, nvml, idle.uuid))
+    free = passes_within(GONE_WITHIN, lambda: in_use(nvidia, nvml, idle.uuid) is False)
     tell(f"after its end: unlisted in {unlisted * 1000:.0f} ms, then free in {free * 1000:.0f} ms more")
     assert pid not in holders(nvidia.files(idle.uuid))
 

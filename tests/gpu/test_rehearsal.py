@@ -8,24 +8,29 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import pynvml
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.trial import checks, job, needs, running, service
+from benchmarks.trial import checks, job, needs, report, running, service
 from benchmarks.trial.card import Where
-from benchmarks.trial.figures import NotDone, one, rounds
-from benchmarks.trial.parts import GRACE, LAST, PARTS, Kind, time_for
+from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
+from benchmarks.trial.idle import Idle, InUse
+from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.nvml import Library
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, equip
 from tests.fakes.kmsg import Kmsg
+from tests.fakes.nvml.fixtures import on_stage
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 from tests.gpu.test_reads_only import CHANGERS
 
@@ -35,6 +40,7 @@ SOME = ("imports", "launches", "nvml", "service", "faults", "zeros")
 TOO_SMALL = {  # what the tests say of a memory of this size
     "test_every_device_is_described_by_what_is_there",
     "test_all_but_a_hundredth_of_the_memory_can_be_taken",
+    "test_a_context_is_listed_until_its_process_ends",
 }
 TUNED = {  # nothing of it is the driver's default
     "power.limit": "452500", "clock.locked.gpu": "210 1410", "clock.locked.memory": "405 3201", "clock.app.0": "1500",
@@ -109,21 +115,51 @@ def test_a_trial_that_was_ended_goes_on_where_it_was(tmp_path) -> None:
         assert [name for name in PARTS if name not in records.missing()] == ["imports", "nvml", "dram"]
         assert records.part("launches").figures == (one("registers", 1, ""),)
         done("tests", "tests that passed")
-    assert records.missing()[:2] == ("launches", "clear")
+    assert records.missing()[:2] == ("launches", "opens")
     assert [it.what for it in records.part("tests").figures] == ["tests that passed"]
 
 
-def test_no_part_begins_that_cannot_be_half_done() -> None:
-    """On a clock of its own: each part takes all the time that it gets, and all end within the 480 s."""
-    left, begun = 480.0, []
-    for name in PARTS:
-        if name != LAST and (seconds := time_for(name, left)) is not None:
+@pytest.mark.parametrize(("within", "number"), [(WITHIN, len(PARTS)), (300.0, len(PARTS)), (100.0, 10), (8.0, 1)])
+def test_all_parts_of_a_call_fit_into_its_time(within: float, number: int) -> None:
+    """On a clock of its own: each part takes all the time that it gets."""
+    left, begun = within, []
+    for place, name in enumerate(PARTS):
+        if (seconds := time_for(name, [*PARTS][place + 1 :], left)) is not None:
             assert seconds >= PARTS[name].seconds / 2
             begun.append(name)
             left -= seconds
-    assert begun[: begun.index("one worker")] == list(PARTS)[: list(PARTS).index("one worker")]
-    assert begun != [name for name in PARTS if name != LAST]
-    assert left >= GRACE + PARTS[LAST].seconds
+    assert left >= 0
+    assert begun == [*[*PARTS][: number - 1], LAST]
+
+
+def test_time_that_parts_leave_goes_to_the_others() -> None:
+    assert time_for("ramp", ["sizes", LAST], 32.5) == 20  # of 65 that all need
+    assert time_for("ramp", ["sizes", LAST], 500) == 2 * PARTS["ramp"].seconds
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_without_lists_of_the_driver_all_processes_are_searched(stage, monkeypatch, everybody) -> None:
+    gpu = stage.machine.gpu(0)
+    gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    monkeypatch.setattr(Idle, "_look", lambda *_: ((), everybody))
+    with on_stage(stage):
+        idle = Idle(Host(stage.root.path), Library())
+        board = idle.board("0")
+        with nullcontext() if everybody else pytest.raises(InUse, match="not every process can be searched"):
+            idle.expect_nobody(board)
+        gpu.set({"memory.used": 65 * 2**20})
+        with pytest.raises(InUse):
+            idle.expect_nobody(board)
+        idle.library.close()
+
+
+def test_what_was_not_predicted_is_marked() -> None:
+    question = Question("clock", 200, 600, "MHz", "it rests")
+    assert question.answered(100, 300, 700).cells[-2] == "200 to 600: it rests"
+    assert question.answered(601, note="warm").cells[-2:] == ("NOT 200 to 600: it rests", "warm")
+    assert question.answered(note="no clock").cells[-2:] == ("200 to 600: it rests", "no clock")
+    text = report.page("", {"model": "", "taken": ""}, [Part("ramp", 1.0, (question.answered(601),))])
+    assert "* Figures that are not as predicted: ramp: clock\n" in text
 
 
 def test_rounds_shrink_to_the_time_that_they_take() -> None:

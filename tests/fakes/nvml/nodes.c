@@ -51,6 +51,18 @@ static void note(int gpu)
     close(log);
 }
 
+/* Beside the calls of NVML. */
+static void note_set_up(int gpu)
+{
+    const char *path = getenv("AUTOCLAVE_FAKE_NVML_LOG");
+    int log = path && *path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+    if (log < 0)
+        return;
+    if (dprintf(log, "%d set-up %s\n", getpid(), state_text("gpu.%d.uuid", gpu)) < 0)
+        abort();
+    close(log);
+}
+
 int open_node(int gpu)
 {
     const char *node = state_text("gpu.%d.device_file", gpu), *slow = state_text("gpu.%d.open_ms", gpu);
@@ -58,6 +70,7 @@ int open_node(int gpu)
         return -1;
     if (slow && !state_says("gpu.%d.persistence_mode", gpu) && !is_open(node)) {
         long ms = atol(slow);
+        note_set_up(gpu);
         note(gpu);
         nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
     }
