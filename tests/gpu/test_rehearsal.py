@@ -24,6 +24,7 @@ from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
 from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
+from scrubber.devices.nvidia.holders import LISTS
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from tests.cli.on_machine import FLAGS, needs_namespace
@@ -47,6 +48,8 @@ TUNED = {  # nothing of it is the driver's default
     "accounting_mode": "1",
 }  # fmt: skip
 
+SLOW = 2500  # milliseconds to set a GPU up
+
 FILE = "test_nvml.py"
 
 
@@ -57,6 +60,14 @@ def test_all_of_them_run_on_the_stand_in(stage) -> None:
     assert "there is no GPU to look at" not in run.stdout
     assert "seen on this GPU" in run.stdout
     assert stage.machine.gpu(0).uuid not in run.stdout
+
+
+@pytest.mark.night
+def test_all_of_them_run_where_the_driver_lists_no_processes(stage) -> None:
+    for question in LISTS:
+        stage.machine.fail(question.__name__, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    run = rehearse(stage, FILE, "-m", "gpu")
+    assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.night
@@ -260,10 +271,13 @@ def install(stage, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
-def trial(stage, cuda, output: Path, *only: str) -> subprocess.CompletedProcess[str]:
-    """The trial of the second GPU, which somebody has tuned. Afterwards nothing of the machine may be changed."""
+def trial(stage, cuda, output: Path, *only: str, open_ms: int = 0) -> subprocess.CompletedProcess[str]:
+    """The trial of the second GPU, which somebody has tuned. Afterwards nothing of the machine may be changed.
+
+    ``open_ms``: how long the driver takes to set the GPU up, whenever nobody has it open.
+    """
     gpu, kernel = stage.machine.gpu(1), kernel_files(stage)
-    gpu.set(TUNED)
+    gpu.set(TUNED | ({"persistence_mode": 0, "open_ms": open_ms} if open_ms else {}))
     arguments = ["--gpu", 1, "--output", output, "--host-root", stage.root.path, "--rounds", 1]
     arguments += [word for name in only for word in ("--only", name)]
     run = subprocess.run(
@@ -298,7 +312,7 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     for file in (others, memory):
         file.write_bytes(b"x" * SIZE)
     gpus[0].set({"fail.nvmlDeviceGetPersistenceMode": 999})
-    run = trial(stage, cuda, output, *only)
+    run = trial(stage, cuda, output, *only, open_ms=SLOW if only == tuple(PARTS) else 1)
     records = Records(output / "nvidia-h200.jsonl")
     parts = {part.name: part for part in records.parts()}
     assert list(parts) == [*only], run.stderr
@@ -311,6 +325,8 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     assert notes["scratch: 232448 bytes"] == "passed"
     assert samples["faults"]["a write that leaves out the last bytes: noticed"] == [1]
     assert samples["service"]["receipt: not covered: the context of the scrub itself"] == [2 * PAGE]
+    if only == SOME:
+        assert set_ups(stage) == 1 + 1 + 1  # by the trial, by the service, which has it to itself, and by the trial
     assert others.read_bytes() == b"x" * SIZE
     assert not any(memory.read_bytes()[2 * PAGE :])  # the context was in the first pages
     published = [records.path, records.page, output / "nvidia-h200-nvml.md"]
@@ -322,6 +338,18 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     states = {row["device"]: row["state"] for row in json.loads(evidence["status.json"])["items"]}
     assert states[gpus[1].uuid] == "clean"
     assert "scrub-passed" in evidence["ledger.jsonl"]
+
+
+def set_ups(stage) -> int:
+    """How often the driver has set the second GPU up."""
+    return [call for _, call, uuid in stage.machine.calls() if uuid == stage.machine.gpu(1).uuid].count("set-up")
+
+
+@needs_namespace
+def test_a_slow_driver_sets_the_gpu_up_once_for_the_timeline(stage, tmp_path) -> None:
+    cuda = equip(tmp_path / "cuda", [stage.machine.gpu(1)], libraries(), SIZE)
+    run = trial(stage, cuda, tmp_path / "out", "timeline", open_ms=SLOW)
+    assert (run.returncode, set_ups(stage)) == (0, 1), run.stderr
 
 
 @needs_namespace

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.trial import command
+from benchmarks.trial import command, variants
 from benchmarks.trial.card import Listening, Where, opened_as
 from benchmarks.trial.figures import Part
 from benchmarks.trial.parts import PARTS
@@ -33,7 +33,8 @@ LARGE = 512 * PAGE  # next to which a context is small; most of it is never touc
 SMALL = 12 * PAGE
 SMALLER = {"GPU_MEMORY_LIMIT": str(12 * PAGE), "GPU_TEST_SECONDS": "12"}
 NAME = "nvidia-h200"
-ALONE = [name for name in PARTS if name not in ("tests", "dram", "service", "sanitizer", "accounts")]  # these need more
+MORE = ("tests", "dram", "service", "sanitizer", "accounts", "ramp")  # these need more than a GPU and a moment
+ALONE = [name for name in PARTS if name not in MORE]
 CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
 
 
@@ -132,10 +133,41 @@ def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_pa
     found = measurements(tmp_path)
     assert list(found) == ALONE
     empty = {(part, what) for part, of in found.items() for what, samples in of.items() if not samples}
-    assert {part for part, _ in empty} == {"imports", "launches", "faults"}  # words; small memory
-    assert len(found["variants"]["kernels, 8 accesses in flight: write keyed"]) == 5
+    assert {part for part, _ in empty} == {"imports", "launches", "opens", "faults", "variants", "traps"}
     assert not any(memory.read_bytes()[2 * PAGE :])  # beside the context, and where results are told
     what_is_measured_is_what_is_there(found)
+
+
+def test_a_changed_source_is_compiled_and_used(stage, small, monkeypatch) -> None:
+    """The compiler is none: the stand-in runs its own kernels, whatever the file has."""
+    gpu, sources = stage.machine.gpu(0), list[tuple[str, str]]()
+    where = Where(gpu.uuid, gpu.pci, gpu.minor, 1, None, str(stage.root.path), 0)
+    monkeypatch.setattr(variants, "machine_code", lambda *about: sources.append(about) or b"")
+    monkeypatch.setattr(variants, "in_a_fork", lambda deed: deed())
+    with in_this_process(small):
+        figures = variants._compiled(where, "8 accesses in flight")
+    assert [(figure.what, len(figure.samples)) for figure in figures] == [
+        ("kernels, 8 accesses in flight: write keyed", 5),
+        ("kernels, 8 accesses in flight: check keyed", 5),
+    ]
+    [(source, architecture)] = sources
+    assert ("constexpr u32 UNROLL = 8;" in source, "#include" in source, architecture) == (True, False, "sm_90")
+
+
+def test_the_clock_is_read_while_the_gpu_wakes_up(stage, small, tmp_path) -> None:
+    stage.machine.gpu(0).set({"ramp": f"345 1980 50 {tmp_path / 'ramp'}"})
+    run = measure(stage, small, tmp_path / "out", "--within", "26", *only("ramp"))
+    assert run.returncode == 0, run.stderr
+    found = measurements(tmp_path / "out")["ramp"]
+    assert found["clock at the end of the rest"] == [345]
+    assert found["clock: from the first launch to 95 % of its highest"][0] > 0
+
+
+def test_a_bit_that_is_not_found_fails_the_flips(stage, small, tmp_path) -> None:
+    small.change(stage.machine.gpu(0).uuid, stuck={str(2 * PAGE + 40): 0xFF})
+    run = measure(stage, small, tmp_path / "out", "--within", "20", *only("flips"))
+    assert run.returncode == 1
+    assert re.search("flipped bits are not reported as they are: check constant, ", faults(tmp_path / "out")["flips"])
 
 
 def test_the_chip_is_read_before_it_is_overwritten(stage, small, monkeypatch) -> None:
@@ -163,9 +195,10 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
     assert clear["random+zero: not covered: the context of the scrub itself"] == [2 * PAGE]
     assert clear["random+zero: others' memory came or went"] == [0]
     assert clear["NVML, afterwards: used"] == clear["NVML, before: used"] == [0]
-    # The stand-in's driver leaves to the next process what the last one wrote.
-    assert residue["after a process that was killed, at once: of those, as it had written them"] == [held]
-    assert residue["after a process that ended, at once: of those, not zero"] == [held]
+    # The stand-in's driver leaves to the next process what the last one wrote, which was there beside it.
+    both = [held - 2 * PAGE]
+    assert residue["after a process that was killed, at once: of those, as it had written them"] == both
+    assert residue["after a process that ended, at once: of those, not zero"] == both
     assert chip["units reached by both programs"] == [4, 4]
     for what in ("shared memory", "registers"):
         assert chip[f"{what}: words of the canary heard before it was planted"] == [0]
@@ -173,6 +206,12 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
         assert chip[f"{what}: heard by another process, after the planter's end"] == [0]
         assert chip[f"{what}: heard by the planter, after the scratch"] == [0]
     assert len(found["passes"]["write keyed, by the device"]) == 2
+    assert found["flips"]["flips that a kernel answers otherwise than the emulation"] == [0]
+    assert found["traps"]["a kernel that traps: CUDA's status"] == [719]
+    for fault in ("a kernel that traps", "a process that is killed inside a kernel"):
+        assert found["traps"][f"{fault}: multiprocessors that compute alike in the next process"] == [100]
+    for how in ("as usual", "with one connection"):
+        assert len(found["allocations"][f"{how}: all memory, 1024 MiB, created and mapped"]) == 1
 
 
 def test_a_failed_part_does_not_stop_the_others(stage, small, tmp_path) -> None:
@@ -200,7 +239,7 @@ from benchmarks.trial.running import run
 from scrubber.node import proc
 part, where, path = sys.argv[1:]
 where = replace(Where(**json.loads(where)), pid_namespace=proc.own_namespace(Path("/proc")))
-run(part, where, 6.0, Records(Path(path)))
+run(part, where, 9.0, Records(Path(path)))  # 3 of them to save what it has
 """
 
 
@@ -277,7 +316,7 @@ def test_a_gpu_in_use_is_not_measured(stage, small, tmp_path) -> None:
     assert f"the driver lists 1 process(es) on it: {os.getpid()}" in refused(stage, small, output)
     one.run()
     one.set({"memory.used": 65 * 2**20})
-    assert "bytes of its memory are in use, and the driver lists no process" in refused(stage, small, output)
+    assert "bytes of its memory are in use, and there is no process for them" in refused(stage, small, output)
     assert "there is no GPU 9: the driver lists 8" in refused(stage, small, output, "--gpu", "9")
 
 
