@@ -22,7 +22,7 @@ from policies import xids
 from policies.model import Policy
 from policies.xids import Treatment
 from scrubber.cuda import memory, selftest
-from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
+from scrubber.cuda.card import CudaError, KernelFailedError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import THREADS
 from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import Pattern, PatternKind
@@ -38,6 +38,7 @@ HEARD = 0.5  # seconds until the kernel's log has what the driver says
 
 STATUS = Question("CUDA's status", 719, 719, "", "a trap ends the context with a failed launch, in newer drivers too")
 CALLED = Question("until the call that waits returns", 0.1, 500, "ms", "the driver stops the channel")
+OPEN = Question("a worker leaves open whose fault it is", 1, 1, "", "719 alone is no sign against a GPU")
 GRAVE = Question("XIDs for which the usual policy quarantines", 0, 0, "", "13, 31, 43 and 45 are a program's own fault")
 ENDED = Question("from SIGKILL to the end of the process", 5, 2500, "ms", "the driver stops a kernel that does not end")
 LINES = Question("lines in the kernel's log for each refusal", 1, 6, "", "the driver reports each check that fails")
@@ -106,23 +107,23 @@ def measure(where: Where) -> Iterator[Measured]:
 
 
 def _trapped(where: Where) -> list[Measured]:
-    status, seconds, verdict = in_a_fork(partial(_trap, where))
+    status, seconds, undecided, text = in_a_fork(partial(_trap, where))
     return [
         STATUS.about(TRAP).answered(status),
         CALLED.about(TRAP).answered(1000 * seconds),
-        remark(f"{TRAP}: what a worker says", verdict),
+        OPEN.about(TRAP).answered(float(undecided), note=text),
     ]
 
 
-def _trap(where: Where) -> tuple[int, float, str]:
+def _trap(where: Where) -> tuple[int, float, bool, str]:
     card = opened_as(OurFaults, where)
     began = time.perf_counter()
     try:
         card.trap()
     except CudaError as error:
         status = status_of(cast("Exception", error.__cause__))
-        return status, time.perf_counter() - began, f"{type(error).__name__}: {error}"
-    return 0, time.perf_counter() - began, "nothing: the kernel did not trap"
+        return status, time.perf_counter() - began, isinstance(error, KernelFailedError), str(error)
+    return 0, time.perf_counter() - began, False, "the kernel did not trap"
 
 
 def _killed(where: Where) -> list[Measured]:
