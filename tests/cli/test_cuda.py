@@ -55,7 +55,7 @@ class OnCuda(OnMachine):
     @contextmanager
     def tenant(self, number: int, program: str) -> Iterator[subprocess.Popen[str]]:
         """A program of a pod, from its first line to the end of the block."""
-        env = os.environ | self.stage.environment() | self.more
+        env = {**os.environ, **self.stage.environment(), **self.more}
         env["CUDA_VISIBLE_DEVICES"] = self.stage.machine.gpu(number).uuid
         command = ["nsenter", "--target", str(self.inner), "--pid", sys.executable, "-c", program]
         with subprocess.Popen(command, stdin=-1, stdout=-1, env=env, text=True) as process:

@@ -69,7 +69,8 @@ def test_a_stalled_call_goes_on_when_the_driver_does(gpu, tmp_path):
     card = device.opened(gpu.uuid, gpu.pci)
     card.ready()
     with ThreadPoolExecutor(1) as pool:
-        free = pool.submit(lambda: (card._driver.make_context(), card.memory())[1])
+        pool.submit(card._driver.make_context).result()
+        free = pool.submit(card.memory)
         assert not free.done()
         stall.unlink()
         assert free.result().total == SIZE
@@ -83,7 +84,7 @@ def test_a_context_belongs_to_the_thread_that_made_it(gpu):
         pool.submit(card.allocate, 16).result()
 
 
-def test_a_gpu_that_nobody_has_open_is_initialised_once(cuda, gpu, tmp_path):
+def test_a_gpu_without_users_is_initialised_by_each_open(cuda, gpu, tmp_path):
     """Without persistence mode, which costs seconds on a real one."""
     node = tmp_path / "nvidia0"
     node.touch()

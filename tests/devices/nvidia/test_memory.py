@@ -52,7 +52,7 @@ def cuda(rig, tmp_path) -> Iterator[CudaMachine]:
 @pytest.fixture
 def cells(cuda, rig) -> Path:
     """The memory of the first GPU, with a secret in it."""
-    path = cuda.memory(rig.gpu(0).uuid)
+    path: Path = cuda.memory(rig.gpu(0).uuid)
     with path.open("r+b") as file:
         file.seek(SIZE // 2)
         file.write(SECRET)
