@@ -47,7 +47,7 @@ format: $(READY) ## fix what the linters can fix
 bench: $(READY) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-trial: $(READY) ## try everything on this machine's NVIDIA GPU, in eight minutes; resets nothing, changes no setting
+trial: $(READY) ## try everything on this machine's NVIDIA GPU, in nine minutes; resets nothing, changes no setting
 	@$(BIN)/python -m benchmarks.trial $(ARGS)
 
 mutate: $(READY) ## every mutant of the core; the gate runs the planted ones only

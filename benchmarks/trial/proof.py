@@ -155,7 +155,7 @@ def leave_zeros(where: Where) -> Iterator[Measured]:
     with reads_only():
         now = report.counters(Library(), where.uuid)
     for name, count in where.counters.items():
-        grown = Question(f"ECC: {name}", 0, 0, "", "eight minutes of passes are little for a sound memory")
+        grown = Question(f"ECC: {name}", 0, 0, "", "nine minutes of passes are little for a sound memory")
         yield grown.answered(*([now[name] - count] if name in now else []), note="since the trial began")
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import closing, nullcontext
@@ -18,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.trial import checks, job, needs, report, running, service
+from benchmarks.trial import checks, command, job, needs, report, running, service
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
 from benchmarks.trial.idle import Idle, InUse
@@ -141,6 +142,14 @@ def test_all_parts_of_a_call_fit_into_its_time(within: float, number: int) -> No
             left -= seconds
     assert left >= 0
     assert begun == [*[*PARTS][: number - 1], LAST]
+
+
+def test_one_call_of_the_page_fills_the_folder_that_comes_back() -> None:
+    [line] = [line for line in (ROOT / "docs/nvidia.md").read_text().splitlines() if "-m benchmarks.trial " in line]
+    options = command._options(shlex.split(line.partition("-m benchmarks.trial ")[2].partition("`")[0]))
+    assert (str(options.output), options.within) == ("$OUT", WITHIN)
+    assert WITHIN <= 600 - 60  # to start the machine's Python, and to install
+    assert sum(kind.seconds for kind in PARTS.values()) == WITHIN
 
 
 def test_time_that_parts_leave_goes_to_the_others() -> None:
