@@ -144,7 +144,7 @@ def test_all_parts_of_a_call_fit_into_its_time(within: float, number: int) -> No
     assert begun == [*[*PARTS][: number - 1], LAST]
 
 
-def test_one_call_of_the_page_fills_the_folder_that_comes_back() -> None:
+def test_one_call_of_the_page_fills_the_returned_folder() -> None:
     [line] = [line for line in (ROOT / "docs/nvidia.md").read_text().splitlines() if "-m benchmarks.trial " in line]
     options = command._options(shlex.split(line.partition("-m benchmarks.trial ")[2].partition("`")[0]))
     assert (str(options.output), options.within) == ("$OUT", WITHIN)

@@ -142,11 +142,16 @@ def test_a_changed_source_is_compiled_and_used(stage, small, monkeypatch) -> Non
     """The compiler is none: the stand-in runs its own kernels, whatever the file has."""
     gpu, sources = stage.machine.gpu(0), list[tuple[str, str]]()
     where = Where(gpu.uuid, gpu.pci, gpu.minor, 1, None, str(stage.root.path), 0)
-    monkeypatch.setattr(variants, "machine_code", lambda *about: sources.append(about) or b"")
+
+    def machine_code(source: str, architecture: str) -> bytes:
+        sources.append((source, architecture))
+        return b""
+
+    monkeypatch.setattr(variants, "machine_code", machine_code)
     monkeypatch.setattr(variants, "in_a_fork", lambda deed: deed())
     with in_this_process(small):
-        figures = variants._compiled(where, "8 accesses in flight")
-    assert [(figure.what, len(figure.samples)) for figure in figures] == [
+        measured = variants._compiled(where, "8 accesses in flight")
+    assert [(it.what, len(it.samples)) for it in measured] == [
         ("kernels, 8 accesses in flight: write keyed", 5),
         ("kernels, 8 accesses in flight: check keyed", 5),
     ]
