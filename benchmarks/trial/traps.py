@@ -95,6 +95,15 @@ def measure(where: Where) -> Iterator[Measured]:
         alike = in_a_fork(partial(_alike, where))
         yield SOUND.about(about).answered(100 * alike)
         unsound += [about] if alike < 1 else []
+    yield from _refusals(where, log)
+    if unsound:
+        raise Unproven(f"the GPU does not compute alike everywhere after {' and '.join(unsound)}")
+
+
+def _refusals(where: Where, log: Heard) -> Iterator[Measured]:
+    if where.limit is not None:
+        yield LINES.about(REFUSAL).answered(note="only a GPU without free memory refuses, which --limit forbids")
+        return
     refusals = in_a_fork(partial(_refused, where))
     time.sleep(HEARD)
     lines = log.lines()
@@ -102,8 +111,6 @@ def measure(where: Where) -> Iterator[Measured]:
     yield LINES.about(REFUSAL).answered(*([] if log.why else [len(lines) / refusals]), note=log.why)
     if lines:
         yield remark(f"{REFUSAL}: one of the lines", lines[-1])
-    if unsound:
-        raise Unproven(f"the GPU does not compute alike everywhere after {' and '.join(unsound)}")
 
 
 def _trapped(where: Where) -> list[Measured]:
