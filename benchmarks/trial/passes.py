@@ -11,6 +11,7 @@ import pynvml
 
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
+from benchmarks.trial.computed import computed
 from benchmarks.trial.figures import Measured, one, rounds
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
@@ -118,6 +119,7 @@ def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
             Measured(f"{name}: part of it", tuple(100 * size / each / 1e9 / peak for each in watch.device[name]), "%")
             for name in scrub
         ),
+        *computed(size, peak, watch.device),
     ]
 
 

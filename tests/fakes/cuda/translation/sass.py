@@ -63,7 +63,7 @@ class Instruction:
 
 def translated(image: bytes, disassembly: str, omissible: Mapping[tuple[str, int], str] = MappingProxyType({})) -> str:
     """A program in C++; the instructions of ``omissible``, by kernel and address, run unless a test leaves them out."""
-    elf, code = Elf(image), dict(_kernels(disassembly))
+    elf, code = Elf(image), dict(listing(disassembly))
     for (kernel, address), text in omissible.items():
         if text not in (
             line.text for line in code[kernel] if isinstance(line, Instruction) and line.address == address
@@ -78,11 +78,11 @@ def translated(image: bytes, disassembly: str, omissible: Mapping[tuple[str, int
 
 def instructions(disassembly: str) -> Iterator[tuple[str, Instruction]]:
     """All of them, each with the name of its kernel."""
-    for kernel, lines in _kernels(disassembly):
+    for kernel, lines in listing(disassembly):
         yield from ((kernel, line) for line in lines if isinstance(line, Instruction))
 
 
-def _kernels(disassembly: str) -> Iterator[tuple[str, list[Instruction | str]]]:
+def listing(disassembly: str) -> Iterator[tuple[str, list[Instruction | str]]]:
     """The instructions and labels of each kernel."""
     kernel, lines = "", list[Instruction | str]()
     for text in map(str.strip, disassembly.splitlines()):

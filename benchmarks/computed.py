@@ -1,0 +1,343 @@
+"""Print the page of computed figures: what follows from the shipped kernels and from stated bandwidths, unmeasured.
+
+python -m benchmarks.computed > docs/measurements/computed.md
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from benchmarks.trial import computed
+from deploy.compile_kernels import ARCHITECTURES
+from scrubber.cuda.card import KernelProgram, Sweep
+from scrubber.cuda.device import BLOCKS, THREADS
+from scrubber.cuda.images import FOLDER, binary
+from scrubber.cuda.patterns import VECTOR
+from tests.fakes.cuda.emulation import disassembler
+from tests.fakes.cuda.translation import sass
+from tests.fakes.cuda.translation.elf import Elf
+
+UNROLL = 4  # vectors that a thread has under way, in ``scrub.cu``
+KEYED = "0x1ce4e5b9"  # half of a factor that only the keyed pattern has
+REGISTERS = 0x2F  # an attribute of a kernel in section .nv.info
+PASSES = {"write": Sweep.WRITE, "check": Sweep.CHECK, "invert": Sweep.INVERT}
+ACCESS = {"write": "STG", "check": "LDG"}
+MIB, KIB = 2**20, 2**10
+
+UNIT_REGISTERS, REGISTERS_BY = 65536, 8  # of a multiprocessor; and in which steps a thread gets them
+UNIT_THREADS = {75: 1024, 80: 2048, 86: 1536, 89: 1536, 90: 2048, 100: 2048, 103: 2048, 120: 1536}
+ISSUED = 4 * 32  # instructions of single threads that a multiprocessor issues in a clock
+IDLE_MHZ = 345
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its stated figures."""
+
+    name: str
+    mib: int
+    memory_mhz: int
+    bus_bits: int
+    units: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of its memory."""
+        return self.mib * MIB
+
+    @property
+    def peak(self) -> float:
+        """In GB/s."""
+        return computed.peak(self.memory_mhz, self.bus_bits)
+
+
+GPUS = (Gpu("H100 80 GB (SXM)", 81559, 2619, 5120, 132), Gpu("H200 141 GB (SXM)", 143771, 3201, 6144, 132))
+
+TEXT = """# Computed figures
+
+**Nothing on this page was measured.** It is computed from the shipped kernels and from the [inputs](#inputs) below.
+`make docs` writes it anew, and a test compares it with the kernels. [The trial](../nvidia.md#trying-it-on-hardware)
+prints what it measures beside what is computed here.
+
+## Registers and shared memory
+
+Of each [kernel](../kernels.md) in each image, as its machine code says: the registers of a thread, and the bytes of
+shared memory of a block. From 9.0 on, 1,024 of these bytes are those that the system reserves.
+
+{kernels}
+
+## Blocks, and bytes under way
+
+A block has {threads} threads, and each of them has {unroll} vectors of {vector} bytes under way. `device.py` asks for
+the blocks in the second line, or for as many as the threads of a multiprocessor allow. "Fit" also counts the
+registers.
+
+{blocks}
+
+One figure that was reported says how many bytes are enough: on GH200 a kernel with 16 KiB of reads under way on each
+of 132 multiprocessors reached 2,775 GB/s. So a read took {latency:.0f} ns, and the peak of H200 needs {needed:.0f}
+KiB on each. `check` has {check_kib} KiB.
+
+## The passes of a scrub
+
+A fast scrub passes over the memory four times: it writes a keyed pattern, compares it, writes zeros and compares
+them. Under `clear.verify: independent` (policy `strict`) there are five passes. The floor is the whole memory at the
+peak. A scrub does not reach what the driver reserves and what its own context takes, which is about a hundredth. The
+expected figures are for the shares of the peak that a kernel with three reads and a write was reported to reach on
+two GPUs of this generation ({least:.1%} and {best:.1%}). Stores alone were reported at 98%, so passes that write may
+be faster.
+
+{passes}
+
+## The clock
+
+The keyed pattern is computed, so its passes also depend on the clock of the multiprocessors. The count is that of the
+shortest way through the loop over {unroll} vectors, without differences.
+
+{instructions}
+
+A multiprocessor issues at most {issued} instructions of threads in a clock. So the passes over a keyed pattern keep
+up with the memory only from these clocks on; at half of such a clock, a pass takes twice as long. An idle GPU was
+reported at {idle} MHz, and how fast its clock rises is not known.
+
+{clocks}
+
+## Inputs
+
+{inputs}"""
+
+
+INPUTS = (
+    (
+        "threads of a multiprocessor",
+        "{unit_threads}",
+        "CUDA Programming Guide, compute capabilities",
+    ),
+    (
+        "registers of a multiprocessor",
+        "65,536, given to a thread by eight",
+        "the same",
+    ),
+    (
+        "instructions that a multiprocessor issues",
+        "four warps of 32 threads in a clock",
+        "the same: four schedulers",
+    ),
+    (
+        "H100 80 GB: memory, memory clock, bus",
+        "81,559 MiB, 2,619 MHz, 5,120 bits",
+        "as commonly shown by `nvidia-smi`, not read at a named place; the datasheet says 3.35 TB/s",
+    ),
+    (
+        "H200: memory, memory clock, bus",
+        "143,771 MiB, 3,201 MHz, 6,144 bits",
+        "NVIDIA/cuda-samples#311, awslabs/amazon-eks-ami#1985; by the 4.8 TB/s of the datasheet: {datasheet:.1f} ms",
+    ),
+    (
+        "multiprocessors of both",
+        "132",
+        "datasheets",
+    ),
+    (
+        "idle clock",
+        "345 MHz",
+        "awslabs/amazon-eks-ami#1985 (H200)",
+    ),
+    (
+        "`triad` on GH200 96 GB; stores; reads with 16 KiB under way",
+        "3,783; 3,944; 2,775 of 4,023 GB/s (2,619 MHz, 6,144 bits)",
+        "RRZE-HPC/gpu-benches at 1038c5d, `gpu-stream/gh200.txt`",
+    ),
+    (
+        "`triad` on H100 PCIe",
+        "1,832 of 2,039 GB/s (1,593 MHz, 5,120 bits)",
+        "the same, `h100_pcie.txt`",
+    ),
+)
+
+
+def main() -> None:
+    """Print the page."""
+    print(page())
+
+
+def shipped() -> dict[int, Image]:
+    """The images by architecture."""
+    return {number: Image(number) for number in (10 * major + minor for major, minor in ARCHITECTURES)}
+
+
+def page() -> str:
+    """The page."""
+    images, h200 = shipped(), GPUS[-1]
+    latency = 16 * KIB * h200.units / 2775  # ns
+    return TEXT.format(
+        kernels=kernels(images),
+        blocks=blocks(images),
+        passes=passes(),
+        instructions=_instructions(images),
+        clocks=_clocks(images[90]),
+        threads=THREADS,
+        unroll=UNROLL,
+        vector=VECTOR,
+        latency=latency,
+        needed=h200.peak * latency / h200.units / KIB,
+        check_kib=_under_way(BLOCKS[Sweep.CHECK]) // KIB,
+        least=computed.LEAST,
+        best=computed.BEST,
+        issued=ISSUED,
+        idle=IDLE_MHZ,
+        inputs=_table(("input", "value", "source"), *INPUTS).format(
+            unit_threads="; ".join(f"{_version(number)}: {threads:,}" for number, threads in UNIT_THREADS.items()),
+            datasheet=4 * computed.floor(h200.size, 4800),
+        ),
+    )
+
+
+_Code = Sequence[sass.Instruction | str]
+
+
+class Image:
+    """An image: what its kernels take, and how many instructions its loops have."""
+
+    def __init__(self, architecture: int) -> None:
+        self._path = FOLDER / binary(*divmod(architecture, 10))
+        self.elf = Elf(self._path.read_bytes())
+        self.registers = self.elf.answers(REGISTERS)
+
+    @cached_property
+    def _code(self) -> dict[str, _Code]:
+        """The passes, disassembled."""
+        tool, symbols = disassembler(), self.elf.symbols()
+        if tool is None:
+            raise FileNotFoundError("cannot count instructions: nvdisasm is not installed, see pyproject.toml")
+        command = [tool, "-c", "-fun", ",".join(str(symbols.index(name)) for name in ACCESS), self._path]
+        return dict(sass.listing(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+    def per_vector(self, kernel: str) -> float:
+        """The instructions for each vector of a keyed pattern."""
+        [count] = {_shortest(loop) for loop in _loops(self._code[kernel]) if _is_keyed(loop, ACCESS[kernel])}
+        return count / UNROLL
+
+    def fitting(self, kernel: str) -> int:
+        """The blocks that fit on a multiprocessor, of those that are asked for."""
+        a_thread = -(-self.registers[kernel] // REGISTERS_BY) * REGISTERS_BY
+        most = (UNIT_THREADS[self.elf.architecture] // THREADS, UNIT_REGISTERS // (a_thread * THREADS))
+        return min(BLOCKS[PASSES[kernel]], *most)
+
+
+def _loops(code: _Code) -> Iterator[_Code]:
+    """Each stretch of code from a label to a jump back to it."""
+    labels = {line: number for number, line in enumerate(code) if isinstance(line, str)}
+    for number, line in enumerate(code):
+        target = labels.get(_target(line), number)
+        if target < number:
+            yield code[target : number + 1]
+
+
+def _target(line: sass.Instruction | str) -> str:
+    """The label that an instruction may jump to; empty if it is no jump."""
+    if isinstance(line, str) or not line.name.startswith("BRA"):
+        return ""
+    found = re.search(sass.JUMP, line.operands[-1])
+    return found[1] if found else ""
+
+
+def _is_keyed(loop: _Code, access: str) -> bool:
+    lines = [line for line in loop if isinstance(line, sass.Instruction)]
+    accesses = sum(line.name.startswith(access) for line in lines)
+    return accesses == UNROLL and any(KEYED in line.operands for line in lines)
+
+
+def _shortest(loop: _Code) -> int:
+    """The fewest instructions from the beginning of a loop to its end."""
+    labels = {line: number for number, line in enumerate(loop) if isinstance(line, str)}
+    counts, waiting = {0: 0}, deque([0])
+    while waiting:
+        number = waiting.popleft()
+        line = loop[number]
+        count = counts[number] + isinstance(line, sass.Instruction)
+        jumps = _target(line)
+        ways = [labels[jumps]] if jumps in labels else []
+        if not jumps or (isinstance(line, sass.Instruction) and line.guard):
+            ways.append(number + 1)
+        for way in ways:
+            if way < len(loop) and count < counts.get(way, len(loop) + 1):
+                counts[way] = count
+                waiting.append(way)
+    return counts[len(loop) - 1] + 1
+
+
+def _under_way(blocks: int) -> int:
+    return blocks * THREADS * UNROLL * VECTOR
+
+
+def _version(architecture: int) -> str:
+    return f"{architecture // 10}.{architecture % 10}"
+
+
+def _table(*rows: Sequence[str]) -> str:
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *rest])
+
+
+def kernels(images: dict[int, Image]) -> str:
+    """The table of registers and shared memory."""
+    names = (*PASSES, *(program.value for program in KernelProgram))
+    rows = [
+        (_version(number), *(f"{it.registers[name]}, {it.elf.size(f'.nv.shared.{name}')}" for name in names))
+        for number, it in images.items()
+    ]
+    return _table(("image", *(f"`{name}`" for name in names)), *rows)
+
+
+def blocks(images: dict[int, Image]) -> str:
+    """The table of blocks and bytes under way."""
+
+    def cell(image: Image, name: str) -> str:
+        fitting = image.fitting(name)
+        return f"{fitting} fit, {_under_way(fitting) // KIB} KiB"
+
+    asked = ("asked for", "", *(str(BLOCKS[kind]) for kind in PASSES.values()))
+    rows = [
+        (_version(number), f"{UNIT_THREADS[number]:,}", *(cell(it, name) for name in PASSES))
+        for number, it in images.items()
+    ]
+    return _table(("image", "threads of a multiprocessor", *(f"`{name}`" for name in PASSES)), asked, *rows)
+
+
+def passes() -> str:
+    """The table of the passes of a scrub."""
+    rows = []
+    for gpu in GPUS:
+        least, (low, high) = computed.floor(gpu.size, gpu.peak), computed.expected(gpu.size, gpu.peak)
+        cells = (f"{n * least:.0f} ms, {n * low:.0f} to {n * high:.0f} ms" for n in (1, 4, 5))
+        rows.append((gpu.name, f"{gpu.size / 1e9:.2f} GB", f"{gpu.peak:,.0f} GB/s", *cells))
+    return _table(("GPU", "memory", "peak", "one pass: floor, expected", "four passes", "five passes"), *rows)
+
+
+def _instructions(images: dict[int, Image]) -> str:
+    rows = [
+        (_version(number), *(f"{it.per_vector(name):.1f}" for name in ACCESS)) for number, it in images.items()
+    ]  # fmt: skip
+    return _table(("image", "`write`, keyed: instructions for each vector", "`check`, keyed"), *rows)
+
+
+def _clocks(image: Image) -> str:
+    rows = []
+    for gpu in GPUS:
+        vectors = gpu.peak * 1e9 / VECTOR / gpu.units  # of each multiprocessor, in a second
+        needed = {name: vectors * image.per_vector(name) / ISSUED / 1e6 for name in ACCESS}
+        pass_ms = computed.floor(gpu.size, gpu.peak)
+        slow = (f"{pass_ms * max(1, mhz / IDLE_MHZ):.0f} ms" for mhz in needed.values())
+        rows.append((gpu.name, *(f"{mhz:.0f} MHz" for mhz in needed.values()), f"{pass_ms:.0f} ms", *slow))
+    head = ("GPU", "`write` from", "`check` from", "a pass at the peak", f"`write` at {IDLE_MHZ} MHz", "`check`")
+    return _table(head, *rows)
+
+
+if __name__ == "__main__":
+    main()
