@@ -37,7 +37,7 @@ def test_the_page_is_what_the_program_prints():
     assert PAGE.read_text() == f"{computed.page()}\n"
 
 
-def test_the_trial_prints_measured_beside_computed_figures():
+def test_the_trial_prints_measured_beside_computed_times():
     seconds = {name: [0.03, 0.04] for name in FAST_SCRUB}
     *_, last = beside(computed.GPUS[0].size, computed.GPUS[0].peak, seconds)
     assert last.samples == pytest.approx((120, 160))
