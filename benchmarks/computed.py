@@ -261,10 +261,7 @@ def _shortest(loop: _Code) -> int:
         number = waiting.popleft()
         line = loop[number]
         count = counts[number] + isinstance(line, sass.Instruction)
-        jumps = _target(line)
-        ways = [labels[jumps]] if jumps in labels else []
-        if not jumps or (isinstance(line, sass.Instruction) and line.guard):
-            ways.append(number + 1)
+        ways = {number + 1, labels.get(_target(line), number + 1)}
         for way in ways:
             if way < len(loop) and count < counts.get(way, len(loop) + 1):
                 counts[way] = count
