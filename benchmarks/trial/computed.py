@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.trial.figures import Measured
+from benchmarks.trial.figures import Measured, Question
 
 FAST_SCRUB = ("write keyed", "check keyed", "write zero", "check zero")
 # Shares of the peak: a kernel with three reads and a write on GH200 and on H100 PCIe (gpu-benches, ``triad``).
@@ -30,13 +30,13 @@ def expected(size: int, gbps: float) -> tuple[float, float]:
 
 
 def computed(size: int, gbps: float, seconds: Mapping[str, Sequence[float]]) -> list[Measured]:
-    """The passes of a fast scrub and their sum, as measured; computed figures are in the notes."""
+    """The passes of a fast scrub and their sum, as measured, beside what is computed of them."""
     rows = [(name, 1, seconds[name]) for name in FAST_SCRUB]
     rounds = zip(*(seconds[name] for name in FAST_SCRUB), strict=True)
     rows.append(("the four passes of a fast scrub", len(FAST_SCRUB), tuple(map(sum, rounds))))
-    found = []
+    least, (low, high), found = floor(size, gbps), expected(size, gbps), []
     for name, passes, samples in rows:
-        least, (low, high) = floor(size, gbps), expected(size, gbps)
-        note = f"computed: at least {passes * least:.1f}, expected {passes * low:.1f} to {passes * high:.1f}"
-        found.append(Measured(f"{name}, beside what is computed", tuple(1000 * it for it in samples), "ms", note))
+        because = f"{passes * least:.1f} ms at the peak, and the shares that were reported of like GPUs"
+        question = Question(f"{name}: time", passes * low, passes * high, "ms", because)
+        found.append(question.answered(*(1000 * each for each in samples)))
     return found

@@ -41,4 +41,5 @@ def test_the_trial_prints_measured_beside_computed_times():
     seconds = {name: [0.03, 0.04] for name in FAST_SCRUB}
     *_, last = beside(computed.GPUS[0].size, computed.GPUS[0].peak, seconds)
     assert last.samples == pytest.approx((120, 160))
-    assert last.note == "computed: at least 102.0, expected 108.5 to 113.6"
+    assert last.predicted == pytest.approx((108.5, 113.6), abs=0.1)
+    assert last.because.startswith("102.0 ms at the peak")
