@@ -299,6 +299,7 @@ def test_a_trial_takes_the_allowed_memory_and_zeroes_it(stage, small, tmp_path) 
     assert run.returncode == 0
     found = measurements(tmp_path)
     assert found["passes"]["memory that each pass goes over"] == [limit]
+    assert found["passes"]["the four passes of a fast scrub: time"]
     assert found["zeros"]["memory that was made zero and read back"] == [limit]
     assert found["one worker"] == {}  # not measured
     left = memory.read_bytes()[2 * PAGE :]  # a page of it was the context's, one for results
