@@ -158,50 +158,54 @@ def missing(form: str) -> str:
 
 
 def library(form: str, *, omissible: Mapping[tuple[str, int], str] | None = None) -> Path:
-    """The kernels in a form, as a library that has ``emulate``: built once, and again when something in it changes.
+    """The kernels in a form, as a library that has ``emulate``: built once, and again when anything of it changes.
 
     The instructions ``omissible`` can be left out, each of which has to read as it is written there: the planted ones.
     """
     if omissible is None:
         omissible = PLANTED if form == PLANTED_IN else {}
     image = {SOURCE: FOLDER / "scrub.cu", PTX: FOLDER / PORTABLE}.get(form, FOLDER / f"scrub.{form}.cubin")
-    inputs = [image, *sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".h", ".py"})]
-    digest = hashlib.sha256(repr((compiler(), sorted(omissible.items()))).encode())
-    for path in inputs:
+    folder = BUILT / _digest(omissible)
+    return _made(folder / f"{image.name}.so", lambda made: _build(made, form, image, omissible))
+
+
+def _digest(omissible: Mapping[tuple[str, int], str]) -> str:
+    """Of all that the libraries are made of."""
+    digest = hashlib.sha256(repr((compiler(), sorted(omissible.items()) if omissible != PLANTED else ())).encode())
+    written = (path for path in HERE.rglob("*") if path.suffix in {".cpp", ".h", ".py"})
+    for path in sorted([*FOLDER.iterdir(), *written]):
         digest.update(path.read_bytes())
-    built = BUILT / digest.hexdigest()[:16] / f"{image.name}.so"
-    with _alone(built):
-        if not built.exists():
-            _build(built, form, image, omissible)
-    return built
+    return digest.hexdigest()[:16]
 
 
-@contextmanager
-def _alone(built: Path) -> Iterator[None]:
-    """Holds off other processes that need the same."""
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with built.with_suffix(".lock").open("w") as lock:
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    """A file that one process makes while others that need it wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        if not path.exists():
+            unfinished = path.with_suffix(".new")
+            make(unfinished)
+            unfinished.replace(path)
+    return path
 
 
-def _build(built: Path, form: str, image: Path, omissible: Mapping[tuple[str, int], str]) -> None:
-    code, options = built.with_suffix(".cpp"), list[str]()
+def _build(made: Path, form: str, image: Path, omissible: Mapping[tuple[str, int], str]) -> None:
+    code, options = made.with_suffix(".cpp"), list[str]()
     if form == SOURCE:
         code, options = HERE / "source.cpp", [f'-DSCRUB_SOURCE="{image}"']
     elif form == PTX:
         code.write_text(ptx.translated(image.read_text()))
     else:
         disassembly = subprocess.run([str(disassembler()), "-c", image], capture_output=True, text=True, check=True)
-        code.write_text(
-            sass.translated(image.read_bytes(), disassembly.stdout, omissible if form == PLANTED_IN else {})
-        )
-    objects = [built.with_suffix(".o"), built.with_suffix(".machine.o")]
-    for source, made, more in zip((code, HERE / "emulation.cpp"), objects, (options, []), strict=True):
-        command = [str(compiler()), "-c", "-fPIC", "-O1", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}"]
-        subprocess.run([*command, *more, "-o", made, source], check=True)
-    subprocess.run([str(compiler()), "-shared", "-o", built.with_suffix(".new"), *objects], check=True)
-    built.with_suffix(".new").replace(built)
+        code.write_text(sass.translated(image.read_bytes(), disassembly.stdout, omissible))
+    machine = _made(made.with_name("machine.o"), lambda path: _compile(path, HERE / "emulation.cpp", "-c"))
+    _compile(made, code, "-shared", *options, str(machine))
+
+
+def _compile(made: Path, code: Path, *options: str) -> None:
+    ways = ("-fPIC", "-O1", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}", *options)
+    subprocess.run([str(compiler()), *ways, "-o", made, code], check=True)
 
 
 class Emulation:
