@@ -334,15 +334,17 @@ def test_a_unit_beyond_the_callers_table_is_refused(gpu, kernel):
         gpu.on_chip(kernel, 1, replace(shape, grid=1, units=1, first_unit=1024), *more)
 
 
-@pytest.mark.parametrize("moment", [0, 481])
-@pytest.mark.parametrize("flip", [1, 1 << 31, WORD >> 32])
-def test_each_changed_register_is_counted(gpu, moment, flip):
-    """Of the 240 that keep keyed words, and of the 240 that keep zeros after them: another one in each thread.
+@pytest.mark.parametrize(("kernel", "moment"), [("registers", 0), ("registers", 481), ("plant_registers", 0)])
+def test_each_changed_register_is_counted(gpu, kernel, moment):
+    """Of the 240 that keep keyed words, of those that keep zeros after them, and of those that keep a canary.
 
-    The next of 256 threads changes the value that all others follow from; the last 15, what is compared with.
+    Another register in each of the first 240 threads. The next thread changes the value that all others follow from;
+    the last ones, what is compared with.
     """
-    fault = Fault(Where.REGISTER, 2, moment, EACH, flip)
-    assert wrongs(gpu.on_chip("registers", 42, replace(HOLDING, fault=fault))) == [240 + 240 + 15, 0]
+    for first in range(16):
+        fault = Fault(Where.REGISTER, 0, moment, EACH | first, 1 << 2 * first)
+        (unit,) = gpu.on_chip(kernel, 42, replace(HOLDING, grid=1, units=1, fault=fault))
+        assert unit.wrong == 15 + (240 if first == 0 else 1)
 
 
 @pytest.mark.parametrize("kernel", ["registers", "plant_registers", "listen_registers"])
@@ -352,10 +354,11 @@ def test_a_block_that_does_not_take_all_registers_is_refused(gpu, kernel, block)
         gpu.on_chip(kernel, 1, replace(HOLDING, block=block))
 
 
-@pytest.mark.parametrize("count", [0, 3, 240])
-def test_canaries_left_in_registers_are_added_up(gpu, count):
-    units = gpu.on_chip("listen_registers", CANARY, replace(HOLDING, leftovers=count))
-    assert wrongs(units) == [count * 256 * 2, count * 256]
+def test_canaries_left_in_registers_are_added_up(gpu):
+    """Of none, of one more each time, and of all 240."""
+    for count in range(241):
+        (unit,) = gpu.on_chip("listen_registers", CANARY, replace(HOLDING, grid=1, units=1, leftovers=count))
+        assert unit.wrong == count * 256
 
 
 def test_every_unit_computes_what_seed_and_rounds_say(gpu):
@@ -404,11 +407,11 @@ CAUGHT = {
     "scratch": lambda gpu: test_scratch_counts_each_word_that_changed_by_itself(gpu, 0, 0),
     "plant": lambda gpu: a_planted_value_is_found(gpu, 7, 3, 1),
     "listen": lambda gpu: a_planted_value_is_found(gpu, 7, 3, 1),
-    "registers": lambda gpu: test_each_changed_register_is_counted(gpu, 0, 1),
+    "registers": lambda gpu: test_each_changed_register_is_counted(gpu, "registers", 0),
     "plant_registers": lambda gpu: test_each_unit_is_reached_and_each_checked_word_counted(
         gpu, "plant_registers", HOLDING, [2 * 240 * 256, 240 * 256]
     ),
-    "listen_registers": lambda gpu: test_canaries_left_in_registers_are_added_up(gpu, 0),
+    "listen_registers": test_canaries_left_in_registers_are_added_up,
     "exact": test_every_unit_computes_what_seed_and_rounds_say,
 }
 

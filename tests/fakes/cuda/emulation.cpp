@@ -179,8 +179,9 @@ u32 emulated_leftovers() { return launch->leftovers; }
 
 u32 spoiled(Where kind, u32 bits) {
   const u32 moment = threads[threadIdx.x].results[kind]++;
-  const u32 place = launch->fault.place;
-  const bool hit = place == EACH ? strikes(kind, moment - threadIdx.x) : place == threadIdx.x && strikes(kind, moment);
+  const u32 place = launch->fault.place, thread = threadIdx.x;
+  const bool hit = (place & EACH) != 0 ? (place & ~EACH) == thread % 16 && strikes(kind, moment - thread)
+                                       : place == thread && strikes(kind, moment);
   return hit ? bits ^ launch->fault.flip : bits;
 }
 

@@ -48,7 +48,7 @@ PLANTED = {
 UNITS = 1024
 NOTHING = 2**64 - 1
 MAP_FIXED_NOREPLACE = 0x100000
-EACH = 2**32 - 1  # the place of a fault in every thread: see launch.h
+EACH = 2**31  # with a number, the place of a fault in every 16th thread: see launch.h
 Argument = ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
 
@@ -191,20 +191,20 @@ def _made(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _build(made: Path, form: str, image: Path, omissible: Mapping[tuple[str, int], str]) -> None:
-    code, options = made.with_suffix(".cpp"), list[str]()
+    code = made.with_suffix(".cpp")
     if form == SOURCE:
-        code, options = HERE / "source.cpp", [f'-DSCRUB_SOURCE="{image}"']
+        code = HERE / "source.cpp"
     elif form == PTX:
         code.write_text(ptx.translated(image.read_text()))
     else:
         disassembly = subprocess.run([str(disassembler()), "-c", image], capture_output=True, text=True, check=True)
         code.write_text(sass.translated(image.read_bytes(), disassembly.stdout, omissible))
     machine = _made(made.with_name("machine.o"), lambda path: _compile(path, HERE / "emulation.cpp", "-c"))
-    _compile(made, code, "-shared", *options, str(machine))
+    _compile(made, code, "-shared", f'-DSCRUB_SOURCE="{image}"', str(machine))
 
 
 def _compile(made: Path, code: Path, *options: str) -> None:
-    ways = ("-fPIC", "-O1", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}", *options)
+    ways = ("-O1", "-fPIC", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}", *options)
     subprocess.run([str(compiler()), *ways, "-o", made, code], check=True)
 
 

@@ -5,9 +5,9 @@
 #include <stdint.h>
 
 /* Bits that change by themselves, in one block: before its barrier of that number in the word of that place (SHARED),
- * or in the n-th result of that kind in the thread of that place. See emulation.h. The place EACH is every thread, and
- * the moment is later by one in each next thread. */
-#define EACH 0xFFFFFFFFu
+ * or in the n-th result of that kind in the thread of that place. See emulation.h. The place EACH | n is every 16th thread
+ * from the n-th on, and the moment is later by one in each next thread. */
+#define EACH 0x80000000u
 
 typedef struct {
     uint32_t where, block, moment, place, flip;

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+LONG = 1600  # statements; over more, an optimiser sits for a minute
 HEAD = '#include "translation/machine_code.h"\n\nnamespace {\n'
-MOST_OPTIMISED = 1600  # lines: a compiler takes a minute to optimise thousands of statements
 TABLE = "}  // namespace\n\nconst std::vector<Kernel> KERNELS = {\n"
 
 
@@ -42,10 +42,10 @@ class Kernel:
             f"  std::memcpy(arguments.bytes + {argument.offset}, parameters[{number}], {argument.size});"
             for number, argument in enumerate(self.arguments)
         )
-        plain = '__attribute__((optimize("O0"))) ' if len(self.lines) > MOST_OPTIMISED else ""
+        way = '__attribute__((optimize("O0"))) ' if len(self.lines) > LONG else ""
         return "\n".join(
             [
-                f"{plain}void run_{self.name}(const Arguments& arguments) {{",
+                f"{way}void run_{self.name}(const Arguments& arguments) {{",
                 f"  [[maybe_unused]] constexpr u32 OWN = {self.own_shared};",
                 *self.lines,
                 "}\n",
