@@ -84,7 +84,7 @@ def test_a_context_belongs_to_the_thread_that_made_it(gpu):
         pool.submit(card.allocate, 16).result()
 
 
-def test_a_gpu_without_users_is_initialised_by_each_open(cuda, gpu, tmp_path):
+def test_a_gpu_without_users_is_set_up_by_each_open(cuda, gpu, tmp_path):
     """Without persistence mode, which costs seconds on a real one."""
     node = tmp_path / "nvidia0"
     node.touch()
@@ -95,7 +95,7 @@ def test_a_gpu_without_users_is_initialised_by_each_open(cuda, gpu, tmp_path):
     for _ in range(2):  # in each process that opens it alone
         with in_this_process(cuda):
             scrub(gpu)
-    assert [call for _, call, _ in gpu.machine.calls()] == ["initialised"] * 2
+    assert [call for _, call, _ in gpu.machine.calls()] == ["set-up"] * 2
 
 
 def test_the_clock_of_a_gpu_rises_while_kernels_run(stage, tmp_path):

@@ -86,8 +86,8 @@ def users(nvidia, nvml, uuid: str) -> set[int]:
 
 def in_use(nvidia, nvml, uuid: str) -> bool | None:
     """Whether there are any; None if that is unknown."""
-    told = nvidia.has_holders(uuid)
-    return told if told is not None or has_lists(nvml, uuid) else bool(users(nvidia, nvml, uuid))
+    listed = nvidia.has_holders(uuid)
+    return listed if listed is not None or has_lists(nvml, uuid) else bool(users(nvidia, nvml, uuid))
 
 
 def has_lists(nvml, uuid: str) -> bool:

@@ -40,17 +40,6 @@ static bool is_open(const char *node)
     return found;
 }
 
-/* Into the log of calls, as one of the driver itself. */
-static void note(int gpu)
-{
-    const char *path = getenv("AUTOCLAVE_FAKE_NVML_LOG");
-    int log = path && *path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
-    if (log < 0)
-        return;
-    dprintf(log, "%d %s %s\n", getpid(), "initialised", state_text("gpu.%d.uuid", gpu));
-    close(log);
-}
-
 /* Beside the calls of NVML. */
 static void note_set_up(int gpu)
 {
@@ -71,7 +60,6 @@ int open_node(int gpu)
     if (slow && !state_says("gpu.%d.persistence_mode", gpu) && !is_open(node)) {
         long ms = atol(slow);
         note_set_up(gpu);
-        note(gpu);
         nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
     }
     return open(node, O_RDWR | O_CLOEXEC);
