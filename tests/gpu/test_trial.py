@@ -161,7 +161,7 @@ def test_a_changed_source_is_compiled_and_used(stage, small, monkeypatch) -> Non
 
 def test_the_clock_is_read_while_the_gpu_wakes_up(stage, small, tmp_path) -> None:
     stage.machine.gpu(0).set({"ramp": f"345 1980 50 {tmp_path / 'ramp'}"})
-    run = measure(stage, small, tmp_path / "out", "--within", "26", *only("ramp"))
+    run = measure(stage, small, tmp_path / "out", "--within", "35", *only("ramp"))
     assert run.returncode == 0, run.stderr
     found = measurements(tmp_path / "out")["ramp"]
     assert found["clock at the end of the rest"] == [345]
@@ -246,7 +246,7 @@ from benchmarks.trial.running import run
 from scrubber.node import proc
 part, where, path = sys.argv[1:]
 where = replace(Where(**json.loads(where)), pid_namespace=proc.own_namespace(Path("/proc")))
-run(part, where, 9.0, Records(Path(path)))  # 3 of them to save what it has
+run(part, where, 20.0, Records(Path(path)))  # a third of them to save what it has
 """
 
 
@@ -266,7 +266,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, tmp_pat
         env=environment(stage, seen(stage, small)),
         check=True,
     )
-    assert re.match("it was not done within 6 s|.*stopped waiting: it took longer", records.part(part).why)
+    assert re.match("it was not done within 13 s|.*--timeout ended the waiting", records.part(part).why)
     free(stage)
     if part == "service":
         assert '"state": "scrubbing"' in (records.evidence / "status.json").read_text()
