@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from benchmarks.trial.card import MeasuredCard, Where, opened_as
+from benchmarks.trial.card import MeasuredCard, Where, opened_as, zeroed
 from benchmarks.trial.figures import Measured, Question
 from benchmarks.trial.forks import in_a_fork
 from scrubber.cuda import memory
+from scrubber.cuda.card import Span
+from scrubber.cuda.driver import status_of
+from scrubber.cuda.memory import GpuMemory
 
+OUT_OF_MEMORY = 2  # a status of CUDA
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 USUAL, ONE = "as usual", "with one connection"
 VIRTUAL = "1024 MiB, created and mapped"
@@ -71,28 +75,35 @@ def _started(where: Where, how: str, what: str) -> tuple[Times, int, int]:
         os.environ[CONNECTIONS] = "1"
     card = opened_as(StepByStep, where)
     began = time.perf_counter()
-    sizes = _mapped(card, where.limit) if what == VIRTUAL else _allocated(card, LARGEST[what])
-    return card.times | {"memory": time.perf_counter() - began}, len(sizes), sum(sizes)
+    spans = [*(_mapped(card, where.limit) if what == VIRTUAL else _allocated(card, LARGEST[what]))]
+    card.times["memory"] = time.perf_counter() - began
+    whole = GpuMemory(card, spans)
+    zeroed(whole)
+    return card.times, len(spans), whole.size
 
 
-def _allocated(card: MeasuredCard, largest: int) -> list[int]:
-    sizes = []
+def _allocated(card: MeasuredCard, largest: int) -> Iterator[Span]:
+    start = 0
     for size in (rung for rung in memory.RUNGS if rung <= largest):
-        while size <= card.memory().free and card.allocate(size) is not None:
-            sizes.append(size)
-    return sizes
+        while size <= card.memory().free and (address := card.allocate(size)) is not None:
+            yield Span(address, size, start)
+            start += size
 
 
-def _mapped(card: MeasuredCard, limit: int | None) -> list[int]:
+def _mapped(card: MeasuredCard, limit: int | None) -> Iterator[Span]:
     """Memory in pieces of 1 GiB, and one for the rest, below addresses that follow each other."""
     page, piece = memory.RUNGS[-1], LARGEST["1024 MiB"]
     whole = min(card.memory().free, limit or card.memory().free) // page * page
-    sizes = [size for size in (*[piece] * (whole // piece), whole % piece) if size]
     address = card.driver.reserve(whole)
-    for size in sizes:
-        card.driver.map(address, card.driver.create(size), size)
-        address += size
-    return sizes
+    for start in range(0, whole, piece):
+        size = min(piece, whole - start)
+        try:
+            card.driver.map(address + start, card.driver.create(size), size)
+        except card.driver.Error as error:
+            if status_of(error) != OUT_OF_MEMORY:  # the tables for it may take what was free
+                raise
+            return
+        yield Span(address + start, size, start)
 
 
 def _seconds(deed: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from benchmarks.trial.forks import Fork, say
 from scrubber.devices.nvidia.nvml import Library
 
 REST = 30.0  # seconds, or this part of the time that there is:
-SHARE = 0.7
+SHARE = 0.85
 PASSES = 20
 EVERY = 0.005  # seconds between two readings of the clock
 FULL = 0.95  # of the highest clock
