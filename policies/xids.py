@@ -31,7 +31,8 @@ PLUGIN_COUNTS = frozenset(
 )  # NVIDIA's device plugin v0.20.0: all other codes make a device Unhealthy
 GKE_QUARANTINES = frozenset({48})  # GKE's container-engine-accelerators, commit 992db812: no other code does
 
-# What the driver logs of a program that fails on the device by its own fault, and of the end of such a program.
+# What the driver logs of a program that fails on the device by its own fault, and of the end of such a program: by
+# NVIDIA's catalogue an exception, a fault of the memory management, a stopped program and the cleanup after it.
 PROGRAM_FAULTS = frozenset({13, 31, 43, 45})
 
 _REMEDIES = {

@@ -73,6 +73,8 @@ class Idle:
             raise InUse("its holders are unknown")
         if holders:
             raise InUse(f"it is open in {', '.join(map(_named, holders))}; {_GO_ON}")
+        if usage.listed:
+            raise InUse("the driver lists a process that has just begun to use it")
         if usage.listed is None and not everybody:
             raise InUse("the driver does not list its processes, and not every process can be searched")
         if usage.most > users.IDLE_AT_MOST:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
+from benchmarks.trial import computed
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
-from benchmarks.trial.computed import computed
 from benchmarks.trial.figures import Measured, one, rounds
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
@@ -111,7 +111,7 @@ def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
     what = "the most that the memory can move"
     if not clock or not width:
         return [one(what, None, "GB/s", "the driver does not say its clock or the width of its bus")]
-    peak = clock * 1e6 * 2 * width / 8 / 1e9  # two transfers in each cycle
+    peak = computed.peak(clock, width)
     scrub = [name for name in watch.device if name.startswith(("write", "check"))]
     return [
         one(what, peak, "GB/s", f"{clock} MHz, {width} bits, two transfers in each cycle"),
@@ -119,7 +119,7 @@ def _of_peak(where: Where, watch: Watch, size: int) -> list[Measured]:
             Measured(f"{name}: part of it", tuple(100 * size / each / 1e9 / peak for each in watch.device[name]), "%")
             for name in scrub
         ),
-        *computed(size, peak, watch.device),
+        *computed.computed(size, peak, watch.device),
     ]
 
 

@@ -46,7 +46,7 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
     before = record.setback
     count = before.count + 1 if before is not None else 1
     results = record.job.results if record.job is not None else ()
-    undecided = any(it.blame is Blame.UNDECIDED for it in results) or (before is not None and before.undecided)
+    undecided = any(result.blame is Blame.UNDECIDED for result in results) or (before is not None and before.undecided)
     stuck = tuple(it for result in results for it in result.findings.stuck)
     if not stuck:
         return Setback(why, at, count, undecided=undecided)

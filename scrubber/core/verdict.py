@@ -136,8 +136,8 @@ def confirmed(
 ) -> Verdict:
     """The verdict together with what the service itself observed: the worker does not read the error log.
 
-    A program of ours that failed on the device blames the device only with a second sign. The errors that the driver
-    logged of that program are none: they are the same event. ``workers``: the pids of the job's workers.
+    A program of ours that failed on the device blames the device only with a second sign. Errors that the driver
+    logged of that program do not count: they are the same event. ``workers``: the pids of the job's workers.
     """
     undecided = isinstance(judged, Failed) and judged.blame is Blame.UNDECIDED
     ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.baseline, policy)

@@ -46,7 +46,7 @@ LIMITS = {
     2: 4096,
 }  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
 THREADS = 256
-# On a multiprocessor, or as many as fit.
+# So many run on a multiprocessor, or fewer where fewer fit.
 BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}
 ROUNDS = 64  # of the computation in one launch
 TRIES = 20  # the device chooses where blocks run
@@ -153,7 +153,7 @@ class CudaCard:
         self._events: list[c_void_p] = []
         self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
-        self._fitting = 0  # blocks, on a multiprocessor
+        self._most_blocks = 0  # that fit on a multiprocessor, by their threads
         self._shared = _Shared(0, 0, 0)
         self._granted: dict[KernelProgram, int] = {}  # the dynamic shared memory that the driver grants a block
 
@@ -235,7 +235,7 @@ class CudaCard:
                 if status_of(error) not in _REFUSED:  # the context takes more memory then, which is counted
                     raise
         self.units = self._driver.attribute(_MULTIPROCESSORS)
-        self._fitting = self._driver.attribute(_THREADS_OF_UNIT) // THREADS
+        self._most_blocks = self._driver.attribute(_THREADS_OF_UNIT) // THREADS
         self._shared = _Shared(*map(self._driver.attribute, (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)))
         self._module = self._driver.load(str(self._image()))
         self._events = [self._driver.event(_QUIETLY) for _ in range(_MOST_SPANS)]
@@ -286,7 +286,7 @@ class CudaCard:
             words.append(c_uint32(kind is Sweep.INVERT_DOWN))
         if kind is not Sweep.WRITE:
             words.append(c_uint64(place))
-        self._kernel(KERNELS[kind]).launch(self.units * min(BLOCKS[kind], self._fitting), THREADS, words)
+        self._kernel(KERNELS[kind]).launch(self.units * min(BLOCKS[kind], self._most_blocks), THREADS, words)
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         kernel = self._kernel(program.value)

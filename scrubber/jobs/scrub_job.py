@@ -406,9 +406,9 @@ class ScrubJob:
         event = self._conclusion(record, record.job, judged, vitals)
         events: list[ev.Event] = [event]
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
-            noted = upkeep.errors_to_note(record.baseline, vitals)  # judged now: the monitor must not count them again
+            noted = upkeep.errors_to_note(record.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
-        await self._ledger.append(self.op, *((self.device, it) for it in events))
+        await self._ledger.append(self.op, *((self.device, each) for each in events))
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)

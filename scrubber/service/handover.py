@@ -77,7 +77,7 @@ class Handover:
     ) -> dict[str, GrantedDevice]:
         context = self._context
         op = context.operation(op)  # here, so that a request to a service that stops withholds no device
-        epoch = context.observer.epoch()  # here: a kubelet that starts meanwhile did not send this request
+        epoch = context.observer.epoch()  # asked now: a kubelet that starts later did not send this request
         budgets = [context.policy(device).budgets for device in devices]
         deadline = _deadline((it.allocate for it in budgets), within)
         owner_deadline = _deadline((it.owner_wait for it in budgets), within)

@@ -12,10 +12,10 @@ import pynvml
 import pytest
 
 from scrubber.cuda import clearing, device, driver, memory
-from scrubber.cuda.card import CardBusyError, CudaError
+from scrubber.cuda.card import CardBusyError, CudaError, Free
 from scrubber.devices.nvidia.nvml import Library
 from tests.fakes.cuda.fixtures import in_this_process, libraries
-from tests.fakes.cuda.machine import SIZE, CudaMachine, equip
+from tests.fakes.cuda.machine import PAGE, SIZE, CudaMachine, equip
 from tests.fakes.nvml import fixtures
 from tests.fakes.nvml.machine import Gpu, Machine
 
@@ -61,8 +61,8 @@ def test_memory_runs_out_without_an_error(cuda, gpu):
         scrub(gpu)
 
 
-@pytest.mark.usefixtures("cuda")
-def test_a_stalled_call_goes_on_when_the_driver_does(gpu, tmp_path):
+def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
+    """It counts what another process takes meanwhile, so it has waited."""
     stall = tmp_path / "stall"
     stall.touch()
     gpu.set({"cuda.hang.cuMemGetInfo_v2": stall})
@@ -71,9 +71,11 @@ def test_a_stalled_call_goes_on_when_the_driver_does(gpu, tmp_path):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(card._driver.make_context).result()
         free = pool.submit(card.memory)
-        assert not free.done()
-        stall.unlink()
-        assert free.result().total == SIZE
+        with cuda.claim(gpu.uuid, "4711") as holds:
+            holds(PAGE)
+            assert not free.done()
+            stall.unlink()
+            assert free.result() == Free(SIZE - cuda.taken(gpu.uuid) - PAGE, SIZE)
 
 
 @pytest.mark.usefixtures("cuda")

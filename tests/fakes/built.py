@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "build" / "stand-ins"  # `make clean` removes it
+BUILT = Path(__file__).parents[2] / "build" / "stand-ins"  # `make clean` removes it
 
 
-def built(name: str, sources: Iterable[Path], make: Callable[[Path], object]) -> Path:
-    """The folder that ``make`` has filled from these sources."""
-    digest = hashlib.sha256()
+def folder_for(sources: Iterable[Path], *options: object) -> Path:
+    """Where the results belong that are made of these sources and options."""
+    digest = hashlib.sha256(repr(options).encode())
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    folder = FOLDER / f"{name}-{digest.hexdigest()[:16]}"
-    with (FOLDER / f"{name}.lock").open("w") as lock:
+    return BUILT / digest.hexdigest()[:16]
+
+
+def made(path: Path, make: Callable[[Path], object]) -> Path:
+    """A file that one process makes while the others that need it wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=FOLDER) as fresh:
-                make(Path(fresh) / "it")
-                shutil.move(Path(fresh) / "it", folder)
-    return folder
+        if not path.exists():
+            unfinished = path.with_suffix(".new")
+            make(unfinished)
+            unfinished.replace(path)
+    return path

@@ -25,6 +25,7 @@ from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
 from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
+from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import LISTS
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
@@ -33,6 +34,7 @@ from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, equip
 from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.fixtures import on_stage
+from tests.fakes.nvml.machine import Process
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
 from tests.gpu.test_reads_only import CHANGERS
 
@@ -170,6 +172,18 @@ def test_without_lists_of_the_driver_all_processes_are_searched(stage, monkeypat
         gpu.set({"memory.used": 65 * 2**20})
         with pytest.raises(InUse):
             idle.expect_nobody(board)
+        idle.library.close()
+
+
+def test_a_process_that_begins_between_two_looks_is_seen(stage, monkeypatch) -> None:
+    """By the second question for the lists, also where not every process can be searched."""
+    stage.machine.gpu(0).run(Process(os.getpid()))
+    monkeypatch.setattr(holders, "pids", lambda *_: frozenset())
+    monkeypatch.setattr(Idle, "_look", lambda *_: ((), False))
+    with on_stage(stage):
+        idle = Idle(Host(stage.root.path), Library())
+        with pytest.raises(InUse, match="the driver lists a process"):
+            idle.expect_nobody(idle.board("0"))
         idle.library.close()
 
 

@@ -212,7 +212,7 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
         assert chip[f"{what}: heard by another process, after the planter's end"] == [0]
         assert chip[f"{what}: heard by the planter, after the scratch"] == [0]
     assert len(found["passes"]["write keyed, by the device"]) == 2
-    assert found["flips"]["flips that a kernel answers otherwise than the emulation"] == [0]
+    assert found["flips"]["flips that a kernel does not report exactly"] == [0]
     assert found["traps"]["a kernel that traps: CUDA's status"] == [719]
     assert found["traps"]["a kernel that traps: a worker leaves open whose fault it is"] == [1]
     for fault in ("a kernel that traps", "a process that is killed inside a kernel"):

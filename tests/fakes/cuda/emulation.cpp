@@ -1,4 +1,4 @@
-// The machine of emulation.h. Which kernels there are says the program that is linked with it: see program.h.
+// The machine of emulation.h. The program that is linked with it has the kernels: see program.h.
 #include "emulation.h"
 
 #include <array>
@@ -12,8 +12,8 @@
 
 Index gridDim, blockDim, blockIdx, threadIdx;
 
-// Goes on where the other stack stopped, and comes back when somebody goes on here. The kernel is not asked, as
-// swapcontext would do twice for each step of a thread.
+// Continues on the other stack where that one stopped, and returns when another call continues on this one. It makes no
+// system call; swapcontext would make two for each step of a thread.
 extern "C" void change_stack(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -66,7 +66,7 @@ u32 first_unit, first_block;
 u32 launches;
 std::string maimed;  // the kernel that runs without one of its instructions
 u32 omitted;         // the address of that instruction
-bool whole = true;   // whether the kernel that runs is another
+bool whole = true;   // whether the kernel that runs has all of its instructions
 
 std::vector<u32>& shared_of_unit() {
   std::vector<u32>& words = shared_of_units[emulated_unit()];

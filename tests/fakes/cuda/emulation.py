@@ -6,9 +6,7 @@ The forms are ``source``, as they are written; ``ptx``; and ``sm_75`` to ``sm_12
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import mmap
 import platform
 import shutil
@@ -23,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from scrubber.cuda.images import FOLDER, PORTABLE
+from tests.fakes.built import folder_for, made
 from tests.fakes.cuda.patterns import Words
 from tests.fakes.cuda.translation import ptx, sass
 
 HERE = Path(__file__).parent
-BUILT = HERE.parents[2] / "build" / "emulation"  # make clean removes it
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-label")  # unrolling is nothing to it
 EXACT = ("-ffp-contract=off", "-fno-strict-aliasing")  # sums are fused where the kernels say so, nowhere else
 SOURCE, PTX = "source", "ptx"
@@ -165,33 +163,13 @@ def library(form: str, *, omissible: Mapping[tuple[str, int], str] | None = None
     if omissible is None:
         omissible = PLANTED if form == PLANTED_IN else {}
     image = {SOURCE: FOLDER / "scrub.cu", PTX: FOLDER / PORTABLE}.get(form, FOLDER / f"scrub.{form}.cubin")
-    folder = BUILT / _digest(omissible)
-    return _made(folder / f"{image.name}.so", lambda made: _build(made, form, image, omissible))
-
-
-def _digest(omissible: Mapping[tuple[str, int], str]) -> str:
-    """Of all that the libraries are made of."""
-    digest = hashlib.sha256(repr((compiler(), sorted(omissible.items()) if omissible != PLANTED else ())).encode())
     written = (path for path in HERE.rglob("*") if path.suffix in {".cpp", ".h", ".py"})
-    for path in sorted([*FOLDER.iterdir(), *written]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    folder = folder_for([image, *written], compiler(), sorted(omissible.items()))
+    return made(folder / f"{image.name}.so", lambda unfinished: _build(unfinished, form, image, omissible))
 
 
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
-    """A file that one process makes while others that need it wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            unfinished = path.with_suffix(".new")
-            make(unfinished)
-            unfinished.replace(path)
-    return path
-
-
-def _build(made: Path, form: str, image: Path, omissible: Mapping[tuple[str, int], str]) -> None:
-    code = made.with_suffix(".cpp")
+def _build(library: Path, form: str, image: Path, omissible: Mapping[tuple[str, int], str]) -> None:
+    code = library.with_suffix(".cpp")
     if form == SOURCE:
         code = HERE / "source.cpp"
     elif form == PTX:
@@ -199,13 +177,14 @@ def _build(made: Path, form: str, image: Path, omissible: Mapping[tuple[str, int
     else:
         disassembly = subprocess.run([str(disassembler()), "-c", image], capture_output=True, text=True, check=True)
         code.write_text(sass.translated(image.read_bytes(), disassembly.stdout, omissible))
-    machine = _made(made.with_name("machine.o"), lambda path: _compile(path, HERE / "emulation.cpp", "-c"))
-    _compile(made, code, "-shared", f'-DSCRUB_SOURCE="{image}"', str(machine))
+    machine = library.with_name("machine.o")
+    _compile(machine, HERE / "emulation.cpp", "-c")
+    _compile(library, code, "-shared", f'-DSCRUB_SOURCE="{image}"', str(machine))
 
 
-def _compile(made: Path, code: Path, *options: str) -> None:
+def _compile(result: Path, code: Path, *options: str) -> None:
     ways = ("-O1", "-fPIC", "-std=c++20", *EXACT, *STRICT, f"-I{HERE}", *options)
-    subprocess.run([str(compiler()), *ways, "-o", made, code], check=True)
+    subprocess.run([str(compiler()), *ways, "-o", result, code], check=True)
 
 
 class Emulation:

@@ -30,11 +30,8 @@ def in_this_process(machine: CudaMachine) -> Iterator[CudaMachine]:
     The library stays mapped: a process that had it once never again misses it. Ask that of a child process.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in machine.environment().items():
-            patch.setenv(name, value)
-        for name in (*ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
-            patch.setenv(name, "")
-        for name, value in machine.machine.environment.items():
+        unset = dict.fromkeys((*ENVIRONMENT, "CUDA_VISIBLE_DEVICES"), "")
+        for name, value in (unset | machine.environment() | machine.machine.environment).items():
             patch.setenv(name, value)
         library = ctypes.CDLL(str(machine.libraries.driver), ctypes.RTLD_GLOBAL)
         library.cuForgetAll()

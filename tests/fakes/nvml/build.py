@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.fakes.built import built
+from tests.fakes.built import folder_for, made
 
 HERE = Path(__file__).parent
 NAME = "libnvidia-ml.so.1"
@@ -21,17 +21,25 @@ def compiler() -> str | None:
 
 def library() -> Path:
     """The library, compiled when its sources have changed."""
-    return built("nvml", HERE.glob("*.[ch]"), build) / NAME
+    return made(folder_for(HERE.glob("*.*")) / NAME, _compile)
 
 
 def build(folder: Path, more: Iterable[Path] = ()) -> Path:
     """The library, in a folder of its own. ``more``: further sources."""
     folder.mkdir(parents=True, exist_ok=True)
-    library, script = folder / NAME, folder / "symbols.map"
-    script.write_text("{ global: nvml*; local: *; };\n")
-    cc = compiler()
+    _compile(folder / NAME, more)
+    return folder / NAME
+
+
+def compile_library(path: Path, name: str, symbols: str, sources: Iterable[Path]) -> None:
+    """A library of C with this name for the loader, which gives these symbols alone."""
+    cc, script = compiler(), path.with_suffix(".map")
     assert cc is not None
-    command = [cc, "-shared", "-fPIC", "-std=gnu11", *WARNINGS, "-pthread", "-fvisibility=hidden"]
-    command += [f"-Wl,-soname,{NAME}", f"-Wl,--version-script={script}", "-o", str(library)]
-    subprocess.run([*command, *map(str, [*sorted(HERE.glob("*.c")), *more])], check=True)
-    return library
+    script.write_text(f"{{ global: {symbols}; local: *; }};\n")
+    command = [cc, "-shared", "-fPIC", "-std=gnu11", *WARNINGS, "-pthread", "-fvisibility=hidden", f"-I{HERE}"]
+    command += [f"-Wl,-soname,{name}", f"-Wl,--version-script={script}", "-o", str(path)]
+    subprocess.run([*command, *map(str, sources), "-ldl"], check=True)
+
+
+def _compile(path: Path, more: Iterable[Path] = ()) -> None:
+    compile_library(path, NAME, "nvml*", [*sorted(HERE.glob("*.c")), *more])
