@@ -200,8 +200,9 @@ def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
     return install
 
 
-async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery, cupy) -> None:
+async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery, cupy, monkeypatch) -> None:
     seen = cupy()
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)  # another test may have loaded it here
     nursery = make(warm_cuda=True)
     workers = [await nursery.start_worker(on_first(bank)) for _ in range(3)]
     [zygote] = children()
