@@ -1,4 +1,5 @@
 """What people type: the command ``autoclave`` and its doctor.
 
-Top of the tree: it imports everything below (``plugin``, ``scrubber``, ``policies``), and nothing below imports it.
+Top of the tree: it imports everything below (``plugin``, ``scrubber``, ``policies``, ``ground``).
+Nothing below imports it.
 """

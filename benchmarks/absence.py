@@ -14,8 +14,8 @@ from benchmarks import rig
 from benchmarks.figures import Figure, quantile
 from demo.programs import ServiceProgram
 from demo.stage import Stage
+from ground.errors import AutoclaveError
 from scrubber.core import views
-from scrubber.ground.errors import AutoclaveError
 
 GPUS = 8
 TRIED_EVERY = 0.002  # seconds

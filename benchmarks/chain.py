@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins import do_nothing_plugin
 from demo.standins.kubelet import Kubelet

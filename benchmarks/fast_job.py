@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure
+from ground.documents import strict_json
 from policies.model import Policy
 from scrubber.core import verdict
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
@@ -23,7 +24,6 @@ from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.ground.documents import strict_json
 from scrubber.jobs import scrub_job
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps import roster

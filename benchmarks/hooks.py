@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import chain, processes, rig
 from benchmarks.figures import Figure, quantile
 from demo.containers import ContainerRunner
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod

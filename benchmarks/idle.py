@@ -11,10 +11,10 @@ from dataclasses import replace
 from benchmarks import processes, rig
 from benchmarks.figures import Figure
 from demo.stage import Stage
+from ground import paths
 from scrubber.core import events, verdict
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
-from scrubber.ground import paths
 from scrubber.ledger import ledger, sqlite, store
 from scrubber.node import clock
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import chain, processes, rig
 from benchmarks.figures import Figure, quantile
-from demo.handout import RESOURCE, ByPlugin, ByVendor
+from demo.installation import RESOURCE, ByPlugin, ByVendor
 from demo.programs import ServiceProgram
 from demo.stage import Stage
 from demo.standins.journal import Call
@@ -42,7 +42,7 @@ async def measure(*, quick: bool) -> list[Figure]:
 async def _allocates(pods: int) -> list[Figure]:
     async with AsyncExitStack() as running:
         stages = {
-            name: await running.enter_async_context(rig.service(GPUS, hands_out=way)) for name, way in WAYS.items()
+            name: await running.enter_async_context(rig.service(GPUS, installed_as=way)) for name, way in WAYS.items()
         }
         for stage in stages.values():
             await stage.start_node()

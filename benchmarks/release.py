@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
 from demo.containers import started
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from demo.containers import ContainerRunner
-from demo.handout import ByPlugin, Handout
+from demo.installation import ByPlugin, Installation
 from demo.stage import Stage
 
 
@@ -17,10 +17,10 @@ async def service(
     memory: str = "1MiB",
     policy: str = "fast",
     runs: type[ContainerRunner] = ContainerRunner,
-    hands_out: type[Handout] = ByPlugin,
+    installed_as: type[Installation] = ByPlugin,
 ) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean."""
-    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, hands_out=hands_out)
+    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as)
     try:
         await stage.start()
         await all_clean(stage)

@@ -14,8 +14,8 @@ import time
 from benchmarks import rig
 from benchmarks.figures import Figure, quantile
 from demo.stage import Stage
+from ground import paths
 from scrubber.api import last_list, scrub_pb2
-from scrubber.ground import paths
 
 GPUS = 8
 
@@ -46,7 +46,9 @@ async def measure(*, quick: bool) -> list[Figure]:
 def _leave_list(stage: Stage) -> None:
     """What a service with the create gate leaves behind."""
     devices = [
-        scrub_pb2.Advert(uuid=uuid, healthy=True, resource="nvidia.com/gpu", index=index, waits=True, gate="gate")
+        scrub_pb2.ReportedDevice(
+            uuid=uuid, healthy=True, resource="nvidia.com/gpu", index=index, waits=True, gate="gate"
+        )
         for index, uuid in enumerate(stage.uuids)
     ]
     response = scrub_pb2.WatchResponse(devices=devices, silence_seconds=last_list.LONGEST)

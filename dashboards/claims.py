@@ -8,8 +8,8 @@ from dashboards.page import Page, Section
 from dashboards.panels import NO_EVENT, Column, Query, graph, heatmap, stat, table
 from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, largest, sum_of
 from dashboards.style import GOOD, GREEN, ORANGE, SHOULD_BE_ZERO, distinct_colours
+from ground.metric_table import Row
 from plugin.metrics import table as plugin
-from scrubber.ground.metric_table import Row
 
 SCOPE = QueryScope(PLACE)
 NO_DRIVER = "No DRA driver is scraped"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboards.style import NO_ROW, NONE, NUMBER_OF
+from ground.metric_table import Kind, Row
 from plugin.metrics import table as plugin
 from scrubber.core.model import State
-from scrubber.ground.metric_table import Kind, Row
 from scrubber.metrics.table import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
+from ground.metric_table import Row
 from plugin.metrics import table as of_the_plugin
-from scrubber.ground.metric_table import Row
 from scrubber.metrics import table as of_the_service
 
 HEAD = """\

@@ -9,8 +9,8 @@ from dashboards.page import Page, Section
 from dashboards.panels import NO_EVENT, Column, Query, graph, stat, table
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
+from ground.metric_table import Row
 from scrubber.core.model import State
-from scrubber.ground.metric_table import Row
 from scrubber.metrics import table as service
 
 SCOPE = QueryScope(PLACE)

@@ -7,10 +7,10 @@ import sys
 import click
 
 from demo import story
-from demo.handout import ByClaims, ByPlugin, ByVendor, Handout
-from scrubber.ground.errors import AutoclaveError
+from demo.installation import ByClaims, ByPlugin, ByVendor, Installation
+from ground.errors import AutoclaveError
 
-WAYS: dict[str | None, type[Handout]] = {None: ByPlugin, "behind": ByVendor, "dra": ByClaims}
+WAYS: dict[str | None, type[Installation]] = {None: ByPlugin, "behind": ByVendor, "dra": ByClaims}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

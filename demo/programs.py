@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scrubber.ground.errors import FatalError
+from ground.errors import FatalError
 
 STOPS_WITHIN = 60.0
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from demo.containers import ContainerRunner
-from demo.handout import ByPlugin, Handout
+from demo.installation import ByPlugin, Installation
 from demo.programs import ServiceProgram
+from ground import paths
+from ground.errors import FatalError, Unreachable
 from scrubber.api import admin_client, client
 from scrubber.core import views
-from scrubber.ground import paths
-from scrubber.ground.errors import FatalError, Unreachable
 
 ANSWERS_WITHIN = 60.0
 
@@ -38,7 +38,7 @@ class Stage:
     uuids: tuple[str, ...] = ()
     runs: type[ContainerRunner] = ContainerRunner
     flags: tuple[str, ...] = ()  # more flags for the plugin
-    hands_out: type[Handout] = ByPlugin
+    installed_as: type[Installation] = ByPlugin
     gate: Path | None = None  # the program of the create gate
 
     def __post_init__(self) -> None:
@@ -59,8 +59,8 @@ class Stage:
         self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)
         self.containers.cdi = cdi
-        self.handout = self.hands_out(self.root, self.containers, self.flags)
-        self.kubelet, self.plugin = self.handout.kubelet, self.handout.program
+        self.installation = self.installed_as(self.root, self.containers, self.flags)
+        self.kubelet, self.plugin = self.installation.kubelet, self.installation.program
 
     def memory_of(self, gpu: int) -> Path:
         """The file with the memory of a GPU."""
@@ -83,14 +83,14 @@ class Stage:
 
     async def start_node(self) -> None:
         """Start the kubelet and the plugin, and wait until the plugin is registered."""
-        await self.handout.begin(self.uuids)
+        await self.installation.begin(self.uuids)
         await self.kubelet.start()
         await self.plugin.start()
         try:
-            await self.handout.registered(ANSWERS_WITHIN)
+            await self.installation.registered(ANSWERS_WITHIN)
         except TimeoutError:
             words = self.plugin.last_words()
-            raise FatalError(f"{self.handout.name} does not register; the last line of its log: {words}") from None
+            raise FatalError(f"{self.installation.name} does not register; the last line of its log: {words}") from None
 
     async def settled(
         self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = ANSWERS_WITHIN
@@ -110,7 +110,7 @@ class Stage:
         await self.plugin.end(signal.SIGKILL)
         await self.service.end(signal.SIGKILL)
         await self.kubelet.kill()
-        await self.handout.end()
+        await self.installation.end()
         await self.containers.clear_away()
         if not keep:
             shutil.rmtree(self.root)

@@ -23,12 +23,12 @@ from typing import TypeVar
 import click
 
 from demo import containers
-from demo.handout import PAUSE, Handout
+from demo.installation import PAUSE, Installation
 from demo.stage import ANSWERS_WITHIN, Stage, halfway
 from demo.standins.pods import Pod
+from ground.errors import AutoclaveError, Reason, Refused
 from scrubber.core import views
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from scrubber.ledger import audit
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Play:
 
     def pod(self, name: str, gpus: int) -> Pod:
         """A new pod that requests this number of GPUs."""
-        self.pods[name] = self.stage.handout.pod(name, gpus)
+        self.pods[name] = self.stage.installation.pod(name, gpus)
         return self.pods[name]
 
     def secret_of(self, pod: str) -> bytes:
@@ -86,7 +86,7 @@ class Play:
 
     def gpus_of(self, pod: str) -> tuple[str, ...]:
         """The GPUs of a pod."""
-        return self.stage.handout.gpus_of(self.pods[pod])
+        return self.stage.installation.gpus_of(self.pods[pod])
 
     def data_of(self, pod: str, gpu: int) -> int:
         """How often the data of a pod is in the memory of a GPU."""
@@ -105,12 +105,12 @@ class Play:
         return bool(self.checks) and all(check.held for check in self.checks)
 
 
-def show(gpus: int, hands_out: type[Handout], *, as_json: bool, keep: bool) -> int:
+def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bool) -> int:
     """Run the demo. The exit code says whether every promise held."""
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # SIGTERM ends the demo like Ctrl-C, with all its processes
-    stage = Stage(gpus, hands_out=hands_out, runs=containers.ReadingRunner)
+    stage = Stage(gpus, installed_as=installed_as, runs=containers.ReadingRunner)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
@@ -146,8 +146,8 @@ async def _opening(play: Play) -> None:
     began = time.monotonic()
     await stage.start_node()
     for uuid in stage.uuids:
-        await stage.handout.until_offered(uuid)
-    play.check(True, f"{stage.handout.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
+        await stage.installation.until_offered(uuid)
+    play.check(True, f"{stage.installation.name} offers the GPUs to pods", f"after {time.monotonic() - began:.2f} s")
 
 
 async def _pod_a(play: Play) -> None:
@@ -159,7 +159,7 @@ async def _pod_a(play: Play) -> None:
     left = play.data_of("a", TENANT)
     play.check(left > 0, "pod A has written a secret")
     await stage.kubelet.force_delete(play.pods["a"])
-    async for held, line, detail in stage.handout.early(play.pod("b", 1), uuid):
+    async for held, line, detail in stage.installation.early(play.pod("b", 1), uuid):
         play.check(held, line, detail)
     play.check(play.data_of("a", TENANT) == left, "pod A's memory is unchanged")
 
@@ -191,9 +191,9 @@ async def _hand_over(play: Play) -> None:
     proven = receipt is not None and _whole(receipt)
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
     await ending
-    await stage.handout.until_offered(uuid)
-    play.pods["b"] = await stage.handout.later(play.pods["b"])
-    call = [call for call in stage.kubelet.calls if call.method == stage.handout.call][-1]
+    await stage.installation.until_offered(uuid)
+    play.pods["b"] = await stage.installation.later(play.pods["b"])
+    call = [call for call in stage.kubelet.calls if call.method == stage.installation.call][-1]
     play.check_gpu("b", TENANT, f"{call.method} took {call.seconds * 1000:.1f} ms")
 
 
@@ -213,9 +213,9 @@ async def _bad_memory(play: Play) -> None:
         device = (await admin.status([uuid])).devices[0]
     sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
     play.check(sick and not device.healthy, "GPU 1 is quarantined, with the reason", device.why)
-    await stage.handout.until_offered(uuid, offered=False)
-    offered, there = stage.handout.offered(), len(stage.handout.offers())
-    play.check((offered, there) == (stage.gpus - 1, stage.gpus), stage.handout.quarantined)
+    await stage.installation.until_offered(uuid, offered=False)
+    offered, there = stage.installation.offered(), len(stage.installation.offers())
+    play.check((offered, there) == (stage.gpus - 1, stage.gpus), stage.installation.quarantined)
 
 
 async def _killed(play: Play) -> None:
@@ -231,9 +231,9 @@ async def _killed(play: Play) -> None:
     remains = play.data_of("c", KILLED)
     partly = "the service is killed while a part of pod C's memory is overwritten"
     play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
-    refusal = await stage.handout.refused(play.pod("early", 1))
+    refusal = await stage.installation.refused(play.pod("early", 1))
     play.check(bool(refusal), "a pod that asks meanwhile gets no GPU", refusal)
-    play.check(stage.handout.offered() == 0, "no GPU is offered while the service is down")
+    play.check(stage.installation.offered() == 0, "no GPU is offered while the service is down")
     drills.heal(stage.simulated, uuid)
     await stage.start()
     device = await stage.settled(KILLED, lambda device: device.receipt is not None or device.quarantine is not None)
@@ -251,33 +251,33 @@ async def _killed(play: Play) -> None:
     if device.quarantine is not None:
         raise Refused(Reason.NOT_READY, f"GPU 2 is not offered again: {device.why}")
     await ending
-    await stage.handout.until_offered(uuid)
+    await stage.installation.until_offered(uuid)
     await _run(play, "d", 1)
     play.check_gpu("d", KILLED)
 
 
 async def _restarts(play: Play) -> None:
-    play.begin(f"The kubelet and {play.stage.handout.name} are killed and restarted")
+    play.begin(f"The kubelet and {play.stage.installation.name} are killed and restarted")
     stage = play.stage
     await stage.kubelet.kill()
     began = time.monotonic()
     await stage.kubelet.start()
-    await stage.handout.registered(ANSWERS_WITHIN)
+    await stage.installation.registered(ANSWERS_WITHIN)
     play.check(
         True,
-        f"{stage.handout.short} registers with the new kubelet",
+        f"{stage.installation.short} registers with the new kubelet",
         f"after {(time.monotonic() - began) * 1000:.0f} ms",
     )
     await stage.kubelet.exit_container(play.pods["b"], "main")
-    await stage.handout.started(play.pods["b"])
+    await stage.installation.started(play.pods["b"])
     play.check(True, "pod B's container restarts")
     play.check(play.data_of("b", TENANT) > 0, "pod B's memory is unchanged")
     await stage.plugin.end(signal.SIGKILL)
-    await stage.handout.gone()  # otherwise the registration of the killed program would count
+    await stage.installation.gone()  # otherwise the registration of the killed program would count
     await stage.plugin.start()
-    await stage.handout.registered(ANSWERS_WITHIN)
-    play.check(not stage.handout.offers()[stage.uuids[BAD]], stage.handout.still_quarantined)
-    async for held, line in stage.handout.restarts(stage.uuids[BAD]):
+    await stage.installation.registered(ANSWERS_WITHIN)
+    play.check(not stage.installation.offers()[stage.uuids[BAD]], stage.installation.still_quarantined)
+    async for held, line in stage.installation.restarts(stage.uuids[BAD]):
         play.check(held, line)
     for name in ("b", "d"):
         await _ended(stage.kubelet.delete, play.pods[name])
@@ -289,7 +289,7 @@ async def _ledger(play: Play) -> None:
     status = await play.stage.service.end(signal.SIGTERM)
     result = audit.verify(play.stage.ledger)
     detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
-    play.check(not detail, f"{play.stage.handout.short} and the service stop cleanly", detail)
+    play.check(not detail, f"{play.stage.installation.short} and the service stop cleanly", detail)
     play.check(result.broken is None, "the hash chain is intact", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(
@@ -316,7 +316,7 @@ def _forge(path: Path) -> int:
 
 async def _run(play: Play, name: str, gpus: int) -> None:
     """Run a pod until its container runs; any other result ends the demo."""
-    play.pods[name] = await play.stage.handout.run(play.pod(name, gpus))
+    play.pods[name] = await play.stage.installation.run(play.pod(name, gpus))
 
 
 async def _ended(end: Callable[[Pod], Awaitable[bool]], pod: Pod) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from ground.documents.units import DURATION, format_duration
 from policies.model import PolicySet
-from scrubber.ground.documents.units import DURATION, format_duration
 
 _KINDS = {
     "boolean": "`true`, `false`",

@@ -13,10 +13,12 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from ground import log
+from ground.errors import Unreachable
 from plugin import config, stopping
 from plugin.cluster.reporter import ClusterReporter, make_reporter
 from plugin.config import Config
-from plugin.device_plugin import DevicePlugin, Handout, OwnHandout
+from plugin.device_plugin import DevicePlugin, OwnResponses, Responses
 from plugin.devices import own_devices
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
@@ -24,12 +26,10 @@ from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
 from plugin.registration import kubelet, sockets
 from plugin.stopping import DRAINED_WITHIN, InFlight
-from plugin.vendor import handout as vendor
+from plugin.vendor import responses as vendor
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import VendorOffer
 from scrubber.api import client
-from scrubber.ground import log
-from scrubber.ground.errors import Unreachable
 
 logger = log.get("app")
 
@@ -50,12 +50,12 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing, vendors = _listing(chosen, scrubber)
         try:
-            adverts = scrubber.last_list()
+            reported = scrubber.last_list()
         except Unreachable as error:
             logger.warning("no last list of devices", error=error.message)
         else:
-            if adverts is not None:
-                listing.begin_with(adverts)
+            if reported is not None:
+                listing.begin_with(reported)
         async with _metrics_served(chosen, listing, vendors) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
@@ -63,12 +63,12 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 gate = Gate(scrubber, listing, in_flight)
-                handout = partial(_handout, chosen, listing, vendors, gate)
+                responses = partial(_responses, chosen, listing, vendors, gate)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         if reporter is not None:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, gate, counters, handout, registrations)
+                        await _register(chosen, listing, gate, counters, responses, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
@@ -85,17 +85,17 @@ def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, 
     return listing, VendorDirectory(chosen.vendor_dir, chosen.kubelet_dir, chosen.resource_prefix, offer, listing)
 
 
-def _handout(
+def _responses(
     chosen: Config,
     listing: Listing,
     vendors: VendorDirectory | None,
     gate: Gate,
     resource: str,
-) -> Handout:
+) -> Responses:
     """How the containers get the devices of a resource."""
     if vendors is None:
-        return OwnHandout(chosen.style)
-    return vendor.VendorHandout(resource, vendors, listing, gate, chosen.cdi_dirs)
+        return OwnResponses(chosen.style)
+    return vendor.VendorResponses(resource, vendors, listing, gate, chosen.cdi_dirs)
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def _register(
     listing: Listing,
     gate: Gate,
     counters: PluginCounters,
-    handout: Callable[[str], Handout],
+    responses: Callable[[str], Responses],
     tasks: asyncio.TaskGroup,
 ) -> None:
     """Register each resource, now and when the service adds one."""
@@ -143,7 +143,7 @@ async def _register(
     while True:
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
-            plugin = DevicePlugin(resource, listing, gate, counters, handout(resource))
+            plugin = DevicePlugin(resource, listing, gate, counters, responses(resource))
             tasks.create_task(_stay_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
         known = listing.resources()
 

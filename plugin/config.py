@@ -7,13 +7,13 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ground import paths, unix_sockets
+from ground.errors import FatalError
 from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
-from scrubber.ground import paths, unix_sockets
-from scrubber.ground.errors import FatalError
 
 PREFIX = "nvidia.com"
 

@@ -23,6 +23,8 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
+from ground import log, operation_id
+from ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
 from plugin import preferred, response
 from plugin.devices import HEALTHY, UNHEALTHY, Device
 from plugin.gate import Gate
@@ -30,8 +32,6 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import Hook, HookOutcome, PluginCounters
-from scrubber.ground import log, operation_id
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
 
 logger = log.get("device plugin")
 
@@ -49,7 +49,7 @@ class _Operation:
     receipt: str = ""
 
 
-class Handout(Protocol):
+class Responses(Protocol):
     """How the containers get the devices that the gate lets through."""
 
     async def allocate(
@@ -67,7 +67,7 @@ class Handout(Protocol):
         """The devices that the kubelet should take; none: it chooses."""
 
 
-class OwnHandout:
+class OwnResponses:
     """Hands out the plugin's own devices after the gate, in the form that the operator chose."""
 
     def __init__(self, style: response.Style) -> None:
@@ -104,13 +104,13 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         listing: Listing,
         gate: Gate,
         counters: PluginCounters,
-        handout: Handout,
+        responses: Responses,
     ) -> None:
         self._resource = resource
         self._listing = listing
         self._gate = gate
         self._counters = counters
-        self._handout = handout
+        self._responses = responses
 
     async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:
         """Ask the kubelet for both optional calls."""
@@ -148,7 +148,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             async def acquire() -> None:
                 operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
 
-            answer = await self._handout.allocate(request, found, acquire)
+            answer = await self._responses.allocate(request, found, acquire)
             for container, devices in zip(answer.container_responses, found, strict=True):
                 container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
             return answer
@@ -161,14 +161,14 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         async with self._answered(Hook.PRE_START, groups, context, _RETRIED) as operation:
             (devices,) = self._gate.find(self._resource, groups)
             await self._gate.start(devices, context.time_remaining(), operation.op)
-            await self._handout.start(request, context.time_remaining())
+            await self._responses.start(request, context.time_remaining())
             return wire.PreStartContainerResponse()
 
     async def _prefer(
         self, known: Sequence[Device], request: wire.ContainerPreferredAllocationRequest
     ) -> Sequence[str] | None:
         try:
-            return await self._handout.prefer(known, request)
+            return await self._responses.prefer(known, request)
         except Exception:  # an error would fail the pod, which does not need the preference
             logger.exception(
                 "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=HookOutcome.FAULT.value

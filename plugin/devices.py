@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TypeAlias
 
-from scrubber.ground.device_messages import AdvertisedDevice
+from ground.device_messages import ReportedDevice
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"  # in the kubelet's words
 
@@ -21,49 +21,51 @@ class MigStrategy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Device(AdvertisedDevice):
+class Device(ReportedDevice):
     """One device in the list for the kubelet. ``resource`` is the name that pods request."""
 
     gone: bool = False  # the scrub service does not list it any more
     entry: bytes = b""  # what a vendor's plugin says of it, as it was sent
 
 
-_FIELDS = tuple(field.name for field in fields(AdvertisedDevice))
+_FIELDS = tuple(field.name for field in fields(ReportedDevice))
 
 
-Offer: TypeAlias = Callable[[Iterable[AdvertisedDevice]], Iterable[Device]]  # what is listed of the service's devices
+SelectDevices: TypeAlias = Callable[
+    [Iterable[ReportedDevice]], Iterable[Device]
+]  # what is listed of the service's devices
 
 
-def own_devices(prefix: str, strategy: MigStrategy) -> Offer:
+def own_devices(prefix: str, strategy: MigStrategy) -> SelectDevices:
     """Offer every device, each under its full resource name."""
 
-    def offered(adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
-        for advert in adverts:
-            resource = resource_name(advert, prefix, strategy)
+    def offered(reported: Iterable[ReportedDevice]) -> Iterator[Device]:
+        for device in reported:
+            resource = resource_name(device, prefix, strategy)
             if resource is not None:
-                yield listed(advert, resource)
+                yield listed(device, resource)
 
     return offered
 
 
-def listed(advert: AdvertisedDevice, resource: str, **changes: object) -> Device:
+def listed(device: ReportedDevice, resource: str, **changes: object) -> Device:
     """The device as it is listed under a resource."""
     # The kubelet reads -1 as "no node", so a negative number is an unknown node.
-    numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
-    kept = {name: getattr(advert, name) for name in _FIELDS}  # asdict would copy deeply, which takes long
+    numa_node = device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
+    kept = {name: getattr(device, name) for name in _FIELDS}  # asdict would copy deeply, which takes long
     return Device(**kept | {"resource": resource, "numa_node": numa_node} | changes)
 
 
-def pci_bus_id(device: AdvertisedDevice) -> str:
+def pci_bus_id(device: ReportedDevice) -> str:
     """The PCI address as Kubernetes writes it; empty if it is not known."""
     domain, _, rest = device.pci_address.lower().partition(":")  # the driver gives a domain of eight digits
     return f"{int(domain, 16):04x}:{rest}" if domain else ""
 
 
-def resource_name(advert: AdvertisedDevice, prefix: str, strategy: MigStrategy) -> str | None:
+def resource_name(device: ReportedDevice, prefix: str, strategy: MigStrategy) -> str | None:
     """The resource that pods request to get this device; None if the device is not offered."""
-    kind = advert.resource.rpartition("/")[2]
-    if not advert.mig:
+    kind = device.resource.rpartition("/")[2]
+    if not device.mig:
         return f"{prefix}/{kind}"
     match strategy:
         case MigStrategy.NONE:

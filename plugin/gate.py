@@ -1,6 +1,6 @@
 """Asks the scrub service whether devices may be handed out, and whether a container may start on them.
 
-Every failure is one of ``scrubber.ground.errors``, and each one refuses. Exception: where the create gate holds the
+Every failure is one of ``ground.errors``, and each one refuses. Exception: where the create gate holds the
 containers until the proof, a service that is away or busy fails no pod. Requests are repeated only while the service
 restarts. Otherwise the service has already used the time that the policy allows.
 """
@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from ground import log, request_limits
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.api import client
-from scrubber.ground import log, request_limits
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
 A = TypeVar("A")
 logger = log.get("gate")

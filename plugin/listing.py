@@ -24,12 +24,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from plugin.devices import Device, Offer
+from ground import log
+from ground.aio import Changed
+from ground.device_messages import ReportedDevice, ReportedDevices
+from ground.errors import AutoclaveError, NotReady, Reason, Unreachable
+from plugin.devices import Device, SelectDevices
 from scrubber.api import client
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
-from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
 
 logger = log.get("listing")
 
@@ -52,11 +52,11 @@ class _Stream:
 class Listing:
     """The lists of all resources."""
 
-    def __init__(self, scrubber: client.ScrubberClient, offer: Offer) -> None:
-        """``offer`` says which of the service's devices are listed, and under which resource."""
+    def __init__(self, scrubber: client.ScrubberClient, select: SelectDevices) -> None:
+        """``select`` says which of the service's devices are listed, and under which resource."""
         self._scrubber = scrubber
-        self._offer = offer
-        self._stored: tuple[AdvertisedDevice, ...] | None = None  # the service's last list
+        self._select = select
+        self._stored: tuple[ReportedDevice, ...] | None = None  # the service's last list
         self._known: dict[tuple[str, str], Device] = {}
         self._shown: dict[str, Shown] = {}
         self._silence = 0.0
@@ -96,7 +96,7 @@ class Listing:
         """Every device of every resource; None while no list of the service is valid."""
         return tuple(self._known.values()) if self._stored is not None and not self._expired else None
 
-    def on_node(self) -> tuple[AdvertisedDevice, ...]:
+    def on_node(self) -> tuple[ReportedDevice, ...]:
         """Every device in the service's last list, offered or not."""
         return self._stored or ()
 
@@ -148,15 +148,15 @@ class Listing:
         if self._message_timeout is not None and not self._message_timeout.expired():
             self._message_timeout.reschedule(asyncio.get_running_loop().time())
 
-    def begin_with(self, adverts: AdvertisedDevices) -> None:
+    def begin_with(self, reported: ReportedDevices) -> None:
         """Show the list that the service has left, until the service answers or that list expires.
 
         Only where the create gate holds all containers until the proof: elsewhere the service has to answer first.
         """
-        if adverts.devices and all(device.waits and device.gate for device in adverts.devices):
-            logger.info("showing the last list of the service", valid_seconds=round(adverts.silence_seconds, 1))
-            self._silence = adverts.silence_seconds
-            self._store(adverts.devices)
+        if reported.devices and all(device.waits and device.gate for device in reported.devices):
+            logger.info("showing the last list of the service", valid_seconds=round(reported.silence_seconds, 1))
+            self._silence = reported.silence_seconds
+            self._store(reported.devices)
             self._expire_after(self._silence)
 
     async def follow(self) -> None:
@@ -178,16 +178,16 @@ class Listing:
         distrusts = self._distrusts
         self._expire_after(max(self._silence, ANSWERS_WITHIN))
         async with aclosing(self._scrubber.watch()) as lists:
-            adverts = await self._next(lists, ANSWERS_WITHIN)
-            if adverts is None:
+            reported = await self._next(lists, ANSWERS_WITHIN)
+            if reported is None:
                 raise NotReady(Reason.TIMED_OUT, "the scrub service does not send its list of devices")
-            while adverts is not None:
-                self._silence = adverts.silence_seconds
-                self._store(adverts.devices)
+            while reported is not None:
+                self._silence = reported.silence_seconds
+                self._store(reported.devices)
                 if distrusts != self._distrusts:
                     return  # this list is older than the request that was not answered: it proves nothing
                 self._trust()
-                adverts = await self._next(lists, ASKED_AGAIN_AFTER)
+                reported = await self._next(lists, ASKED_AGAIN_AFTER)
                 self._warned = ""  # the stream worked for a while: log its end, even if the cause was logged before
 
     async def _next(self, lists: AsyncIterator[A], within: float) -> A | None:
@@ -202,11 +202,11 @@ class Listing:
         finally:
             self._message_timeout = None
 
-    def _store(self, adverts: tuple[AdvertisedDevice, ...]) -> None:
+    def _store(self, reported: tuple[ReportedDevice, ...]) -> None:
         """Keep the devices of this list. Devices of earlier lists stay known, as unhealthy."""
-        if adverts == self._stored:
+        if reported == self._stored:
             return  # a sign of life of the service
-        first, self._stored = self._stored is None, adverts
+        first, self._stored = self._stored is None, reported
         self.offer_again()
         if first:
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
@@ -220,9 +220,9 @@ class Listing:
         self._known = before | listed
         self._lists_changed()
 
-    def _offered(self, adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
+    def _offered(self, reported: Iterable[ReportedDevice]) -> Iterator[Device]:
         """The devices to list. A device that was replaced before this process started would be listed for ever."""
-        for device in self._offer(adverts):
+        for device in self._select(reported):
             if not device.replaced or (device.resource, device.uuid) in self._known:
                 yield device
 

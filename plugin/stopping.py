@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from scrubber.ground import aio, log, threads
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import FatalError
+from ground import aio, log, threads
+from ground.aio import Changed
+from ground.errors import FatalError
 
 logger = log.get("app")
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from scrubber.ground.documents import units
+from ground.documents import units
 
 
 def _schema(pattern: re.Pattern[str]) -> WithJsonSchema:

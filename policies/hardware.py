@@ -9,9 +9,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from ground.documents.units import format_duration
 from policies.base import Duration, Model, Word, impossible
 from policies.xids import Xids
-from scrubber.ground.documents.units import format_duration
 
 
 class Slices(Word):

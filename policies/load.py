@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ground.documents import tree, validation
+from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 from policies import match
 from policies.model import MOST_RULES, Match, Policy, PolicySet
-from scrubber.ground.documents import tree, validation
-from scrubber.ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 

@@ -15,10 +15,10 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from ground.documents.units import format_duration
 from policies.base import Duration, Model, Size, Word, impossible
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.plain import ScrubPath
-from scrubber.ground.documents.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

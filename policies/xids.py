@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from ground.documents.units import format_duration
 from policies.base import Duration, Model, Word
 from policies.plain import Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
-from scrubber.ground.documents.units import format_duration
 
 __all__ = [
     "DATE", "PROGRAM_FAULTS", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidFinding", "XidRow",

@@ -12,6 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 
 import scrubber
+from ground import boot, log, paths
+from ground.errors import FatalError
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states, views
@@ -22,8 +24,6 @@ from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.ground import boot, log, paths
-from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.slots import ON_MEMORY
 from scrubber.ledger import files, sqlite, store
@@ -42,7 +42,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
-from scrubber.workers.nursery import Nursery
+from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Worker
 
@@ -63,7 +63,7 @@ class App:
     reporter: StatusReporter
     monitor: Monitor
     active_policy: ActivePolicy
-    nursery: Nursery
+    pool: WorkerPool
     collector: ServiceCollector
     board_sampler: BoardSampler
     gate: CreateGate | None
@@ -113,7 +113,7 @@ class _WorkerStarter:
 
     backend: Backend
     observer: Observer
-    nursery: Nursery
+    pool: WorkerPool
     whole_node: bool
     pod_logs: str
     operator_namespaces: tuple[str, ...]
@@ -132,20 +132,20 @@ class _WorkerStarter:
             pid_namespace=self.namespace,
             memory=await self.observer.health.memory(device) if ON_MEMORY.issuperset(steps) else None,
         )
-        worker = await self.nursery.start_worker(assignment)
-        if self.nursery.cupy.lacks:  # known only now, after the zygote has started
+        worker = await self.pool.start_worker(assignment)
+        if self.pool.cupy.lacks:  # known only now, after the zygote has started
             await worker.kill()
-            raise BrokenError(f"cannot clear its memory: {self.nursery.cupy.lacks}")
+            raise BrokenError(f"cannot clear its memory: {self.pool.cupy.lacks}")
         return worker
 
     async def start_restore(self, address: Address) -> Worker:
         """A worker for a pending restore. Such a device needs no policy and may have no files."""
         assignment = Assignment(address, (), self.whole_node, os.getpid(), pid_namespace=self.namespace)
-        return await self.nursery.start_worker(assignment)
+        return await self.pool.start_worker(assignment)
 
     def clear_obstacle(self, device: DeviceInfo) -> str | None:
         """What prevents a worker from clearing the memory of a device; None when nothing does."""
-        return self.backend.lacks(device) or self.nursery.cupy.lacks or None
+        return self.backend.lacks(device) or self.pool.cupy.lacks or None
 
 
 def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
@@ -183,9 +183,9 @@ def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGat
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
 
-def build_nursery(config: ScrubberConfig) -> Nursery:
+def build_pool(config: ScrubberConfig) -> WorkerPool:
     """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it."""
-    return Nursery(warm_cuda=config.backend is not BackendChoice.SIMULATED)
+    return WorkerPool(warm_cuda=config.backend is not BackendChoice.SIMULATED)
 
 
 def build(
@@ -194,7 +194,7 @@ def build(
     active_policy: ActivePolicy,
     ledger: Ledger,
     counters: ServiceCounters,
-    nursery: Nursery,
+    pool: WorkerPool,
 ) -> App:
     """All parts, not started."""
     # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
@@ -224,7 +224,7 @@ def build(
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     starter = _WorkerStarter(
-        backend, observer, nursery, whole_node, str(config.pod_logs), config.operator_namespace, namespace
+        backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     gate = create_gate(config, ledger.notify)
@@ -253,10 +253,10 @@ def build(
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     tenants = partial(Caller().ask, "pods", partial(pods.look, config.kubelet_dir, config.pod_logs), POD_NAMES_WITHIN)
     gate_name = gate.name if gate is not None else lambda _device: ""
-    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants, elsewhere, gate_name)
+    reporter = StatusReporter(context, about, lambda: pool.cupy, tenants, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     collector = ServiceCollector(
         context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
-    return App(config, ledger, service, reporter, monitor, active_policy, nursery, collector, board_sampler, gate)
+    return App(config, ledger, service, reporter, monitor, active_policy, pool, collector, board_sampler, gate)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from ground import log
 from policies import xids
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.base import DeviceError
@@ -14,7 +15,6 @@ from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
-from scrubber.ground import log
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from scrubber.ground import paths
+from ground import paths
 
 
 class BackendChoice(Enum):

@@ -15,20 +15,20 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from ground import aio, http_server, log, paths, private_files, threads, unix_sockets
+from ground.documents.faults import DocumentError
+from ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber import app
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
-from scrubber.ground import aio, http_server, log, paths, private_files, threads, unix_sockets
-from scrubber.ground.documents.faults import DocumentError
-from scrubber.ground.errors import AutoclaveError, FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import proc
 from scrubber.policy import ActivePolicy
-from scrubber.workers.nursery import Nursery
+from scrubber.workers.pool import WorkerPool
 
 logger = log.get("daemon")
 
@@ -92,20 +92,20 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         active_policy = ActivePolicy(config.policy)
     except DocumentError as error:
         raise FatalError(str(error)) from error
-    metrics, nursery = _Metrics(), app.build_nursery(config)
+    metrics, pool = _Metrics(), app.build_pool(config)
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
-            turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, nursery, metrics)))
+            turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))
             await _reload(active_policy)
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
         backend = await asyncio.to_thread(app.build_backend, config)
-        return await _run_service(config, backend, active_policy, metrics, nursery)
+        return await _run_service(config, backend, active_policy, metrics, pool)
 
 
-async def _stand_by(run_dir: Path, nursery: Nursery, metrics: _Metrics) -> int:
+async def _stand_by(run_dir: Path, pool: WorkerPool, metrics: _Metrics) -> int:
     """The lock of the run directory, as soon as another service has released it. A stop ends the process meanwhile.
 
     The next service of a rolling update waits here with all imports done, so that it serves at once. It touches no GPU,
@@ -114,7 +114,7 @@ async def _stand_by(run_dir: Path, nursery: Nursery, metrics: _Metrics) -> int:
     clock = asyncio.get_running_loop().time
     began, reports = clock(), 0
     with _exit_on_stop():
-        await nursery.start()
+        await pool.start()
         while (lock := unix_sockets.lock_run_dir(run_dir)) is None:
             waited = clock() - began
             if waited >= STANDBY_REPORTS_EVERY * reports:
@@ -176,7 +176,7 @@ class _Metrics:
 
 
 async def _run_service(
-    config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics, nursery: Nursery
+    config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics, pool: WorkerPool
 ) -> int:
     """Recover, open the sockets and run the tasks until the stop; then stop everything in the reverse order."""
     stop = asyncio.Event()
@@ -189,13 +189,13 @@ async def _run_service(
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         try:
-            await nursery.close()
+            await pool.close()
         finally:
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
-    built = app.build(config, backend, active_policy, ledger, metrics.counters, nursery)
+    built = app.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
-    await built.nursery.start()  # first, because the zygote loads CuPy while the service recovers
+    await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
     with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
         await built.service.upkeep.recover()
     await built.monitor.round()
@@ -237,7 +237,7 @@ async def _shut_down(
     await asyncio.gather(*tasks, return_exceptions=True)
     await gate.close()
     await built.service.stop()
-    await built.nursery.close()
+    await built.pool.close()
     await servers.close()
     await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)

@@ -9,10 +9,10 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from ground.documents.faults import DocumentError
 from policies import load, match
 from policies.model import Policy, PolicySet
 from scrubber.core.model import DeviceInfo
-from scrubber.ground.documents.faults import DocumentError
 
 DevicePolicy = match.Matched
 """The policy for one device, the rule that it comes from (``file/rule``), and why this rule applies."""

@@ -5,8 +5,8 @@ A variable for each flag leads nowhere, also in child processes: nothing can be 
 
 import os
 
+from ground import paths
 from plugin.dra import config
-from scrubber.ground import paths
 
 NOWHERE = {
     f"AUTOCLAVE_{name}_DIR": f"{os.devnull}/{name}"

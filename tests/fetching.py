@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from scrubber.ground import http_server
-from scrubber.ground.metric_table import Row
+from ground import http_server
+from ground.metric_table import Row
 from tests.patience import WITHIN
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

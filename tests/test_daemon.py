@@ -18,15 +18,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from autoclave.cli import service_call
+from ground import private_files, unix_sockets
+from ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from policies import load
 from scrubber import app, daemon
 from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground import private_files, unix_sockets
-from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from scrubber.policy import ActivePolicy
-from scrubber.workers.nursery import Nursery
+from scrubber.workers.pool import WorkerPool
 from tests import forking
 from tests.fetching import fetch, metrics
 from tests.live import Service
@@ -308,7 +308,7 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
 
 async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypatch):
     config = ScrubberConfig(BackendChoice.SIMULATED, state_dir=short_tmp, run_dir=short_tmp, kubelet_dir=short_tmp)
-    nursery, backend = Nursery(warm_cuda=False), app.build_backend(config)
+    pool, backend = WorkerPool(warm_cuda=False), app.build_backend(config)
 
     def stopped_meanwhile(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -316,10 +316,10 @@ async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypa
 
     monkeypatch.setattr(app, "open_ledger", stopped_meanwhile)
     others = children()  # of other tests
-    await nursery.start()
+    await pool.start()
     [zygote] = {*children()} - {*others}
     handle = os.pidfd_open(zygote)
-    assert await daemon._run_service(config, backend, ActivePolicy("fast"), daemon._Metrics(), nursery) == 0
+    assert await daemon._run_service(config, backend, ActivePolicy("fast"), daemon._Metrics(), pool) == 0
     assert gone_within(handle, WITHIN)
     os.close(handle)
     app.build_backend(config).close()  # as the next service does
@@ -410,7 +410,7 @@ async def test_a_service_that_does_not_stop_is_named(short_tmp, monkeypatch):
     assert lock is not None
     monkeypatch.setattr(daemon, "STANDBY_REPORTS_EVERY", 0.0)
     monkeypatch.setattr(daemon, "STANDBY_READY_FOR", 0.0)
-    metrics, nursery = daemon._Metrics(), Nursery(warm_cuda=False)
+    metrics, pool = daemon._Metrics(), WorkerPool(warm_cuda=False)
     answers = iter([None, None, lock])
     shown: list[str] = []
 
@@ -420,7 +420,7 @@ async def test_a_service_that_does_not_stop_is_named(short_tmp, monkeypatch):
 
     monkeypatch.setattr(unix_sockets, "lock_run_dir", try_again)
     with capture_logs() as lines:
-        assert await daemon._stand_by(short_tmp, nursery, metrics) == lock
+        assert await daemon._stand_by(short_tmp, pool, metrics) == lock
     assert [(line["log_level"], line["event"], line["pid"]) for line in lines[:2]] == [
         ("info", "waiting for another scrub service to stop", os.getpid()),
         ("warning", "another scrub service has not stopped", os.getpid()),
@@ -428,7 +428,7 @@ async def test_a_service_that_does_not_stop_is_named(short_tmp, monkeypatch):
     assert shown == ["the service is starting", *["another scrub service has not stopped for 0 s"] * 2]
     assert metrics.obstacles() == ("the service is starting",)
     os.close(lock)
-    await nursery.close()
+    await pool.close()
 
 
 def test_a_stop_ends_a_service_on_standby_at_once(service, standing_by):

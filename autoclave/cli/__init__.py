@@ -164,7 +164,7 @@ class Parsed(click.ParamType[Any]):
 
 def _duration(text: str) -> object:
     """The seconds. Their parser is imported for a given value only, so that ``--help`` is quick."""
-    return importlib.import_module("scrubber.ground.documents.units").parse_duration(text)
+    return importlib.import_module("ground.documents.units").parse_duration(text)
 
 
 DURATION = Parsed("duration", _duration)

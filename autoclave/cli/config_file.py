@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from scrubber.ground.documents import tree
-from scrubber.ground.documents.faults import DocumentError, DocumentFault, describe
-from scrubber.ground.documents.tree import YamlNode
-from scrubber.ground.errors import FatalError
+from ground.documents import tree
+from ground.documents.faults import DocumentError, DocumentFault, describe
+from ground.documents.tree import YamlNode
+from ground.errors import FatalError
 
 
 def load(file: Path, ctx: click.Context) -> dict[str, object]:

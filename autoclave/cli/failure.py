@@ -13,9 +13,9 @@ import click
 from click.core import ParameterSource
 
 from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, human
+from ground.documents.faults import DocumentError
+from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 from scrubber.devices.base import DeviceError
-from scrubber.ground.documents.faults import DocumentError
-from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 
 
 def report(error: Exception) -> int:

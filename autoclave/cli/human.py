@@ -8,8 +8,8 @@ from datetime import datetime
 
 import click
 
-from scrubber.ground import calendar_time
-from scrubber.ground.documents import units
+from ground import calendar_time
+from ground.documents import units
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _AGO = re.compile(r"\s+ago$")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Unpack
 
 from autoclave.cli import human
+from ground import paths
+from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.model import Policy
 from scrubber.api import admin_client
 from scrubber.core import device_status, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
-from scrubber.ground import paths
-from scrubber.ground.errors import AutoclaveError, FatalError, Unreachable
 from scrubber.ledger import audit, store
 from scrubber.service.history import MAX_ENTRIES, History
 

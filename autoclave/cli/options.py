@@ -12,8 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import Parsed
-from scrubber.ground import paths
-from scrubber.ground.errors import AutoclaveError
+from ground import paths
+from ground.errors import AutoclaveError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,7 +115,7 @@ def _read_file(ctx: click.Context, param: click.Parameter, file: Path | None) ->
 
 def _address(text: str) -> str:
     if text:
-        importlib.import_module("scrubber.ground.http_server").parse(text)  # late: the other verbs need no server
+        importlib.import_module("ground.http_server").parse(text)  # late: the other verbs need no server
     return text
 
 

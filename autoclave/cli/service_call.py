@@ -13,11 +13,11 @@ from typing import TypeVar
 import click
 
 from autoclave.cli import human
+from ground import paths, threads, unix_sockets
+from ground.documents import units
+from ground.errors import RESTART, START, Unreachable
 from scrubber.api import admin_client, client
 from scrubber.core import views
-from scrubber.ground import paths, threads, unix_sockets
-from scrubber.ground.documents import units
-from scrubber.ground.errors import RESTART, START, Unreachable
 from scrubber.node import proc
 
 T = TypeVar("T")

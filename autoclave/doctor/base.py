@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ground.errors import AutoclaveError
 from scrubber.core import views
 from scrubber.core.model import Holder
-from scrubber.ground.errors import AutoclaveError
 
 OTHER_USER = "become the user that runs the service (root, usually)"
 NVIDIA = "nvidia"  # the backend

@@ -15,6 +15,8 @@ from pathlib import Path
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import container_toolkit, create_gate, posture, process_facts, safe_read
+from ground import paths, unix_sockets
+from ground.errors import AutoclaveError, Unreachable
 from plugin.cluster import credentials, reporter
 from plugin.cluster.credentials import ReportChoice, Reports, Unusable
 from plugin.cluster.retry_loop import Failure
@@ -24,8 +26,6 @@ from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.core.model import Holder
 from scrubber.cuda import warmth
-from scrubber.ground import paths, unix_sockets
-from scrubber.ground.errors import AutoclaveError, Unreachable
 from scrubber.node import checkpoint
 
 PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host

@@ -16,14 +16,14 @@ from benchmarks import processes
 from benchmarks.trial.card import Where, target
 from benchmarks.trial.figures import Measured, NotDone, rounds
 from benchmarks.trial.imports import pidfd_refused
+from ground.documents import strict_json
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
 from scrubber.devices.nvidia.host import NAME
-from scrubber.ground.documents import strict_json
 from scrubber.node import proc
 from scrubber.steps.base import Order
-from scrubber.workers.nursery import Nursery
+from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment
 
 COLD_SHARE = 4  # warm workers for each cold zygote
@@ -60,21 +60,21 @@ async def _cold(assignment: Assignment, most: int, ends: float) -> list[dict[str
 
 async def _zygote(assignment: Assignment, most: int, ends: float) -> list[dict[str, float]]:
     """Several workers of one new zygote; the time of the first one includes the start of the zygote."""
-    nursery = Nursery(warm_cuda=True)
+    pool = WorkerPool(warm_cuda=True)
     began = time.perf_counter()
     try:
-        await nursery.start()
-        found = [await _worker(nursery, assignment) for _ in rounds(most, ends)]
+        await pool.start()
+        found = [await _worker(pool, assignment) for _ in rounds(most, ends)]
     finally:
-        await nursery.close()
+        await pool.close()
     for taking in ("spawn", "whole"):
         found[0][taking] += found[0]["begun"] - began
     return found
 
 
-async def _worker(nursery: Nursery, assignment: Assignment) -> dict[str, float]:
+async def _worker(pool: WorkerPool, assignment: Assignment) -> dict[str, float]:
     found = {"begun": time.perf_counter()}
-    worker = await nursery.start_worker(assignment)
+    worker = await pool.start_worker(assignment)
     found["spawn"] = time.perf_counter() - found["begun"]
     results = []
     try:

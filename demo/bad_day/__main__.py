@@ -17,7 +17,7 @@ from demo.bad_day import day
 from demo.bad_day.day import DAY, EVENING, Act
 from demo.bad_day.node import GPUS, LOOPBACK, TrialNode
 from demo.bad_day.prometheus import Prometheus, installed
-from scrubber.ground.errors import AutoclaveError, FatalError
+from ground.errors import AutoclaveError, FatalError
 
 FOLDER = Path(__file__).parents[2] / "dashboards" / "grafana"
 PORT = 19475  # the first of three ports

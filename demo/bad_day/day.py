@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from demo.bad_day.node import GPUS, UNTIDY, WITHIN, TrialNode
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.pods import Phase, Pod
 from scrubber.core.model import AilmentKind
 from scrubber.devices.simulated import drills

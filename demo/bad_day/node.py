@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from demo.containers import ContainerRunner
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod

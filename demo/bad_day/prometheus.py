@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.bad_day.node import CLUSTER, NAME, TrialNode
-from scrubber.ground.errors import FatalError
+from ground.errors import FatalError
 
 PROGRAM = "prometheus"
 JOBS = ("autoclave-scrubber", "autoclave-plugin")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ground import calendar_time
 from plugin.cluster.node_report import Condition, EventReason, PendingEvent, bounded
-from scrubber.ground import calendar_time
 
 CONDITION = "AutoclaveDevicesHealthy"
 COMPONENT = "autoclave"

@@ -18,14 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ground import log
+from ground.aio import Changed
+from ground.errors import FatalError
 from plugin.cluster import api_objects, credentials, node_report
 from plugin.cluster.credentials import ReportChoice, Reports, Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
 from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop
 from plugin.listing import Listing, Shown
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import FatalError
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer, ClusterNode

@@ -14,8 +14,8 @@ from enum import Enum
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
+from ground import log
+from ground.aio import Changed
 
 logger = log.get("cluster")
 

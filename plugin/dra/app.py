@@ -13,6 +13,8 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from ground import log, paths
+from ground.errors import FatalError
 from plugin import stopping
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.reporter import connect
@@ -31,8 +33,6 @@ from plugin.registration import endpoint
 from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
 from scrubber.api import client
-from scrubber.ground import log, paths
-from scrubber.ground.errors import FatalError
 
 logger = log.get("app")
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ground import log
+from ground.aio import Changed
+from ground.device_messages import GrantedDevice
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.dra import claims
 from plugin.dra.claims import AllocatedDevice
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
-from scrubber.ground.device_messages import GrantedDevice
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

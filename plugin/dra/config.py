@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ground import paths
+from ground.errors import FatalError
 from plugin import config as plugin_config
 from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.credentials import ReportChoice
-from scrubber.ground import paths
-from scrubber.ground.errors import FatalError
 
 DRIVER = "gpu.autoclave.dev"
 VENDOR_DRIVER = "gpu.nvidia.com"

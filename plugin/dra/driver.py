@@ -19,6 +19,8 @@ import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
+from ground import log, operation_id
+from ground.errors import AutoclaveError, InvalidRequest, Reason, plain
 from plugin.cluster.credentials import is_subdomain
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
@@ -33,8 +35,6 @@ from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from plugin.metrics.collector import HookOutcome
 from plugin.stopping import InFlight
-from scrubber.ground import log, operation_id
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, plain
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

@@ -11,12 +11,12 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry
 
+from ground.errors import Reason
+from ground.metric_table import Instruments, Sample
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
 from plugin.metrics.collector import HookOutcome, RegistrationCounters, StateCollector, service_obstacles
-from scrubber.ground.errors import Reason
-from scrubber.ground.metric_table import Instruments, Sample
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
 VENDOR = "vendor"  # the driver behind ours has refused

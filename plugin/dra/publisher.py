@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ground import log
+from ground.aio import Changed
 from plugin.cluster.retry_loop import NEVER, Failure, Pace, RetryLoop
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.metrics import DraCounters
 from plugin.dra.slices import Pool
 from plugin.listing import Listing
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ground.errors import Reason
+from ground.http_server import HttpServer
+from ground.metric_table import Instruments, Sample, families
 from plugin.listing import Listing
 from plugin.metrics import table
 from plugin.registration.events import Cause, NotRegistered
-from scrubber.ground.errors import Reason
-from scrubber.ground.http_server import HttpServer
-from scrubber.ground.metric_table import Instruments, Sample, families
 
 REGISTERED = "registered"
 NOT_YET = "the plugin has not registered yet"

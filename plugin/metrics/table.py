@@ -6,7 +6,7 @@ alerts with all of them.
 
 from __future__ import annotations
 
-from scrubber.ground.metric_table import Kind, Row
+from ground.metric_table import Kind, Row
 
 # A call takes milliseconds, or waits for a scrub. The limits are 5 s for Allocate and 25 s for PreStartContainer.
 HOOKS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)

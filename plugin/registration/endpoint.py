@@ -11,12 +11,12 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
+from ground import aio
+from ground.aio import Changed
+from ground.errors import FatalError
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from plugin.registration.events import Cause, NotRegistered
-from scrubber.ground import aio
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import FatalError
 
 Add = Callable[[grpc.aio.Server], None]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

@@ -8,7 +8,7 @@ from enum import Enum
 
 import tenacity
 
-from scrubber.ground import log
+from ground import log
 
 logger = log.get("registration")
 

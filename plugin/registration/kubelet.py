@@ -15,11 +15,11 @@ from pathlib import Path
 
 import grpc
 
+from ground import log, unix_sockets
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered, RegistrationState
 from plugin.registration.sockets import FileWatch
-from scrubber.ground import log, unix_sockets
 
 logger = log.get("registration")
 

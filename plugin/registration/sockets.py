@@ -17,9 +17,9 @@ from pathlib import Path
 
 from asyncinotify import Inotify, Mask
 
-from scrubber.ground import log, private_files, unix_sockets
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import FatalError
+from ground import log, private_files, unix_sockets
+from ground.aio import Changed
+from ground.errors import FatalError
 
 logger = log.get("registration")
 

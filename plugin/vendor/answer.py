@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ground.device_messages import ReportedDevice
+from ground.errors import InvalidRequest, Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import MOUNTED, MOUNTS, VARIABLE
 from plugin.vendor import cdi, nodes
-from scrubber.ground.device_messages import AdvertisedDevice
-from scrubber.ground.errors import InvalidRequest, Reason, Refused
 
 MOST = 1024  # mounts, device nodes, or CDI devices of one container: a request has at most 256 devices
 
@@ -33,8 +33,8 @@ _CDI_NAME = re.compile(r"k8s\.device-plugin\.nvidia\.com/(gpu|imex-channel|gdrco
 
 def check(
     answer: wire.AllocateResponse,
-    granted: Collection[Collection[AdvertisedDevice]],
-    on_node: Collection[AdvertisedDevice],
+    granted: Collection[Collection[ReportedDevice]],
+    on_node: Collection[ReportedDevice],
     cdi_dirs: Collection[Path],
 ) -> None:
     """Raise Refused if the answer disagrees with the grant. ``granted``: the devices of each container."""
@@ -47,8 +47,8 @@ def check(
 
 def _check_container(
     response: wire.ContainerAllocateResponse,
-    granted: Collection[AdvertisedDevice],
-    on_node: Collection[AdvertisedDevice],
+    granted: Collection[ReportedDevice],
+    on_node: Collection[ReportedDevice],
     cdi_dirs: Collection[Path],
 ) -> None:
     names = list(_cdi_names(response))
@@ -88,7 +88,7 @@ def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterator[str]:
 
 
 def _device_nodes(
-    response: wire.ContainerAllocateResponse, granted: Collection[AdvertisedDevice]
+    response: wire.ContainerAllocateResponse, granted: Collection[ReportedDevice]
 ) -> Iterator[dict[str, str]]:
     """The device nodes, in the words of CDI. Refused if a container may not have one."""
     for each in response.devices:
@@ -113,7 +113,7 @@ def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
         yield name
 
 
-def _uuid(text: str, granted: Collection[AdvertisedDevice], on_node: Collection[AdvertisedDevice]) -> str:
+def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[ReportedDevice]) -> str:
     """The granted device that is meant, by UUID or by the index of a whole GPU; Refused if it is another one."""
     for device in on_node:
         if text == device.uuid or (text == str(device.index) and not device.mig):

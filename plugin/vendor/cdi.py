@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ground.device_messages import ReportedDevice
+from ground.documents import strict_json
+from ground.errors import InvalidRequest
 from plugin.devices import pci_bus_id
 from plugin.vendor import nodes
-from scrubber.ground.device_messages import AdvertisedDevice
-from scrubber.ground.documents import strict_json
-from scrubber.ground.errors import InvalidRequest
 
 LARGEST = 2**20  # bytes of a specification: those of NVIDIA's programs have some ten thousand
 LONGEST = 4096  # characters of a text: the longest path of the kernel
@@ -39,8 +39,8 @@ _OTHERS = ("/nvidia-fabricmanager/socket", "/nvidia-persistenced/socket", "/etc/
 def check(
     cdi_ids: Collection[str],
     directories: Collection[Path],
-    taken: Collection[AdvertisedDevice],
-    known: Collection[AdvertisedDevice],
+    taken: Collection[ReportedDevice],
+    known: Collection[ReportedDevice],
 ) -> list[Edits]:
     """What these CDI devices do; InvalidRequest if one cannot be read, or gives away a device that is not taken."""
     found = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
@@ -50,14 +50,14 @@ def check(
     return found
 
 
-def gives(edits: Collection[Edits], device: AdvertisedDevice) -> bool:
+def gives(edits: Collection[Edits], device: ReportedDevice) -> bool:
     """Whether a container gets the device by these edits: all nodes of it, or its UUID if no node is known."""
     if device.nodes:
         return {str(node.get("path")) for each in edits for node in each.get("devicenodes") or ()} >= {*device.nodes}
     return any(device.uuid.lower() in text.lower() for each in edits for text in _texts(each))
 
 
-def fault(edits: Edits, taken: Collection[AdvertisedDevice], known: Collection[AdvertisedDevice]) -> str:
+def fault(edits: Edits, taken: Collection[ReportedDevice], known: Collection[ReportedDevice]) -> str:
     """Why a container that was given the devices of ``taken`` may not have these edits; empty: it may."""
     theirs = {device.uuid.lower() for device in known} - {device.uuid.lower() for device in taken}
     theirs |= {pci_bus_id(device) for device in known} - {pci_bus_id(device) for device in taken} - {""}
@@ -90,7 +90,7 @@ def _of_driver(path: str) -> bool:
     return is_library or is_program or of_claim or path.endswith(_OTHERS)
 
 
-def _foreign(text: str, taken: Collection[AdvertisedDevice], words: re.Pattern[str]) -> str:
+def _foreign(text: str, taken: Collection[ReportedDevice], words: re.Pattern[str]) -> str:
     """The first name in a text that belongs to another device than those taken. ``words``: UUIDs and PCI addresses."""
     low = text.lower()
     if found := words.search(low):

@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ground import log
+from ground.errors import NotReady, Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration import endpoint, sockets
 from plugin.vendor import offer
 from plugin.vendor.offer import VendorList
-from scrubber.ground import log
-from scrubber.ground.errors import NotReady, Reason, Refused
 
 logger = log.get("vendor")
 

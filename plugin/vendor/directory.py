@@ -19,6 +19,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ground import log, operation_id, unix_sockets
+from ground.aio import Changed
+from ground.errors import AutoclaveError, Reason
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
@@ -27,9 +30,6 @@ from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
 from scrubber.api import client
-from scrubber.ground import log, operation_id, unix_sockets
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import AutoclaveError, Reason
 
 logger = log.get("vendor")
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ground.device_messages import ReportedDevice
 from plugin.devices import pci_bus_id
-from scrubber.ground.device_messages import AdvertisedDevice
 
 DRIVERS = Path("/proc/devices")
 PCI = Path("/sys/bus/pci/devices")
@@ -47,7 +47,7 @@ _KINDS = (
 )
 
 
-def fault(node: Mapping[str, Any], taken: Collection[AdvertisedDevice]) -> str:
+def fault(node: Mapping[str, Any], taken: Collection[ReportedDevice]) -> str:
     """Why a container with these devices may not have a device node; empty: it may. The keys are in lower case."""
     path = str(node.get("path") or "")
     host = str(node.get("hostpath") or path)
@@ -82,7 +82,7 @@ def shortest(text: str) -> str:
     return "/".join((begin, *kept)) or text[:1]
 
 
-def _belongs(path: str, taken: Collection[AdvertisedDevice]) -> bool:
+def _belongs(path: str, taken: Collection[ReportedDevice]) -> bool:
     """Whether the node is a device's own, or a node for graphics at its PCI address."""
     if any(path in device.nodes for device in taken):
         return True

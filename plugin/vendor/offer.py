@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ground.device_messages import ReportedDevice
+from ground.request_limits import DEVICE
 from plugin.devices import HEALTHY, Device, listed
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from scrubber.ground.device_messages import AdvertisedDevice
-from scrubber.ground.request_limits import DEVICE
 
 MOST = 4096  # devices of a resource: the kubelet gets each device that was ever listed with each change
 
@@ -47,7 +47,7 @@ def read(message: wire.ListAndWatchResponse) -> VendorList:
     return VendorList({device.ID: device.SerializeToString() for device in message.devices}, healthy)
 
 
-def refusal(name: str, on_node: Collection[AdvertisedDevice]) -> str:
+def refusal(name: str, on_node: Collection[ReportedDevice]) -> str:
     """Why a device with this id cannot be proven clean; empty if it can, or if no device of the node is known yet."""
     if "::" in name:
         return (
@@ -102,16 +102,14 @@ class VendorOffer:
         """The devices in the last list of a resource."""
         return self._lists[resource].entries.keys() if resource in self._lists else ()
 
-    def __call__(self, adverts: Iterable[AdvertisedDevice]) -> Iterator[Device]:
+    def __call__(self, reported: Iterable[ReportedDevice]) -> Iterator[Device]:
         """Every device that a vendor lists. One that the scrub service does not know is unhealthy."""
-        known = {advert.uuid: advert for advert in adverts}
+        known = {device.uuid: device for device in reported}
         for resource, vendor in self._lists.items():
             for place, (name, entry) in enumerate(vendor.entries.items()):
                 if name in known:
                     healthy = known[name].healthy and self.healthy(resource, name)
                     yield listed(known[name], resource, healthy=healthy, entry=entry)
                 else:
-                    unknown = AdvertisedDevice(
-                        name, healthy=False, clean=False, numa_node=None, resource="", index=place
-                    )
+                    unknown = ReportedDevice(name, healthy=False, clean=False, numa_node=None, resource="", index=place)
                     yield listed(unknown, resource, entry=entry)

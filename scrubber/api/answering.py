@@ -23,9 +23,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from ground import log, operation_id
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.devices import shortage
-from scrubber.ground import log, operation_id
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 
 logger = log.get("api")
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -1,4 +1,4 @@
-"""The client of the socket of the plugin. Every call has a deadline; each failure is in ``scrubber.ground.errors``."""
+"""The client of the socket of the plugin. Every call has a deadline; each failure is in ``ground.errors``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from ground import operation_id, paths, unix_sockets
+from ground.device_messages import GrantedDevice, ReportedDevices
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.ground import operation_id, paths, unix_sockets
-from scrubber.ground.device_messages import AdvertisedDevices, GrantedDevice
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
 R = TypeVar("R")
 
@@ -124,7 +124,7 @@ class ScrubberClient(Client):
         answer = await self.ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return frozenset(answer.released)
 
-    def last_list(self) -> AdvertisedDevices | None:
+    def last_list(self) -> ReportedDevices | None:
         """The list that the service has left in its run directory, and for how long it is still valid.
 
         None: there is none, or it is of another boot, or too old. Raises Unreachable if it cannot be read.
@@ -134,11 +134,11 @@ class ScrubberClient(Client):
             response = last_list.read(file)
         except (OSError, DecodeError) as error:
             raise Unreachable(f"cannot read the last list of devices {file}: {error}") from error
-        return view(AdvertisedDevices, response) if response is not None else None
+        return view(ReportedDevices, response) if response is not None else None
 
-    def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
+    def watch(self) -> AsyncGenerator[ReportedDevices, None]:
         """Yield the full list of devices: first now, then after every change."""
-        return self.stream(self._stub.Watch(scrub_pb2.WatchRequest()), AdvertisedDevices)
+        return self.stream(self._stub.Watch(scrub_pb2.WatchRequest()), ReportedDevices)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ground import boot, private_files
 from scrubber.api import scrub_pb2
-from scrubber.ground import boot, private_files
 
 LONGEST = 60.0  # seconds that a list is valid, whatever it says
 

@@ -3,7 +3,7 @@
 isort:skip_file
 The API of the scrub service. Two gRPC services on two sockets: Scrubber for the program that hands devices out (the
 device plugin, a Slurm prolog), Admin for operators. Errors carry google.rpc.ErrorInfo: reason is a word of
-scrubber.ground.errors.Reason, domain is "autoclave".
+ground.errors.Reason, domain is "autoclave".
 """
 
 from collections import abc as _abc
@@ -257,11 +257,11 @@ class WatchResponse(_message.Message):
     silence_seconds: _builtins.float
     """How long this list is valid after the service stopped answering."""
     @_builtins.property
-    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Advert]: ...
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportedDevice]: ...
     def __init__(
         self,
         *,
-        devices: _abc.Iterable[Global___Advert] | None = ...,
+        devices: _abc.Iterable[Global___ReportedDevice] | None = ...,
         silence_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -302,7 +302,7 @@ class LastList(_message.Message):
 Global___LastList: _TypeAlias = LastList  # noqa: Y015
 
 @_typing.final
-class Advert(_message.Message):
+class ReportedDevice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UUID_FIELD_NUMBER: _builtins.int
@@ -391,7 +391,7 @@ class Advert(_message.Message):
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__numa_node) -> _WhichOneofReturnType__numa_node | None: ...
 
-Global___Advert: _TypeAlias = Advert  # noqa: Y015
+Global___ReportedDevice: _TypeAlias = ReportedDevice  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
@@ -626,7 +626,7 @@ class DeviceStatus(_message.Message):
     ecc: _builtins.bool
     """Whether its memory corrects errors (ECC) now. Absent if it is not known."""
     resource: _builtins.str
-    """The resource name by the hardware, as in Advert."""
+    """The resource name by the hardware, as in ReportedDevice."""
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     @_builtins.property
@@ -1042,7 +1042,7 @@ class ScrubResult(_message.Message):
     why: _builtins.str
     """Why the device is not clean, for operators."""
     reason: _builtins.str
-    """A word of scrubber.ground.errors.Reason if the device is not clean."""
+    """A word of ground.errors.Reason if the device is not clean."""
     running: _builtins.bool
     """The caller did not want to wait. The job goes on."""
     withdrawn: _builtins.bool

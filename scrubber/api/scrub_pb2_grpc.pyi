@@ -3,7 +3,7 @@
 isort:skip_file
 The API of the scrub service. Two gRPC services on two sockets: Scrubber for the program that hands devices out (the
 device plugin, a Slurm prolog), Admin for operators. Errors carry google.rpc.ErrorInfo: reason is a word of
-scrubber.ground.errors.Reason, domain is "autoclave".
+ground.errors.Reason, domain is "autoclave".
 """
 
 from collections import abc as _abc

@@ -15,13 +15,13 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from ground import log, paths, private_files, request_limits, unix_sockets
+from ground.device_messages import ReportedDevice, ReportedDevices
+from ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
-from scrubber.ground import log, paths, private_files, request_limits, unix_sockets
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.store import Window
 from scrubber.metrics.counters import ServiceCounters
@@ -33,7 +33,7 @@ logger = log.get("api")
 T = TypeVar("T")
 
 WATCH_SETTLES = 0.02  # seconds: several changes make one list, and hook requests go first
-MOST_ADVERTS = 1024  # cached messages; a node has a few hundred devices at most
+MOST_REPORTED = 1024  # cached messages; a node has a few hundred devices at most
 HEARTBEAT = 2.0  # seconds after which the same list is sent again, as a sign of life
 WATCH_AT_LEAST_EVERY = 1.0  # seconds: the list also changes with time alone
 SOCKETS = ("scrubber", "admin")
@@ -90,14 +90,14 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
 
     async def lists(self) -> AsyncGenerator[scrub_pb2.WatchResponse, None]:
         """The list of devices now, after each change, and as a sign of life."""
-        last: AdvertisedDevices | None = None
+        last: ReportedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while not self._service.context.jobs.stopping:
-            news, now = self._service.context.ledger.notifications, self._reporter.adverts()
+            news, now = self._service.context.ledger.notifications, self._reporter.reported()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
-                    devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
+                    devices=map(_reported, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
             if await self._service.context.ledger.until_notified(news, WATCH_AT_LEAST_EVERY):
                 await asyncio.sleep(WATCH_SETTLES)
@@ -259,10 +259,10 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
         queue.put_nowait(None)
 
 
-@lru_cache(MOST_ADVERTS)
-def _advert(advert: AdvertisedDevice) -> scrub_pb2.Advert:
+@lru_cache(MOST_REPORTED)
+def _reported(device: ReportedDevice) -> scrub_pb2.ReportedDevice:
     """Cached, because usually only one device of the list has changed."""
-    return scrub_pb2.Advert(**asdict(advert))
+    return scrub_pb2.ReportedDevice(**asdict(device))
 
 
 def _path(word: str) -> ScrubPath | None:

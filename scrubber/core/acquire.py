@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ground.errors import Reason
 from policies.model import GateMode, Mode, Policy
 from scrubber.core import answers, burn_in, in_force, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
 from scrubber.core.model import Facts, Moment, Record, ScrubPath, State, Trigger
-from scrubber.ground.errors import Reason
 
 
 def decide(  # noqa: PLR0913 - what is asked for, and by whom

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ground.errors import Reason
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Facts, Record, ScrubPath, Trigger
-from scrubber.ground.errors import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def quarantine_status(quarantine: Quarantine, path: ScrubPath | None, now: Momen
 
 def device_status(
     record: Record,
-    advert: answers.Offer,
+    offer: answers.Offer,
     rule: str,
     policy: Policy,
     now: Moment,
@@ -77,8 +77,8 @@ def device_status(
         model=device.model,
         state=record.state.value,
         since=record.since.wall,
-        healthy=advert.healthy,
-        why=advert.why,
+        healthy=offer.healthy,
+        why=offer.why,
         memory_bytes=device.memory_bytes,
         numa_node=device.numa_node,
         pci_address=device.pci_address or "",

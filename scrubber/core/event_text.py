@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ground.documents.units import format_size
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
-from scrubber.ground.documents.units import format_size
 
 
 def tell(event: ev.Event) -> str:

@@ -44,7 +44,7 @@ def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availab
 
 
 def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
-    """Whether to advertise this device as Healthy, and why."""
+    """Whether to offer this device as Healthy, and why."""
     stuck = facts.blocked and record.setback is not None  # its scrub failed, and what is in the way is still there
     answer = _by_record(record, policy, now, waits=waits(policy, facts) and not stuck)
     if not answer.healthy:

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
+from ground import process_names
 from scrubber.core import events as ev
 from scrubber.core import names
 from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record
-from scrubber.ground import process_names
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ground.errors import Reason
 from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, answers, ownership, proof, remedy
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
-from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+from ground.documents.units import format_size
 from policies.model import OnChip, Policy
 from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
@@ -40,7 +41,6 @@ from scrubber.core.model import (
     StepResult,
     Vitals,
 )
-from scrubber.ground.documents.units import format_size
 
 _THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
 PLANS: dict[ScrubPath, tuple[Step, ...]] = {

@@ -31,11 +31,11 @@ from typing import Any, Never
 
 from asyncinotify import Inotify, Mask
 
+from ground import log, private_files
+from ground.documents import strict_json
+from ground.errors import FatalError
 from scrubber.core import ownership
 from scrubber.core.model import Passage, Record
-from scrubber.ground import log, private_files
-from scrubber.ground.documents import strict_json
-from scrubber.ground.errors import FatalError
 from scrubber.ledger.ledger import Ledger
 
 logger = log.get("create gate")

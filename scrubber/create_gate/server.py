@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ground import log, operation_id, request_limits, unix_sockets
+from ground.documents import strict_json
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.api import answering
 from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
-from scrubber.ground import log, operation_id, request_limits, unix_sockets
-from scrubber.ground.documents import strict_json
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.node import clock
 from scrubber.service.handover import Handover
 

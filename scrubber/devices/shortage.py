@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Iterator
 
+from ground.private_files import ForeignFileError
 from scrubber.devices.base import ShortageError
-from scrubber.ground.private_files import ForeignFileError
 
 _NO_START = "can't start new thread"  # Python does not keep the errno
 _LACKS = {

@@ -8,8 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
+from ground import log
 from scrubber.devices.base import Backend, DeviceError, ShortageError
-from scrubber.ground import log
 from scrubber.observe.driver_calls import DriverCalls
 
 logger = log.get("jobs")

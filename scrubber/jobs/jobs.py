@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from ground import aio, log
+from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
-from scrubber.ground import aio, log
-from scrubber.ground.errors import NotReady, Reason
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
 from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger

@@ -23,6 +23,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
+from ground import log
+from ground.aio import Changed
+from ground.errors import LedgerUnavailable
 from policies.hardware import Slices
 from policies.model import Eviction, Policy, Verify
 from scrubber.core import events as ev
@@ -45,9 +48,6 @@ from scrubber.core.model import (
     Vitals,
 )
 from scrubber.devices.base import DeviceError
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.jobs.slots import ON_MEMORY, DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
@@ -149,7 +149,7 @@ class ScrubJob:
             await self._interrupt(self._cancel_why)
         except LedgerUnavailable as error:  # still SCRUBBING: the monitor closes it once the ledger can be written
             self.why = self._unrecorded = error.message
-        except BrokenError as error:  # no worker can be started, which the nursery has logged
+        except BrokenError as error:  # no worker can be started, which the pool has logged
             await self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
             if self._own_record() is not None:

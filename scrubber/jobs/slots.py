@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
+from ground.aio import RWLock
 from scrubber.core.model import Job, Record, ScrubPath, Step
-from scrubber.ground.aio import RWLock
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground import private_files
+from ground.errors import FatalError
 from scrubber.core.model import Record
-from scrubber.ground import private_files
-from scrubber.ground.errors import FatalError
 from scrubber.ledger import chain, codec, database, files, ledger, sqlite, store
 
 

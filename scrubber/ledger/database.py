@@ -17,9 +17,9 @@ from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 
+from ground.errors import FatalError, LedgerUnavailable
+from ground.private_files import ForeignFileError
 from scrubber.core import events
-from scrubber.ground.errors import FatalError, LedgerUnavailable
-from scrubber.ground.private_files import ForeignFileError
 from scrubber.ledger import chain, store
 
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from scrubber.ground import private_files
-from scrubber.ground.errors import FatalError
+from ground import private_files
+from ground.errors import FatalError
 from scrubber.ledger import store
 
 _LINE = re.compile(r"(\d{20}) ([0-9a-f]{64})\n")

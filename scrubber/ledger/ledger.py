@@ -18,13 +18,13 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypeVar
 
+from ground import aio, log
+from ground.aio import Changed
+from ground.errors import LedgerUnavailable
 from scrubber.core import event_text, ownership, states
 from scrubber.core import events as ev
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ground import aio, log
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec
 from scrubber.ledger.store import EVERYTHING, KEEP_ALL, REMEMBERED, Kept, Loaded, Page, Retention, Store, Window
 

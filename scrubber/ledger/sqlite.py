@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from ground import calendar_time, private_files
+from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ground import calendar_time, private_files
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, codec, database, files, store
 
 AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ground.metric_table import Sample, families
 from scrubber.core import device_status, offering, presence
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Record, Vitals
 from scrubber.devices.base import Readings
-from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.observer import Observer
@@ -104,7 +104,7 @@ class ServiceCollector(Collector):
 
     def _of_the_devices(self) -> Iterator[Sample]:
         records = self._context.ledger.records
-        healthy = {advert.uuid: advert.healthy for advert in self._reporter.adverts().devices}
+        healthy = {device.uuid: device.healthy for device in self._reporter.reported().devices}
         now, vitals = self._context.now(), self._context.vitals
         groups = dict.fromkeys(Availability, 0)
         for uuid, record in sorted(records.items()):

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
+from ground.metric_table import Instruments
 from policies import xids
 from scrubber.core import events as ev
 from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
-from scrubber.ground.metric_table import Instruments
 from scrubber.metrics import table
 
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt

@@ -8,7 +8,7 @@ with it.
 
 from __future__ import annotations
 
-from scrubber.ground.metric_table import Kind, Row
+from ground.metric_table import Kind, Row
 
 ONE = ("gpu", "uuid")
 SECONDS = "seconds"

@@ -7,8 +7,8 @@ import time
 import uuid
 from pathlib import Path
 
+from ground import boot
 from scrubber.core.model import Moment
-from scrubber.ground import boot
 
 KUBELET_SOCKET = "kubelet.sock"
 NO_KUBELET = "none"

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.ground import log
+from ground import log
 
 logger = log.get("kernellog")
 

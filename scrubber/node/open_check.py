@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from scrubber.ground import private_files
+from ground import private_files
 from scrubber.node.proc import ENDED, status
 
 LOCKED_WITHIN = 1.0  # seconds: a process that a signal has stopped may hold the lock of a directory for ever

@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from scrubber.ground import log
-from scrubber.ground.aio import Changed
+from ground import log
+from ground.aio import Changed
 
 logger = log.get("ends")
 

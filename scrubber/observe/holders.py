@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ground import log
 from scrubber.core import ownership
 from scrubber.core.model import Holder, Incarnation
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
-from scrubber.ground import log
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Shared
 

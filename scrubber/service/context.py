@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from ground.errors import InvalidRequest, NotReady, Reason
 from policies.model import Policy
 from scrubber.core import in_force, ownership, presence, proof, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Passage, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError

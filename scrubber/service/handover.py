@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from ground import aio, log
+from ground.device_messages import GrantedDevice, Proof
+from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.ground import aio, log
-from scrubber.ground.device_messages import GrantedDevice, Proof
-from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.service.context import MAX_ROUNDS, ServiceContext

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ground.errors import InvalidRequest, Reason
 from scrubber.core import event_text, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
-from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.ledger.audit import LedgerFile
 from scrubber.ledger.ledger import Ledger

@@ -11,10 +11,10 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from ground import log
+from ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.core.model import Facts, Moment, Record, State
 from scrubber.devices.base import DeviceError
-from scrubber.ground import log
-from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import partialmethod
 
+from ground.errors import NotReady, Reason, Refused
 from policies.model import Policy
 from scrubber.core import answers, ownership, proof, remedy, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
-from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
+from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
 from scrubber.core import answers, device_status, nvidia_advice, offering, ownership, presence, proof, views
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
@@ -75,22 +75,22 @@ class StatusReporter:
         progress = (running.bytes_done, running.bytes_total) if running else (0, 0)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
-        advert = self._with_signs(record, self._advert(record, device_policy.policy, now))
+        offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
         place = self._context.jobs.slots.place(uuid)
         status = device_status.device_status(
-            record, advert, device_policy.rule, device_policy.policy, now, progress, place
+            record, offer, device_policy.rule, device_policy.policy, now, progress, place
         )
         blocked = self._context.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
-    def adverts(self) -> AdvertisedDevices:
+    def reported(self) -> ReportedDevices:
         """What the kubelet learns of every device."""
         now = self._context.now()
         policies = [(record, self._policy(record)) for _, record in sorted(self._context.ledger.records.items())]
         devices = tuple(
-            AdvertisedDevice(
+            ReportedDevice(
                 uuid=record.device.uuid,
-                healthy=self._advert(record, policy, now).healthy,
+                healthy=self._offer(record, policy, now).healthy,
                 clean=record.state is State.CLEAN,
                 numa_node=record.device.numa_node,
                 resource=record.device.resource,
@@ -116,7 +116,7 @@ class StatusReporter:
             max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
             for device, (_, policy) in zip(devices, policies, strict=True)
         )
-        return AdvertisedDevices(devices, min(silences, default=0.0))
+        return ReportedDevices(devices, min(silences, default=0.0))
 
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy
@@ -155,15 +155,15 @@ class StatusReporter:
             for record, device in zip(records, devices, strict=True)
         ]
 
-    def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
+    def _offer(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
         return offering.offer(record, policy, now, self._context.offer_facts(record))
 
-    def _with_signs(self, record: Record, advert: answers.Offer) -> answers.Offer:
+    def _with_signs(self, record: Record, offer: answers.Offer) -> answers.Offer:
         """The reason of the offer, and all signs that the device reports, also those without a consequence."""
         vitals, kind = self._context.vitals.get(record.device.uuid), _ailment(record)
         signs = vitals.signs if vitals is not None else ()
         also = (f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind)
-        return replace(advert, why="; ".join((advert.why, *also)))
+        return replace(offer, why="; ".join((offer.why, *also)))
 
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from ground import log
 from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.ground import log
 from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ground import process_names
 from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
-from scrubber.ground import process_names
 from scrubber.node.proc import DEAD
 from scrubber.steps.base import Order, Report, StepContext
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from ground.documents import strict_json
 from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
 from scrubber.devices.base import DeviceNode
-from scrubber.ground.documents import strict_json
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes

@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ground.documents import strict_json
 from scrubber.core.model import Step
 from scrubber.devices.base import Address, Counts
-from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 
 FORK = b"fork"  # the only request to the zygote; stdin, stdout and stderr of the child come with it

@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 
+from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
-from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 

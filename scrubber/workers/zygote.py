@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from ground.documents import strict_json
 from scrubber.cuda import warmth
 from scrubber.devices import roster
-from scrubber.ground.documents import strict_json
 from scrubber.workers import __main__ as worker
 from scrubber.workers import wire
 

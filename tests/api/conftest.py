@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ground import paths, unix_sockets
 from scrubber import app
 from scrubber.api import admin_client, client, server
 from scrubber.config import BackendChoice, ScrubberConfig
-from scrubber.ground import paths, unix_sockets
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
 
@@ -30,8 +30,8 @@ class House:
         unix_sockets.lock_run_dir(self.config.run_dir)
         backend = app.build_backend(self.config)
         counters = ServiceCounters(CollectorRegistry())
-        ledger, nursery = app.open_ledger(self.config, counters), app.build_nursery(self.config)
-        self.built = app.build(self.config, backend, ActivePolicy("fast"), ledger, counters, nursery)
+        ledger, pool = app.open_ledger(self.config, counters), app.build_pool(self.config)
+        self.built = app.build(self.config, backend, ActivePolicy("fast"), ledger, counters, pool)
         self.doors = server.GrpcServers(self.built.service, self.built.reporter, counters, self.config.run_dir)
 
     async def open(self):
@@ -47,7 +47,7 @@ class House:
 
     async def close(self):
         await self.built.service.stop()
-        await self.built.nursery.close()
+        await self.built.pool.close()
         await self.doors.close(0)
         await self.built.ledger.close()
 

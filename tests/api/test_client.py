@@ -8,15 +8,15 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground.device_messages import GrantedDevice, Proof, ReportedDevice
 from scrubber.api import client, scrub_pb2
 from scrubber.core import measurements, views
-from scrubber.ground.device_messages import AdvertisedDevice, GrantedDevice, Proof
 
 MESSAGES: dict[Any, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
     GrantedDevice: scrub_pb2.Granted,
     Proof: scrub_pb2.Proof,
-    AdvertisedDevice: scrub_pb2.Advert,
+    ReportedDevice: scrub_pb2.ReportedDevice,
     views.ScrubProgress: scrub_pb2.ScrubProgress,
     views.HistoryEntry: scrub_pb2.HistoryEntry,
     views.Explanation: scrub_pb2.ExplainResponse,

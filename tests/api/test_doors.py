@@ -9,11 +9,11 @@ from contextlib import suppress
 import grpc.aio
 import pytest
 
+from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.api import admin_client, answering, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.ledger import ledger
 from scrubber.service import handover, history
 from tests.patience import WITHIN
@@ -135,12 +135,12 @@ async def test_watch_says_everything_at_once_and_again_at_a_change(house):
     async with house.scrubber() as service, house.admin() as admin:
         watch = aiter(service.watch())
         first = await anext(watch)
-        assert [(advert.uuid, advert.healthy, advert.clean) for advert in first.devices] == [
+        assert [(device.uuid, device.healthy, device.clean) for device in first.devices] == [
             (uuid, True, True) for uuid in house.uuids
         ]
         await admin.quarantine(house.uuids[0], "because", "a test")
         second = await asyncio.wait_for(anext(watch), WITHIN)
-        assert [advert.healthy for advert in second.devices] == [False, True]
+        assert [device.healthy for device in second.devices] == [False, True]
 
 
 async def test_a_scrub_goes_on_when_its_caller_leaves(house):

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.metrics.counters import ServiceCounters
 
 CODE = grpc.StatusCode

@@ -7,11 +7,11 @@ from typing import Never
 import pytest
 from google.protobuf.message import DecodeError
 
+from ground import boot, paths
+from ground.errors import FatalError
 from scrubber import app
 from scrubber.api import last_list, scrub_pb2
 from scrubber.config import BackendChoice, ScrubberConfig
-from scrubber.ground import boot, paths
-from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import until_files
 
@@ -20,7 +20,9 @@ from tests.plugin.live_plugin import until_files
 def written(tmp_path):
     """A file whose list is valid for 40 seconds."""
     tmp_path.chmod(0o700)
-    response = scrub_pb2.WatchResponse(devices=[scrub_pb2.Advert(uuid="GPU-1", healthy=True)], silence_seconds=40.0)
+    response = scrub_pb2.WatchResponse(
+        devices=[scrub_pb2.ReportedDevice(uuid="GPU-1", healthy=True)], silence_seconds=40.0
+    )
     last_list.write(file := tmp_path / "last-list", last_list.stamped(response))
     return file
 

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
+from ground import operation_id
+from ground.errors import AutoclaveError, Reason, Refused
 from plugin.devices import MigStrategy, own_devices
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
@@ -17,8 +19,6 @@ from plugin.response import Strategy, Style
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.events import LedgerEntry
-from scrubber.ground import operation_id
-from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from tests.api.conftest import House
 from tests.plugin.live_plugin import serving
 

@@ -5,7 +5,7 @@ import pytest
 
 from autoclave import cli
 from autoclave.cli import config_file
-from scrubber.ground.errors import FatalError
+from ground.errors import FatalError
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from demo import stage
 from demo.standins import checkpoint
 from demo.standins.api_server import ApiServer
 from demo.standins.holdings import DeviceHolding
+from ground import unix_sockets
 from plugin.dra import slices
 from scrubber.cuda import warmth
-from scrubber.ground import unix_sockets
 from tests.live import Service
 from tests.patience import WITHIN
 

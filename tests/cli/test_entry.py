@@ -10,11 +10,11 @@ import pytest
 
 from autoclave import cli
 from autoclave.cli import failure
+from ground import unix_sockets
+from ground.documents.faults import DocumentError, DocumentFault
+from ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from scrubber import __version__
 from scrubber.devices.base import DeviceError
-from scrubber.ground import unix_sockets
-from scrubber.ground.documents.faults import DocumentError, DocumentFault
-from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from tests import default_dirs
 
 SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from autoclave.cli import service_call
+from ground.errors import Reason, Refused
 from scrubber import __version__
 from scrubber.api import admin_client, client
 from scrubber.core import views
 from scrubber.devices.simulated import tenants
-from scrubber.ground.errors import Reason, Refused
 from tests.patience import WITHIN
 
 LONG = "x" * 501

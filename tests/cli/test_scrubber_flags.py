@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ground import unix_sockets
 from scrubber import daemon
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.ground import unix_sockets
 from tests import default_dirs
 
 RUN_DIR_LIMIT = unix_sockets.MAX_PATH_BYTES - len("/scrubber.sock")

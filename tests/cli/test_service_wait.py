@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from scrubber.ground import unix_sockets
-from scrubber.ground.documents import units
+from ground import unix_sockets
+from ground.documents import units
 from tests.live import Service
 from tests.patience import WITHIN
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from ground import paths
 from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.devices.simulated import layout
-from scrubber.ground import paths
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import Program, connects, until_ready

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import Reason
 from policies.model import Clear, GateMode, Paths, Proof
 from scrubber.core import acquire, ownership, proof, start, upkeep, verdict
 from scrubber.core import events as ev
@@ -25,7 +26,6 @@ from scrubber.core.answers import (
     Wait,
 )
 from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
-from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import (
     AWAY,

@@ -140,13 +140,13 @@ def test_policy_observe_refuses_only_quarantined_devices(record, seen, now):
 
 @given(RECORD, POLICY, MOMENT)
 def test_i3_no_sick_quarantined_or_unproven_device_is_offered(record, policy, now):
-    advert = offering.offer(record, policy, now)
-    assert advert.why
+    offer = offering.offer(record, policy, now)
+    assert offer.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
     if unproven or record.quarantine is not None or record.ailment is not None:
-        assert not advert.healthy
+        assert not offer.healthy
     elif record.state in {State.CLEAN, State.GRANTED, State.IN_USE}:
-        assert advert.healthy
+        assert offer.healthy
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)

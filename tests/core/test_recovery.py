@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import Reason
 from policies.hardware import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
@@ -13,7 +14,6 @@ from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbatio
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
-from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, noted, rows
 

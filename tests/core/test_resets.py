@@ -3,13 +3,13 @@
 import pytest
 from hypothesis import given
 
+from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
 from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
 from scrubber.core.remedy import Course
-from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
 

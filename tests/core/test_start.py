@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import Reason
 from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
-from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 

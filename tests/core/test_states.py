@@ -138,7 +138,7 @@ CHANGES = [
      {"device": replace(lives.DEVICE, index=3)}),
     ("a grant begins a tenancy", lives.CLEAN, ev.Granted(lives.grant(lives.CLEAN)),
      {"grant": lives.grant(lives.CLEAN), "tenancy_began": AT.uptime, "handouts": 1}),
-    ("a grant by a start is no handout of Allocate", lives.CLEAN, ev.Granted(AT_START),
+    ("a grant by a start is no installation of Allocate", lives.CLEAN, ev.Granted(AT_START),
      {"grant": AT_START, "tenancy_began": AT.uptime}),
     ("an unproven grant ends the proof", lives.CLEAN, ev.GrantedUnproven(lives.grant(lives.CLEAN, proven=False), "x"),
      {"grant": lives.grant(lives.CLEAN, proven=False), "tenancy_began": AT.uptime, "receipt": None, "handouts": 1}),

@@ -15,8 +15,8 @@ AT = later(10)
 
 
 def shown(record, progress=(0, 0), place=None):
-    advert = offering.offer(record, ENFORCE, AT)
-    return device_status.device_status(record, advert, "rule-1", ENFORCE, AT, progress, place)
+    offer = offering.offer(record, ENFORCE, AT)
+    return device_status.device_status(record, offer, "rule-1", ENFORCE, AT, progress, place)
 
 
 PLACED = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)

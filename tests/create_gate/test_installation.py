@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from ground.errors import FatalError
 from scrubber.core import events as ev
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import ASKED, RUNTIMES, SPECIFICATION
-from scrubber.ground.errors import FatalError
 from scrubber.ledger.ledger import Ledger
 from tests.core import lives
 from tests.ledger import memory_store

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from demo.standins.kubelet import Kubelet
+from ground import paths
 from scrubber.api import client
-from scrubber.ground import paths
 from tests.create_gate.containers import SPECIFICATION, Containers
 from tests.create_gate.programs import compiled
 from tests.live import Service

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground.aio import Changed
+from ground.errors import InvalidRequest
 from scrubber.create_gate import server
-from scrubber.ground.aio import Changed
-from scrubber.ground.errors import InvalidRequest
 from scrubber.service.handover import Handover
 from tests.create_gate.programs import CONTAINERD, CRIO, LABELS, UID, state
 from tests.live import Service

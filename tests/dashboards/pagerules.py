@@ -12,7 +12,7 @@ from typing import Any
 import promql_parser as promql
 
 from dashboards import runbooks, shipped, style
-from scrubber.ground.metric_table import Kind
+from ground.metric_table import Kind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
 

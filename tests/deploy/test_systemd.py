@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import WRONG_USAGE
-from scrubber.ground import paths
+from ground import paths
 from tests import few_rights
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import pytest
 from autoclave.doctor import base
 from autoclave.doctor.base import CheckFault, Level
 from autoclave.doctor.facts import create_gate
+from ground.errors import Unreachable
 from scrubber.create_gate.installation import SPECIFICATION
-from scrubber.ground.errors import Unreachable
 from tests.create_gate.programs import SOURCE, compiled
 from tests.doctor.nodes import FACTS, GPU, STATUS
 from tests.doctor.test_findings import finding_of

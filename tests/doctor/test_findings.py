@@ -7,9 +7,9 @@ import pytest
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
 from autoclave.doctor.findings import node, roster
+from ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from scrubber.core import views
 from scrubber.core.model import Holder
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS
 
 OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN

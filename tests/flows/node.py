@@ -13,7 +13,7 @@ import grpc.aio
 from asyncinotify import Inotify, Mask
 
 from demo.containers import ContainerRunner, mark
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
 from demo.stage import Stage, halfway
 from demo.standins import endpoint

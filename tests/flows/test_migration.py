@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.do_nothing_plugin import variable
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
 from demo.standins.timing import Timing
+from ground import boot
 from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import creation, layout
-from scrubber.ground import boot
 from tests.deploy import manifests
 from tests.flows.node import BRISK, Node, Watched, brisk
 from tests.patience import WITHIN

@@ -10,11 +10,11 @@ import signal
 
 import pytest
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.pods import Container, Phase
+from ground.errors import Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import layout
-from scrubber.ground.errors import Refused
 from tests.flows.node import Node, brisk
 from tests.hanging import hanging
 

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire

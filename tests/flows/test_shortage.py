@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
+from ground.errors import AutoclaveError, NotReady, Reason
 from scrubber.api import admin_client, client
-from scrubber.ground.errors import AutoclaveError, NotReady, Reason
 from scrubber.observe.driver_calls import DriverCalls
 from tests.live import Service
 from tests.patience import WITHIN
@@ -35,7 +35,7 @@ async def refusal(scrubber, uuid):
             return error
 
 
-async def advertised(scrubber, *, healthy):
+async def listed(scrubber, *, healthy):
     async for now in scrubber.watch():
         if all(device.healthy is healthy for device in now.devices):
             return
@@ -50,17 +50,17 @@ async def test_exhausted_files_quarantine_no_gpu_and_are_named(service):
         admin_client.AdminClient(service.run_dir / "admin.sock") as admin,
     ):
         first, second = (device.device for device in (await admin.status()).devices)
-        await advertised(scrubber, healthy=True)  # this client is connected now, and needs no other file
+        await listed(scrubber, healthy=True)  # this client is connected now, and needs no other file
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (STANDARD, limits[1]))
         error = await refusal(scrubber, first)
         assert error.reason is Reason.SHORTAGE
         assert "too many files open: raise its limit of open files (LimitNOFILE)" in error.message
         with pytest.raises(NotReady, match="LimitNOFILE"):
             await scrubber.start([second])
-        await advertised(scrubber, healthy=False)
+        await listed(scrubber, healthy=False)
         await asyncio.sleep(2 * PATIENCE)
         assert {device.state for device in (await admin.status()).devices} == {"clean"}
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-        await advertised(scrubber, healthy=True)
+        await listed(scrubber, healthy=True)
         await scrubber.acquire([first], exclusive=True)
         assert "quarantined" not in {entry.kind for entry in await admin.history()}

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.pods import Container, ContainerKind, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout

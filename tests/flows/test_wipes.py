@@ -21,7 +21,7 @@ import asyncio
 import grpc
 import pytest
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.node import checkpoint

@@ -16,11 +16,11 @@ import pynvml
 import pytest
 
 from benchmarks.nvml_questions import answered, questions
+from ground.documents import strict_json
 from scrubber.core.model import Vitals
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, LISTS
 from scrubber.devices.nvidia.settings import StoredSettings
-from scrubber.ground.documents import strict_json
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from tests.gpu.conftest import PROC

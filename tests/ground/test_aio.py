@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from scrubber.ground import aio
-from scrubber.ground.aio import Changed, RWLock
+from ground import aio
+from ground.aio import Changed, RWLock
 from tests.patience import WITHIN
 
 

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from scrubber.ground import boot
+from ground import boot
 
 
 def test_the_boot_id_is_a_uuid_and_stays_the_same():

@@ -19,8 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
-from scrubber.ground import http_server
-from scrubber.ground.errors import FatalError
+from ground import http_server
+from ground.errors import FatalError
 from tests.patience import WITHIN
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -16,9 +16,9 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground import log, process_names
 from scrubber.core import event_text, ownership
 from scrubber.core import events as ev
-from scrubber.ground import log, process_names
 from tests.core import lives
 
 Read = Callable[[], list[dict[str, Any]]]
@@ -168,7 +168,7 @@ def test_process_names_are_logged_only_at_debug(read: Read) -> None:
 
 
 def test_an_unwritable_log_ends_no_program():
-    program = "from scrubber.ground import log; log.configure(); log.get('room').error('hear me'); print('I go on')"
+    program = "from ground import log; log.configure(); log.get('room').error('hear me'); print('I go on')"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False)
     assert done.stdout == b"I go on\n"

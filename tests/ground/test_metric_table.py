@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from ground.metric_table import Instruments, Kind, Row, families
 from plugin.metrics import table as plugin_metrics
-from scrubber.ground.metric_table import Instruments, Kind, Row, families
 from scrubber.metrics import table
 
 TABLES = (*table.TABLE, *plugin_metrics.TABLE)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.ground import private_files
-from scrubber.ground.private_files import ForeignFileError
+from ground import private_files
+from ground.private_files import ForeignFileError
 
 
 def to_link(path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.ground import request_limits
-from scrubber.ground.errors import InvalidRequest, Reason
+from ground import request_limits
+from ground.errors import InvalidRequest, Reason
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from scrubber.ground import unix_sockets
-from scrubber.ground.errors import FatalError
+from ground import unix_sockets
+from ground.errors import FatalError
 
 
 def test_the_run_directory_is_private_and_locked(short_tmp):

@@ -45,12 +45,12 @@ STEPS, LOOKS, DRIVER = (
 
 PLANTED = [
     ("scrubber/core/acquire.py", "import time", PURE),
-    ("scrubber/core/model.py", "from scrubber.ground import log", PURE),
-    ("scrubber/ground/errors.py", "import grpc", PURE),  # core sees it through errors
+    ("scrubber/core/model.py", "from ground import log", PURE),
+    ("ground/errors.py", "import grpc", PURE),  # core sees it through errors
     ("policies/match.py", "import pathlib", PURE),
-    ("scrubber/ground/documents/units.py", "import os", PURE),  # the model sees it through units
+    ("ground/documents/units.py", "import os", PURE),  # the model sees it through units
     ("scrubber/core/acquire.py", "from scrubber.ledger import ledger", FLOORS),
-    ("scrubber/ground/log.py", "from scrubber.core import model", FLOORS),
+    ("ground/log.py", "from scrubber.core import model", HOUSES),
     ("scrubber/service/service.py", "from scrubber.service import monitor", CYCLE),
     ("scrubber/cuda/warmth.py", "from scrubber import devices", FLOORS),
     ("scrubber/utils.py", "import re", FLOORS),  # an unplanned package
@@ -70,10 +70,9 @@ PLANTED = [
     ("dashboards/node.py", "from plugin import gate", METRICS_CONTRACT),
     ("dashboards/node.py", "from demo import stage", HOUSES),
     ("plugin/__init__.py", "from policies import load", POLICIES),
-    ("policies/load.py", "from scrubber.ground import log", DOOR),
     ("demo/story.py", "from policies import load", POLICIES),
     ("scrubber/app.py", "from autoclave import doctor", HOUSES),
-    ("scrubber/ground/log.py", "from policies import load", HOUSES),
+    ("ground/log.py", "from policies import load", HOUSES),
     ("autoclave/cli/table.py", "from demo import story", HOUSES),
     ("autoclave/doctor/base.py", "from autoclave.cli import table", COMMAND),
     ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package
@@ -87,7 +86,7 @@ PLANTED = [
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),
     ("plugin/registration/sockets.py", "from scrubber.api import client", KNOWS_NONE),
     ("demo/standins/kubelet.py", "from plugin import response", STAND_IN),
-    ("demo/standins/kubelet.py", "from scrubber.ground import errors", STAND_IN),
+    ("demo/standins/kubelet.py", "from ground import errors", STAND_IN),
     ("plugin/config.py", "import pydantic", SMALL),
     ("plugin/cluster/node_report.py", "import time", PURE),
     ("plugin/dra/app.py", "from plugin.cluster import apiserver", REPORTS),

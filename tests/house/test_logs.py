@@ -60,7 +60,7 @@ def events(node: ast.expr, names: dict[str, str], scope: ast.AST) -> set[str]:
 
 def said() -> Iterator[tuple[str, Line]]:
     """Every line that the code of both houses writes, and where."""
-    for path, tree in modules("scrubber", "plugin"):
+    for path, tree in modules("scrubber", "plugin", "ground"):
         if place(path).startswith(NO_PART):
             continue
         names = constants(tree)

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import pytest
 
+from ground import errors
 from policies import model as policy_words
 from scrubber.core import model as words
 from scrubber.core import ownership
-from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
@@ -256,7 +256,7 @@ def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "kernels", "*.pyc.*")
-    for room in ("scrubber", "policies", "tests"):
+    for room in ("scrubber", "policies", "ground", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
     return tree

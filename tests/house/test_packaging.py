@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("autoclave", "scrubber", "plugin", "policies")
+HOUSES = ("autoclave", "scrubber", "plugin", "policies", "ground")
 
 
 @pytest.mark.parametrize("house", HOUSES)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
 from tests.service.node import Kind, Node

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ground.errors import LedgerUnavailable
 from scrubber.core.model import Moment
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, sqlite
 from tests.ledger.conftest import NOW, drafted, unfolded
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, sqlite, store
 from tests.ledger.conftest import unfolded
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, database, sqlite, store
 from tests.ledger.conftest import unfolded
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger

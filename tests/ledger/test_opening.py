@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, chain, database, files, sqlite, store
 from tests.ledger.conftest import NOW, unfolded
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from scrubber.ground.errors import LedgerUnavailable
+from ground.errors import LedgerUnavailable
 from scrubber.ledger import sqlite
 from tests.ledger.conftest import NOW, unfolded
 

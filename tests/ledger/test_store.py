@@ -8,6 +8,7 @@ from typing import Never
 
 import pytest
 
+from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import (
@@ -21,7 +22,6 @@ from scrubber.core.model import (
     State,
     Step,
 )
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import codec, store
 from tests.ledger import memory_store
 from tests.ledger.conftest import unfolded

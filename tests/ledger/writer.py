@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import sqlite
 
 NOW = Moment(1_750_000_000.0, 1.0)

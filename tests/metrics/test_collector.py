@@ -33,8 +33,8 @@ class Node:
         self.registry = CollectorRegistry()
         self.counters = counters = ServiceCounters(self.registry)
         backend = app.build_backend(config)
-        ledger, nursery = app.open_ledger(config, counters), app.build_nursery(config)
-        self.built = app.build(config, backend, ActivePolicy("default"), ledger, counters, nursery)
+        ledger, pool = app.open_ledger(config, counters), app.build_pool(config)
+        self.built = app.build(config, backend, ActivePolicy("default"), ledger, counters, pool)
         self.registry.register(self.built.collector)
         self.devices = [
             replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from prometheus_client import CollectorRegistry
 
+from ground.metric_table import Row
 from policies import xids
 from scrubber.core import events as ev
 from scrubber.core import states
@@ -22,7 +23,6 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
-from scrubber.ground.metric_table import Row
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters

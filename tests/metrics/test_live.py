@@ -8,9 +8,9 @@ import resource
 
 import pytest
 
+from ground.errors import AutoclaveError
 from scrubber.api import client
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import AutoclaveError
 from scrubber.metrics import table
 from tests.fetching import Scraped, fetch, lint, metrics
 from tests.live import Service

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.ground.private_files import locked
+from ground.private_files import locked
 from scrubber.node import open_check
 from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status

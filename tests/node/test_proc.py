@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.ground import private_files
+from ground import private_files
 from scrubber.node import open_files, proc
 from scrubber.node.processes import Processes
 from tests.node.test_open_check import WRITE

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 
 from demo.standins.do_nothing_plugin import DoNothingPlugin
+from ground.aio import Changed
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Cause, NotRegistered
-from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 
 RESOURCE = "example.com/gpu"

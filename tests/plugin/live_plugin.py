@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from plugin.device_plugin import DevicePlugin, OwnHandout
+from plugin.device_plugin import DevicePlugin, OwnResponses
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
@@ -101,7 +101,7 @@ async def serving(listing, scrubber, path, style, registry=None, in_flight=None)
     """The plugin in this process, for NVIDIA's resource; and the kubelet's end of its socket."""
     in_flight, counters = in_flight or InFlight(), PluginCounters(registry or CollectorRegistry())
     gate = Gate(scrubber, listing, in_flight)
-    servicer = DevicePlugin("nvidia.com/gpu", listing, gate, counters, OwnHandout(style))
+    servicer = DevicePlugin("nvidia.com/gpu", listing, gate, counters, OwnResponses(style))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{path}")

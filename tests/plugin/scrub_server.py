@@ -9,17 +9,17 @@ from typing import Any
 
 import grpc.aio
 
+from ground import paths, unix_sockets
+from ground.device_messages import ReportedDevice, ReportedDevices
+from ground.errors import AutoclaveError
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.ground import paths, unix_sockets
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
-from scrubber.ground.errors import AutoclaveError
 from tests.patience import WITHIN
 
 
 def gpu(index, *, healthy=True, clean=True, **more):
     """What a service says of a GPU."""
     about = {"numa_node": 0, "resource": "nvidia.com/gpu", **more}
-    return AdvertisedDevice(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
+    return ReportedDevice(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
 
 
 Answer = Callable[[list[str]], Awaitable[None]]
@@ -49,7 +49,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
 
     def __init__(self, run_dir: Path) -> None:
         self.socket = run_dir / "scrubber.sock"
-        self.devices: tuple[AdvertisedDevice, ...] = ()
+        self.devices: tuple[ReportedDevice, ...] = ()
         self.silence = 5.0
         self.mute = False  # accepts everybody, says nothing
         self.brief = False  # ends each list after the first message
@@ -81,7 +81,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
 
     def leave(self, *devices, silence=60.0):
         """Leave a last list in the run directory, as a service does that has just gone."""
-        response = scrub_pb2.WatchResponse(**asdict(AdvertisedDevices(devices, silence)))
+        response = scrub_pb2.WatchResponse(**asdict(ReportedDevices(devices, silence)))
         last_list.write(paths.last_list(self.socket.parent), last_list.stamped(response))
 
     async def until(self, holds):
@@ -118,8 +118,8 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         while True:
             moved = self._moved
             if not self.mute:
-                adverts = AdvertisedDevices(self.devices, self.silence)
-                yield scrub_pb2.WatchResponse(**asdict(adverts))
+                reported = ReportedDevices(self.devices, self.silence)
+                yield scrub_pb2.WatchResponse(**asdict(reported))
                 if self.brief:
                     return
             await moved.wait()

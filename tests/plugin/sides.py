@@ -16,10 +16,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ground.device_messages import GrantedDevice
+from ground.errors import NotReady, Reason, Unreachable
 from scrubber.api import client
 from scrubber.core import events as ev
-from scrubber.ground.device_messages import GrantedDevice
-from scrubber.ground.errors import NotReady, Reason, Unreachable
 from tests.service.virtual import VirtualLoop, is_kill
 from tests.service.world import World
 
@@ -154,7 +154,7 @@ class DirectClient:
     async def watch(self):
         while self.world.up:
             life = self.world.life
-            yield life.reporter.adverts()
+            yield life.reporter.reported()
             await life.ledger.newer_row(life.ledger.seq, 2.0)
             await asyncio.sleep(LAG)
             if not self.world.up or self.world.life is not life:

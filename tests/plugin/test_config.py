@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from ground import paths
+from ground.errors import FatalError
 from plugin import config
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.config import Config
 from plugin.devices import MigStrategy
 from plugin.response import Style
 from scrubber import config as of_the_service
-from scrubber.ground import paths
-from scrubber.ground.errors import FatalError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from ground.errors import NotReady, Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import Strategy, Style
 from plugin.stopping import InFlight
-from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import serving
 from tests.plugin.scrub_server import gpu, hang, no

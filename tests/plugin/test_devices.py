@@ -13,7 +13,7 @@ SLICE = gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb")
 
 
 @pytest.mark.parametrize(
-    ("advert", "strategy", "expected"),
+    ("device", "strategy", "expected"),
     [
         (WHOLE, MigStrategy.NONE, "a.io/gpu"),
         (WHOLE, MigStrategy.SINGLE, "a.io/gpu"),
@@ -23,15 +23,15 @@ SLICE = gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb")
         (SLICE, MigStrategy.MIXED, "a.io/mig-1g.10gb"),
     ],
 )
-def test_the_resource_name_depends_on_device_and_strategy(advert, strategy, expected):
-    assert devices.resource_name(advert, "a.io", strategy) == expected
+def test_the_resource_name_depends_on_device_and_strategy(device, strategy, expected):
+    assert devices.resource_name(device, "a.io", strategy) == expected
 
 
 def test_everything_that_is_known_of_a_device_is_kept():
-    advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
-    advert = replace(advert, reason="xid", quarantined=True, sick=True, replaced=True)
-    assert list(devices.own_devices("a.io", MigStrategy.NONE)([advert])) == [
-        Device(**asdict(advert) | {"resource": "a.io/gpu"}, gone=False)
+    device = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
+    device = replace(device, reason="xid", quarantined=True, sick=True, replaced=True)
+    assert list(devices.own_devices("a.io", MigStrategy.NONE)([device])) == [
+        Device(**asdict(device) | {"resource": "a.io/gpu"}, gone=False)
     ]
 
 

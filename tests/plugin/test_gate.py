@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from plugin import gate as module
 from plugin.gate import Gate
 from plugin.stopping import InFlight
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, hang, no
 

@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 
+from ground.device_messages import ReportedDevice, ReportedDevices
+from ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.gate import ALLOCATE_WITHIN, Gate
 from plugin.listing import Listing
 from plugin.stopping import InFlight
-from scrubber.ground.device_messages import AdvertisedDevice, AdvertisedDevices
-from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from tests.service.virtual import VirtualLoop
 
-GPU = AdvertisedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)
+GPU = ReportedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)
 LATE = NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
 STOPS = NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down")
 GONE = Unreachable("cannot reach the scrub service")
@@ -29,7 +29,7 @@ class SlowService:
         self.answers, self.pause = list(answers), pause
 
     async def watch(self):
-        yield AdvertisedDevices((GPU,), 60.0)
+        yield ReportedDevices((GPU,), 60.0)
         await asyncio.Event().wait()
 
     async def acquire(self, _ids, *, timeout, **_):  # noqa: ASYNC109 - as the client of the service has it

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
+from ground.device_messages import ReportedDevices
 from plugin import listing as module
 from plugin.devices import MigStrategy, own_devices
 from scrubber.api import client
-from scrubber.ground.device_messages import AdvertisedDevices
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 
@@ -123,14 +123,14 @@ WAITING = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
 async def test_without_the_gate_the_service_has_to_answer_first(door, followed, devices):
     await door.close()
     async with followed() as listing:
-        listing.begin_with(AdvertisedDevices(devices, 60.0))
+        listing.begin_with(ReportedDevices(devices, 60.0))
         assert listing.current() is None
 
 
 async def test_a_list_that_the_service_has_left_expires(door, followed, read):
     await door.close()
     async with followed() as listing:
-        listing.begin_with(AdvertisedDevices((WAITING,), 0.5))
+        listing.begin_with(ReportedDevices((WAITING,), 0.5))
         reader = read(listing)
         await reader.until(everything(True))
         await reader.until(everything(False))
@@ -231,7 +231,7 @@ class Scripted:
     """A scrub service that sends a list when the test says so, with a stream for each request."""
 
     def __init__(self) -> None:
-        self.streams: list[asyncio.Queue[AdvertisedDevices]] = []
+        self.streams: list[asyncio.Queue[ReportedDevices]] = []
 
     async def watch(self):
         self.streams.append(asyncio.Queue())
@@ -241,7 +241,7 @@ class Scripted:
 
     def send(self) -> None:
         """A list with one device, to the latest stream."""
-        self.streams[-1].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
+        self.streams[-1].put_nowait(ReportedDevices((gpu(0),), 60.0))
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from ground.documents.faults import DocumentError, quote
 from policies import load
 from policies.hardware import Slices
 from policies.model import Mode, PolicySet
 from policies.plain import ScrubPath
-from scrubber.ground.documents.faults import DocumentError, quote
 
 
 def faults(text):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy import policy_schema as schema
+from ground.documents.faults import DocumentError
 from policies import load
 from policies.model import Match, Policy
-from scrubber.ground.documents.faults import DocumentError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SCHEMA = json.loads(schema.render())

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground.documents import validation
 from policies import load, xids
 from policies.plain import Xid
 from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
-from scrubber.ground.documents import validation
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
 _, PLUGIN, GKE = Preset

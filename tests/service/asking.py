@@ -17,12 +17,12 @@ def scrubs(world, device):
     return len(rows(world, ev.ScrubPassed, device))
 
 
-def advert(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
+def reported(world, device):
+    return next(it for it in world.life.reporter.reported().devices if it.uuid == device)
 
 
 def healthy(world, device):
-    return advert(world, device).healthy
+    return reported(world, device).healthy
 
 
 async def at_step(world, device, step):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ground.errors import AutoclaveError, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Facts, Outcome, Record, ScrubPath, State, Step, Trigger, Vitals
-from scrubber.ground.errors import AutoclaveError, Refused
 from tests.service.asking import at_step, healthy, rows
 from tests.service.pretend_worker import AMinuteOfTests
 from tests.service.world import World

@@ -12,9 +12,9 @@ from functools import cache, partial
 
 import pytest
 
+from ground.errors import AutoclaveError, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import State
-from scrubber.ground.errors import AutoclaveError, Reason
 from tests.service.disk import Disk
 from tests.service.node import BOOTING, Node
 from tests.service.pretend_worker import TAKES

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from ground.errors import NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import State
 from scrubber.create_gate.installation import gates
-from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.service import report
-from tests.service.asking import advert, let_on, rows, scrubs, written_down
+from tests.service.asking import let_on, reported, rows, scrubs, written_down
 
 CLAIM = "5d3c3a52-claim"
 INIT, MAIN = "team/train-0/init", "team/train-0/main"
@@ -155,7 +155,7 @@ async def test_a_container_past_the_gate_ends_deferral_for_now(world, restarted)
     await asyncio.sleep(2)
     [past] = rows(world, ev.PastGate)
     assert (past.pod, bool(past.unproven)) == ("next", True)
-    assert advert(world, device).past_gate == world.record(device).past_unproven > 0
+    assert reported(world, device).past_gate == world.record(device).past_unproven > 0
     if restarted:
         await world.die()
         await world.start()
@@ -167,4 +167,4 @@ async def test_a_container_past_the_gate_ends_deferral_for_now(world, restarted)
     assert (world.context.gated(other), world.context.gated(device)) == (True, False)
     assert len(rows(world, ev.PastGate)) == 1
     await asyncio.sleep(report.REPORTED_FOR)
-    assert advert(world, device).past_gate == 0, "a plugin that starts later tells nobody again"
+    assert reported(world, device).past_gate == 0, "a plugin that starts later tells nobody again"

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.devices.base import DeviceError
-from scrubber.ground.errors import NotReady, Refused
 from scrubber.jobs.jobs import RETRY_AFTER
 from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
 from scrubber.steps.base import Report

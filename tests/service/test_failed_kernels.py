@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
-from scrubber.ground.errors import NotReady, Refused
 from tests.service.asking import rows
 from tests.service.pretend_worker import PretendWorker
 

@@ -10,10 +10,10 @@ import re
 
 import pytest
 
+from ground.errors import AutoclaveError
 from scrubber.core import verdict
 from scrubber.core.events import Event
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
-from scrubber.ground.errors import AutoclaveError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.steps.base import Report
 from tests.service.node import Kind

@@ -14,8 +14,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ground.errors import AutoclaveError
 from scrubber.core.model import AilmentKind, ScrubPath, Sign
-from scrubber.ground.errors import AutoclaveError
 from scrubber.node import checkpoint
 from tests.service.asking import healthy, let_on, written_down
 from tests.service.node import Kind

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.model import Facts, Passage, State
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import let_on, rows, scrubs, written_down
 
 LONG = 300.0

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from ground.errors import NotReady, Refused
 from scrubber.core import device_status
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
-from scrubber.ground.errors import NotReady, Refused
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from tests.service.asking import rows
@@ -59,9 +59,9 @@ async def test_slices_that_a_new_layout_removed_are_not_lost(world):
     for gone in (GPU, "MIG-a"):
         with pytest.raises((Refused, NotReady)):
             await world.acquire("pod", gone)
-    adverts = {it.uuid: it for it in world.life.reporter.adverts().devices}
-    assert {uuid for uuid, it in adverts.items() if it.healthy} == {"MIG-b", "MIG-c"}
-    assert (adverts["MIG-a"].reason, adverts["MIG-a"].replaced) == ("relaid", True)
+    reported = {it.uuid: it for it in world.life.reporter.reported().devices}
+    assert {uuid for uuid, it in reported.items() if it.healthy} == {"MIG-b", "MIG-c"}
+    assert (reported["MIG-a"].reason, reported["MIG-a"].replaced) == ("relaid", True)
     assert {it.quarantine.ailment.kind for it in rows(world, ev.Quarantined)} == {AilmentKind.RELAID}
 
 

@@ -32,7 +32,7 @@ async def test_a_device_that_leaves_the_inventory_is_quarantined(world):
     device = world.uuids[0]
     world.node.hidden.add(device)
     await asyncio.sleep(3)
-    assert device in {advert.uuid for advert in world.life.reporter.adverts().devices}
+    assert device in {device.uuid for device in world.life.reporter.reported().devices}
     assert not healthy(world, device)
     world.node.hidden.clear()
     await world.reach(device, State.CLEAN)
@@ -42,7 +42,7 @@ async def test_without_an_inventory_known_devices_are_reconciled(begin):
     world = await begin(interval=0.5)
     world.node.driver_hangs = True
     await asyncio.sleep(20)
-    assert not any(advert.clean and not advert.healthy for advert in world.life.reporter.adverts().devices)
+    assert not any(device.clean and not device.healthy for device in world.life.reporter.reported().devices)
     world.node.driver_hangs = False
     await world.clean()
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core.model import Facts, State
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on
 
@@ -123,7 +123,7 @@ async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
 
 
 async def hand_over(world, device, before, after):
-    """One pod ends, and the next one starts on its device; the adverts that a watcher received meanwhile."""
+    """One pod ends, and the next one starts on its device; the lists that a watcher received meanwhile."""
     await asyncio.sleep(2)
     received, notify = [healthy(world, device)], world.life.ledger.notify
 
@@ -143,7 +143,7 @@ async def hand_over(world, device, before, after):
     [("default", [True]), ("defaults: {budgets: {allocate: 1s, owner_wait: 1s}}", [True, False, True])],
     ids=["within the budget of Allocate", "known to take longer"],
 )
-async def test_only_a_slow_handover_changes_the_advert(begin, policy, received):
+async def test_only_a_slow_handover_changes_the_offer(begin, policy, received):
     world = await begin(policy=policy)
     device = world.uuids[0]
     await let_on(world, "pod", device)

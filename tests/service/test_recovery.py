@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Xid
 from scrubber.devices.base import Progress
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Refused
 from scrubber.ledger import store
 from scrubber.steps.base import Order, Report
 from scrubber.workers.worker import BrokenError

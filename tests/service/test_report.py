@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import InvalidRequest, Reason
 from scrubber.core.model import ScrubPath, State
 from scrubber.devices.calls import UnresponsiveError
-from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
@@ -174,7 +174,7 @@ async def test_pod_names_are_read_only_for_devices_with_an_owner(world, naming, 
     await naming.explain("0")
     assert register.asked == 0
     await let_on(world, "pod", world.uuids[0])
-    naming.adverts()
+    naming.reported()
     naming.device(world.uuids[0])
     assert register.asked == 0
     await naming.status([])

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from tests.service.asking import rows
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.core import answers
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, ScrubPath, State
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.service.context import MAX_ROUNDS
-from tests.service.asking import advert, rows, scrubs
+from tests.service.asking import reported, rows, scrubs
 from tests.service.node import Kind
 
 
@@ -65,7 +65,7 @@ async def test_exclusive_acquire_grants_all_or_none_and_withholds_nothing(world)
         await world.handover.acquire([free, taken], announced=False, exclusive=True)
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
-    assert [advert(world, device).healthy for device in world.uuids] == [True, True]
+    assert [reported(world, device).healthy for device in world.uuids] == [True, True]
 
 
 async def test_an_owner_gets_its_grants_again(world):
@@ -125,7 +125,7 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
     assert refused.value.reason is Reason.SHUTTING_DOWN
     with pytest.raises(NotReady):
         await world.handover.acquire([world.uuids[0]], announced=True)
-    assert advert(world, world.uuids[0]).healthy  # the list stays, so that a pod can wait for the next service
+    assert reported(world, world.uuids[0]).healthy  # the list stays, so that a pod can wait for the next service
     world.intrude(world.uuids[0])
     await world.upkeep.reconcile(world.uuids[0])
     assert len(world.truth.entries) == before

@@ -12,7 +12,7 @@ import pytest
 from scrubber.core import device_status
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
-from tests.service.asking import advert, healthy, rows
+from tests.service.asking import healthy, reported, rows
 
 ALL = "defaults: {quarantine: {signs: [sram, links, fabric, switch, reboot-required, pcie, heat]}}"
 INTERVAL = 5.0  # of the monitor: the tests mostly wait for what must not happen
@@ -112,7 +112,7 @@ async def test_a_signal_keeps_an_idle_device_out_until_it_ends(world, signal):
     device, other = world.uuids
     signal.inject(world, device)
     await look(signal)
-    shown = advert(world, device)
+    shown = reported(world, device)
     assert (shown.healthy, shown.reason, shown.sick, shown.quarantined) == (False, signal.kind.value, False, True)
     [out] = quarantines(world, device)
     assert (out.ailment.kind, out.by) == (signal.kind, "autoclave")
@@ -147,7 +147,7 @@ async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
     await world.reach(device, State.IN_USE)
     signal.inject(world, device)
     await look(signal)
-    shown = advert(world, device)
+    shown = reported(world, device)
     assert (shown.healthy, shown.reason, shown.sick, shown.quarantined) == (False, signal.kind.value, True, False)
     assert [it.ailment.kind for it in rows(world, ev.AilmentFound, device)] == [signal.kind]
     await asyncio.sleep(LONG)

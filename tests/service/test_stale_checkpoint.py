@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from ground.errors import Reason, Refused
 from scrubber.core.model import State
-from scrubber.ground.errors import Reason, Refused
 from tests.service.asking import let_on, written_down
 
 HOUR = 3600.0

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from ground.errors import NotReady
 from scrubber.core.model import AilmentKind, State
-from scrubber.ground.errors import NotReady
 from tests.service.asking import healthy, let_on, written_down
 
 GIVE_UP = 600.0  # of the default policy

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
+from ground.errors import AutoclaveError
 from scrubber.core import events as ev
 from scrubber.core.model import State
-from scrubber.ground.errors import AutoclaveError
 from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations

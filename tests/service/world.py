@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from ground.device_messages import GrantedDevice
+from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.model import Policy
 from scrubber.core import event_text, views
 from scrubber.core.model import Passage, Record, State, Step
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
-from scrubber.ground.device_messages import GrantedDevice
-from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger import store
@@ -319,7 +319,7 @@ class World:
         if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
             for device, record in self.life.ledger.records.items():
                 assert record == self.truth.records[device], f"{record}\nis not\n{self.truth.records[device]}"
-            self._check_adverts()
+            self._check_reported()
             self._check_orphans()
 
     def _check_orphans(self) -> None:
@@ -330,15 +330,15 @@ class World:
         late = [job for job, since in self._orphans.items() if now - since > A_SLOW_LOOK]
         assert not late, f"jobs that nobody does: {late}"
 
-    def _check_adverts(self) -> None:
-        adverts = {advert.uuid: advert for advert in self.life.reporter.adverts().devices}
-        assert set(adverts) == set(self.life.ledger.records), "a device is not listed any more (I3)"
+    def _check_reported(self) -> None:
+        reported = {device.uuid: device for device in self.life.reporter.reported().devices}
+        assert set(reported) == set(self.life.ledger.records), "a device is not listed any more (I3)"
         for device, record in self.life.ledger.records.items():
             observed = self.truth.policy(device).mode.value == "observe"
             out = record.state is State.QUARANTINED or record.quarantine is not None or record.ailment is not None
             unknown = record.state is State.UNKNOWN and not observed
-            assert not (adverts[device].healthy and (out or unknown)), f"{device} is advertised healthy (I3)"
-            assert adverts[device].clean == (record.state is State.CLEAN)
+            assert not (reported[device].healthy and (out or unknown)), f"{device} is reported healthy (I3)"
+            assert reported[device].clean == (record.state is State.CLEAN)
 
     def story(self, device: str) -> str:
         """How a device came to be where it is."""

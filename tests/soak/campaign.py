@@ -28,7 +28,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TextIO
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.core import ownership, views

@@ -16,14 +16,14 @@ from pathlib import Path
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
+from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.core import views
 from scrubber.devices.simulated import drills
-from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.ledger import database
 from scrubber.node import checkpoint
 from tests.flows.node import Node

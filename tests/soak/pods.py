@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.kubelet import NotRunning, PodEnded
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from tests.flows.node import Node

@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.standins.journal import Call
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Pod

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from demo.handout import RESOURCE
+from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.devices.simulated import drills

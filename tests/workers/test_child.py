@@ -11,14 +11,14 @@ import pytest
 from scrubber.core.model import Blame, Outcome
 from scrubber.node import proc
 from scrubber.workers import worker as workers
-from scrubber.workers.nursery import ZygoteLostError
+from scrubber.workers.pool import ZygoteLostError
 from scrubber.workers.worker import BrokenError, Child, Ending
 from tests.workers.zygotes import (
     ASLEEP,
     ECHO,
     LAST,
     LONG,
-    MakeNursery,
+    MakePool,
     children,
     ending,
     on_first,
@@ -38,21 +38,21 @@ from tests.workers.zygotes import (
         ("os.close(2); 1 / 0", 1),
     ],
 )
-async def test_the_exit_status_of_a_child_is_reported(make: MakeNursery, life: str, status: int) -> None:
+async def test_the_exit_status_of_a_child_is_reported(make: MakePool, life: str, status: int) -> None:
     assert await ending(await make(life).spawn()) == Ending(status, orphaned=False)
 
 
-async def test_the_traceback_of_a_child_arrives(make: MakeNursery) -> None:
+async def test_the_traceback_of_a_child_arrives(make: MakePool) -> None:
     child = await make("1 / 0").spawn()
     await ending(child)
     assert child.complaint == "ZeroDivisionError: division by zero"
 
 
-async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNursery, monkeypatch) -> None:
+async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakePool, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
-    nursery = make(ASLEEP)
-    zygote = await zygote_of(nursery)
-    child = await nursery.spawn()
+    pool = make(ASLEEP)
+    zygote = await zygote_of(pool)
+    child = await pool.spawn()
     os.kill(zygote, signal.SIGSTOP)
     child.kill()
     assert await ending(child) == Ending(None, orphaned=False)
@@ -60,7 +60,7 @@ async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNu
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery, monkeypatch) -> None:
+async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakePool, monkeypatch) -> None:
     """Its zygote has a time of its own to tell how it ended."""
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.3)
     monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.0)
@@ -75,16 +75,16 @@ async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakeNursery, monkeypatch) -> None:
+async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakePool, monkeypatch) -> None:
     """All GPUs of a node at once may keep the kernel busy for longer than anybody waits."""
 
     async def not_yet(_child: Child, _seconds: float) -> Ending | None:
         return None
 
     monkeypatch.setattr(Child, "end", not_yet)
-    nursery = make()
-    worker, step = await stalled_clear(bank, nursery)
-    idle = await nursery.start_worker(on_first(bank))
+    pool = make()
+    worker, step = await stalled_clear(bank, pool)
+    idle = await pool.start_worker(on_first(bank))
     [zygote] = children()
     os.kill(zygote, signal.SIGKILL)
     results = (await step, await idle.finish(LAST))
@@ -92,7 +92,7 @@ async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakeNursery, mon
     assert f"(pid {worker.pid}) cannot be killed: its zygote was lost, and it is not gone yet" in results[0].detail
 
 
-async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakeNursery, monkeypatch) -> None:
+async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakePool, monkeypatch) -> None:
     end = Child.end
 
     async def five_seconds(child: Child, seconds: float) -> Ending | None:
@@ -106,10 +106,10 @@ async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakeNurs
     assert "status -9" in result.detail
 
 
-async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakeNursery, monkeypatch) -> None:
+async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakePool, monkeypatch) -> None:
     """Whichever of its pipes is listened to by then."""
     connect = Child.connect
-    nursery = make(ECHO)
+    pool = make(ECHO)
     for slots in range(4):
 
         async def interrupted(child: Child, slots: int = slots) -> None:
@@ -118,21 +118,21 @@ async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakeNursery,
             for _ in range(slots):
                 await asyncio.sleep(0)
             too_late = connecting.done()
-            nursery._zygote._discard("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child
+            pool._zygote._discard("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child
             await connecting
             assert too_late
             raise ZygoteLostError("it was connected by then")
 
-        await nursery.start()
+        await pool.start()
         monkeypatch.setattr(Child, "connect", interrupted)
-        child = await nursery.spawn()
+        child = await pool.spawn()
         child.send(b"\n")
         assert await child.receive() == b"%d \n" % child.pid
         child.kill()
         await ending(child)
 
 
-async def test_a_worker_that_cannot_be_connected_is_an_error(make: MakeNursery, monkeypatch) -> None:
+async def test_a_worker_that_cannot_be_connected_is_an_error(make: MakePool, monkeypatch) -> None:
     async def refused(_child: Child) -> None:
         raise OSError(28, "No space left on device")  # as when too much is waited for on this node
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ground.documents import strict_json
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, Step, Vitals, Xid
 from scrubber.devices.base import Address
-from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers.wire import Answer, Assignment, Packet, Prepare, Ready, StepRequest

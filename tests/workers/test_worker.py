@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import pytest
 
+from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker
-from tests.workers.zygotes import LAST, MakeNursery, exists, on_first, stalled_clear
+from tests.workers.zygotes import LAST, MakePool, exists, on_first, stalled_clear
 
 LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -38,7 +38,7 @@ async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float =
 
 
 @pytest.fixture
-def spawn(bank, make: MakeNursery) -> Spawn:
+def spawn(bank, make: MakePool) -> Spawn:
     """Starts a worker on the first GPU, or a child that lives by a few lines of its own."""
 
     async def start(life: str = "") -> Worker:
@@ -68,11 +68,11 @@ async def test_a_worker_evicts_a_leftover(bank, spawn: Spawn) -> None:
     assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
 
 
-async def test_a_worker_of_pid_1_ends_no_other_worker(bank, make: MakeNursery) -> None:
+async def test_a_worker_of_pid_1_ends_no_other_worker(bank, make: MakePool) -> None:
     """A service that is the first process of its container inherits every orphan: descent from it shows no worker."""
-    nursery = make()
-    busy, clearing = await stalled_clear(bank, nursery)
-    other = await nursery.start_worker(replace(on_first(bank), service=1))
+    pool = make()
+    busy, clearing = await stalled_clear(bank, pool)
+    other = await pool.start_worker(replace(on_first(bank), service=1))
     result = await do(other, Step.EVICT, replace(LEFTOVERS, terminate_foreign=True))
     assert (result.outcome, result.blame, result.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert [holder.pid for holder in result.findings.holders] == [busy.pid]
@@ -219,7 +219,7 @@ async def test_a_child_that_floods_is_killed_and_not_stored(spawn: Spawn) -> Non
     assert len(result.detail) < 10_000
 
 
-async def test_a_cancelled_step_kills_its_child(bank, make: MakeNursery) -> None:
+async def test_a_cancelled_step_kills_its_child(bank, make: MakePool) -> None:
     worker, step = await stalled_clear(bank, make())
     step.cancel()
     with pytest.raises(asyncio.CancelledError):

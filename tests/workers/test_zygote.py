@@ -13,9 +13,9 @@ from pathlib import Path as File
 
 import pytest
 
+from ground.documents import strict_json
 from scrubber.core.model import Outcome, ScrubPath, Step
 from scrubber.cuda import warmth
-from scrubber.ground.documents import strict_json
 from scrubber.steps.base import Order
 from scrubber.workers import wire
 from scrubber.workers.worker import BrokenError
@@ -24,7 +24,7 @@ from tests.workers.zygotes import (
     ASLEEP,
     ECHO,
     LAST,
-    MakeNursery,
+    MakePool,
     children,
     files_at_most,
     gone_within,
@@ -47,11 +47,11 @@ def signals(pid: int) -> dict[str, set[int]]:
     return {name: {number for number in range(1, 65) if mask >> (number - 1) & 1} for name, mask in masks.items()}
 
 
-async def test_a_child_has_only_its_pipes_open(make: MakeNursery, tmp_path: File) -> None:
+async def test_a_child_has_only_its_pipes_open(make: MakePool, tmp_path: File) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(secret, True)
-    nursery = make(ECHO, prelude="os.set_inheritable(os.dup(0), True)")
-    elder, child = await nursery.spawn(), await nursery.spawn()
+    pool = make(ECHO, prelude="os.set_inheritable(os.dup(0), True)")
+    elder, child = await pool.spawn(), await pool.spawn()
     os.close(secret)
     elder.send(b"\n")
     child.send(b"\n")
@@ -62,7 +62,7 @@ async def test_a_child_has_only_its_pipes_open(make: MakeNursery, tmp_path: File
     assert all(link.startswith("pipe:") for link in links(elder.pid) | links(child.pid))
 
 
-async def test_a_child_closes_files_above_the_limit(make: MakeNursery) -> None:
+async def test_a_child_closes_files_above_the_limit(make: MakePool) -> None:
     """What is open is counted, not what might be: a limit that was lowered leaves files open above it."""
     high = "os.dup2(0, 900, inheritable=True)\nimport resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
     child = await make(ECHO, prelude=high).spawn()
@@ -71,15 +71,15 @@ async def test_a_child_closes_files_above_the_limit(make: MakeNursery) -> None:
     assert open_files(child.pid) == ["0", "1", "2"]
 
 
-async def test_a_worker_handles_signals_like_a_new_python(make: MakeNursery) -> None:
+async def test_a_worker_handles_signals_like_a_new_python(make: MakePool) -> None:
     """Whatever the service, or the zygote, does with them."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    nursery = make(ECHO, prelude="signal.signal(signal.SIGUSR1, lambda *_: None)")
-    await nursery.start()
+    pool = make(ECHO, prelude="signal.signal(signal.SIGUSR1, lambda *_: None)")
+    await pool.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     signal.signal(signal.SIGHUP, before)
-    child = await nursery.spawn()
+    child = await pool.spawn()
     child.send(b"\n")
     await child.receive()
     ignored = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
@@ -89,33 +89,33 @@ async def test_a_worker_handles_signals_like_a_new_python(make: MakeNursery) -> 
     assert os.getsid(child.pid) == child.pid
 
 
-async def test_ctrl_c_does_not_reach_the_zygote(make: MakeNursery) -> None:
-    nursery = make(ASLEEP)
+async def test_ctrl_c_does_not_reach_the_zygote(make: MakePool) -> None:
+    pool = make(ASLEEP)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs these tests may ignore it
-    await nursery.start()
+    await pool.start()
     signal.signal(signal.SIGINT, before)
-    zygote = await zygote_of(nursery)
+    zygote = await zygote_of(pool)
     assert os.getsid(zygote) == zygote
     os.kill(zygote, signal.SIGINT)
-    assert await zygote_of(nursery) == zygote
+    assert await zygote_of(pool) == zygote
 
 
 @pytest.mark.parametrize(("most", "why"), [(5, "its pipes did not come through"), (6, "its process cannot be held")])
-async def test_a_zygote_without_free_descriptors_says_so(make: MakeNursery, most: int, why: str) -> None:
-    nursery = make(ECHO)
-    zygote = await zygote_of(nursery)
+async def test_a_zygote_without_free_descriptors_says_so(make: MakePool, most: int, why: str) -> None:
+    pool = make(ECHO)
+    zygote = await zygote_of(pool)
     with files_at_most(zygote, most), pytest.raises(BrokenError, match=f"cannot start a worker: {why}"):
-        await nursery.spawn()
+        await pool.spawn()
     assert children(zygote) == []
-    assert await zygote_of(nursery) == zygote
+    assert await zygote_of(pool) == zygote
     assert open_files(zygote) == ["0", "1", "2"]
 
 
-async def test_the_error_says_that_no_more_processes_can_start(make: MakeNursery) -> None:
+async def test_the_error_says_that_no_more_processes_can_start(make: MakePool) -> None:
     refuse = "def fork(): raise BlockingIOError(11, 'no room')\nos.fork = fork"
-    nursery = make(ECHO, prelude=refuse)
+    pool = make(ECHO, prelude=refuse)
     with pytest.raises(BrokenError, match="cannot start a worker: no process can be made: no room"):
-        await nursery.spawn()
+        await pool.spawn()
 
 
 @pytest.mark.parametrize("ends", ["alone", "with it"])
@@ -161,7 +161,7 @@ def test_a_child_of_an_ended_zygote_does_not_run(launch_zygote) -> None:
 
 @pytest.fixture
 def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], socket.socket]]]:
-    """A zygote without a nursery, that is ready, and the line to it."""
+    """A zygote without a pool, that is ready, and the line to it."""
     launched: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
     def launch(life: str, before: str = "") -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -200,11 +200,11 @@ def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
     return install
 
 
-async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery, cupy, monkeypatch) -> None:
+async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakePool, cupy, monkeypatch) -> None:
     seen = cupy()
     monkeypatch.delitem(sys.modules, "cupy", raising=False)  # another test may have loaded it here
-    nursery = make(warm_cuda=True)
-    workers = [await nursery.start_worker(on_first(bank)) for _ in range(3)]
+    pool = make(warm_cuda=True)
+    workers = [await pool.start_worker(on_first(bank)) for _ in range(3)]
     [zygote] = children()
     assert seen.read_text() == f"{zygote} 1 /proc\n"
     assert "cupy" not in sys.modules
@@ -214,7 +214,7 @@ async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery,
     assert seen.read_text() == f"{zygote} 1 /proc\n"
 
 
-async def test_cupy_is_not_loaded_without_a_request(make: MakeNursery, cupy) -> None:
+async def test_cupy_is_not_loaded_without_a_request(make: MakePool, cupy) -> None:
     seen = cupy()
     await zygote_of(make())
     assert not seen.exists()
@@ -228,31 +228,31 @@ except ImportError as error:
 """
 
 
-async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy) -> None:
+async def test_steps_without_cuda_run_without_cupy(bank, make: MakePool, cupy) -> None:
     cupy(BROKEN)
-    nursery = make(warm_cuda=True)
-    worker = await nursery.start_worker(on_first(bank))
-    assert nursery.cupy.cupy is None
+    pool = make(warm_cuda=True)
+    worker = await pool.start_worker(on_first(bank))
+    assert pool.cupy.cupy is None
     reason = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
-    assert nursery.cupy.lacks.startswith(reason)
-    assert len(nursery.cupy.lacks) < 400
+    assert pool.cupy.lacks.startswith(reason)
+    assert len(pool.cupy.lacks) < 400
     result = await worker.do(Step.CLEAR, ScrubPath.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
     assert result.outcome is Outcome.PASSED
     assert await worker.finish(result) == result
 
 
-async def test_the_nursery_remembers_what_the_last_zygote_reported(make: MakeNursery, cupy) -> None:
+async def test_the_pool_remembers_what_the_last_zygote_reported(make: MakePool, cupy) -> None:
     (cupy().parent / "cupy_cuda12x-98.7.dist-info").mkdir()
-    nursery = make(warm_cuda=True)
-    assert nursery.cupy == wire.Ready()
-    zygote = await zygote_of(nursery)
-    assert nursery.cupy == wire.Ready("98.7 (cuda12)")
+    pool = make(warm_cuda=True)
+    assert pool.cupy == wire.Ready()
+    zygote = await zygote_of(pool)
+    assert pool.cupy == wire.Ready("98.7 (cuda12)")
     os.kill(zygote, signal.SIGKILL)
     cupy("raise ValueError('numpy.dtype size changed')")
-    zygote = await zygote_of(nursery)
+    zygote = await zygote_of(pool)
     why = "CuPy is installed but cannot be loaded: ValueError: numpy.dtype size changed"
-    assert nursery.cupy == wire.Ready(lacks=why)
-    assert await zygote_of(nursery) == zygote
+    assert pool.cupy == wire.Ready(lacks=why)
+    assert await zygote_of(pool) == zygote
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_the_nursery_remembers_what_the_last_zygote_reported(make: MakeNur
     ],
     ids=["it starts a thread", "it exits"],
 )
-async def test_a_cupy_that_cannot_be_forked_ends_its_zygote(make: MakeNursery, cupy, more: str, why: str) -> None:
+async def test_a_cupy_that_cannot_be_forked_ends_its_zygote(make: MakePool, cupy, more: str, why: str) -> None:
     cupy(more)
     with pytest.raises(BrokenError, match=why):
         await make(warm_cuda=True).spawn()
@@ -285,13 +285,13 @@ def test_an_empty_folder_named_cupy_is_not_cupy(monkeypatch, tmp_path: File) -> 
     assert warmth.missing() is None
 
 
-async def test_a_child_is_reaped_though_sigchld_was_ignored(make: MakeNursery) -> None:
+async def test_a_child_is_reaped_though_sigchld_was_ignored(make: MakePool) -> None:
     """An ignored signal stays ignored after an exec, and then the exit status of a child is lost."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    nursery = make(ECHO)
-    await nursery.start()
+    pool = make(ECHO)
+    await pool.start()
     signal.signal(signal.SIGCHLD, before)
-    child = await nursery.spawn()
+    child = await pool.spawn()
     child.send(b"\n")
     await child.receive()
     child.hang_up()

@@ -17,8 +17,8 @@ from scrubber.core.model import Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
-from scrubber.workers import nursery as nurseries
-from scrubber.workers.nursery import Nursery
+from scrubber.workers import pool as pools
+from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import Child, Ending, Worker
 from tests import forking
@@ -29,7 +29,7 @@ ASLEEP = "time.sleep(60)"
 ECHO = "for line in sys.stdin: print(os.getpid(), line, end='', flush=True)"
 LONG = 60.0
 LAST = StepResult(Step.HEALTH, ScrubPath.FAST, Outcome.PASSED, 0.0)
-MakeNursery = Callable[..., Nursery]
+MakePool = Callable[..., WorkerPool]
 
 
 def living(life: str, before: str = "") -> tuple[str, ...]:
@@ -67,17 +67,17 @@ def gone_within(handle: int, seconds: float) -> bool:
 
 
 @pytest.fixture
-async def make() -> AsyncIterator[MakeNursery]:
+async def make() -> AsyncIterator[MakePool]:
     """Nurseries whose children live by a few lines; nothing of them may remain."""
     before = opened()
-    made: list[Nursery] = []
+    made: list[WorkerPool] = []
 
-    def nursery(life: str = "", *, prelude: str = "", warm_cuda: bool = False) -> Nursery:
-        program = living(life, prelude) if life else nurseries.PROGRAM
-        made.append(Nursery(warm_cuda=warm_cuda, program=program))
+    def pool(life: str = "", *, prelude: str = "", warm_cuda: bool = False) -> WorkerPool:
+        program = living(life, prelude) if life else pools.PROGRAM
+        made.append(WorkerPool(warm_cuda=warm_cuda, program=program))
         return made[-1]
 
-    yield nursery
+    yield pool
     for each in made:
         await each.close()
     with suppress(TimeoutError):  # what is left then is told below
@@ -98,9 +98,9 @@ def files_at_most(pid: int, most: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-async def zygote_of(nursery: Nursery) -> int:
+async def zygote_of(pool: WorkerPool) -> int:
     """Its pid, once it is warm."""
-    child = await nursery.spawn()
+    child = await pool.spawn()
     child.kill()
     await ending(child)
     await asyncio.sleep(0)  # the loop closes pipes one turn after their end
@@ -119,10 +119,10 @@ def on_first(bank) -> Assignment:
     return Assignment(address, files, whole_node=False, service=os.getpid())
 
 
-async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:
+async def stalled_clear(bank, pool: WorkerPool) -> tuple[Worker, asyncio.Task[StepResult]]:
     """A worker in the middle of a clear that does not end."""
     drills.stall_clears(bank.root, bank.first)
-    worker = await nursery.start_worker(on_first(bank))
+    worker = await pool.start_worker(on_first(bank))
     begun = asyncio.Event()
     work = worker.do(Step.CLEAR, ScrubPath.FAST, Order(), LONG, lambda _done, _total: begun.set())
     step = asyncio.create_task(work)

@@ -8,9 +8,9 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from ground.errors import AutoclaveError
 from scrubber import __version__
 from scrubber.core import views
-from scrubber.ground.errors import AutoclaveError
 
 PATIENCE = 2.0  # seconds: the version of the command is known without the service
 

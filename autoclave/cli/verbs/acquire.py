@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from ground.errors import Reason, Refused
 from scrubber.api import admin_client
 from scrubber.core import views
-from scrubber.ground.errors import Reason, Refused
 
 
 @click.command(context_settings=ENVIRONMENT)

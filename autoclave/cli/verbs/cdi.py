@@ -25,10 +25,10 @@ from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
 from autoclave.doctor.base import CdiSpec
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
+from ground import paths, private_files
+from ground.documents.faults import safe
+from ground.errors import FatalError, NotReady, Reason, Refused, plain
 from plugin.response import DEVICE_ID
-from scrubber.ground import paths, private_files
-from scrubber.ground.documents.faults import safe
-from scrubber.ground.errors import FatalError, NotReady, Reason, Refused, plain
 
 NAME = "autoclave-nvidia.json"
 LARGEST = 2**24  # bytes of its output: a specification has some ten thousand

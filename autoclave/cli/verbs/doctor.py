@@ -14,9 +14,9 @@ from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, opt
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings import roster
+from ground import paths
+from ground.documents import units
 from scrubber.core import views
-from scrubber.ground import paths
-from scrubber.ground.documents import units
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 AGAIN = 2.0  # seconds between two checks with --wait

@@ -10,10 +10,10 @@ import click
 
 from autoclave.cli import ENVIRONMENT, options
 from autoclave.cli.verbs.plugin import node_name
+from ground import log
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
-from scrubber.ground import log
 
 
 @click.command(context_settings=ENVIRONMENT)

@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from ground.errors import Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
-from scrubber.ground.errors import Unreachable
 
 
 @click.command(context_settings=ENVIRONMENT)

@@ -12,9 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
-from scrubber.ground.errors import NotReady, Unreachable
 
 EVERY = 2**31  # rows: more than a ledger has
 START_ROWS = 4  # of one start of a container, at most: see ``table.one_for_each_start``

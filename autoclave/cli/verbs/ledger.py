@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options
-from scrubber.ground import paths
+from ground import paths
 from scrubber.ledger import audit
 
 file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from autoclave.cli import ENVIRONMENT, Parsed, options
+from ground import log, paths
 from plugin import app, config, response
 from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
-from scrubber.ground import log, paths
 
 
 def _strategies(text: str) -> tuple[response.Strategy, ...]:

@@ -10,9 +10,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
+from ground.documents.faults import DocumentError
+from ground.errors import FatalError
 from policies import load, match, model
-from scrubber.ground.documents.faults import DocumentError
-from scrubber.ground.errors import FatalError
 
 
 @click.group()

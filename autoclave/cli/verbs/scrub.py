@@ -30,9 +30,9 @@ from autoclave.cli import (
     table,
     worst,
 )
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
-from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 
 
 class How(TypedDict):

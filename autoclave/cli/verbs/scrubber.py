@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
+from ground import paths, request_limits, unix_sockets
+from ground.documents import units
 from policies.model import check_namespace
 from scrubber import config, daemon
-from scrubber.ground import paths, request_limits, unix_sockets
-from scrubber.ground.documents import units
 
 MIN_MEMORY, MAX_MEMORY = 4096, 2**40
 MIN_TIMEOUT, MAX_TIMEOUT = 20.0, 3600.0  # seconds

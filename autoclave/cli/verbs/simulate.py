@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service_call
+from ground.documents import units
+from ground.errors import InvalidRequest, Reason, Refused
 from policies.hardware import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
 from scrubber.devices.simulated import chip, drills, layout, tenants
-from scrubber.ground.documents import units
-from scrubber.ground.errors import InvalidRequest, Reason, Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
-from scrubber.ground.errors import NotReady, Unreachable
 
 _NAME = re.compile(r"\d+(:\d+)?")
 _WILD = re.compile(r"[*?\[]")

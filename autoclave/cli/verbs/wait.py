@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
+from ground import paths
+from ground.documents import units
+from ground.errors import NotReady, Reason, Unreachable
 from scrubber.api import admin_client, client
 from scrubber.core import views
-from scrubber.ground import paths
-from scrubber.ground.documents import units
-from scrubber.ground.errors import NotReady, Reason, Unreachable
 
 GOALS = ("clean", "healthy")
 
@@ -82,10 +82,10 @@ async def _reached(socket: Path, uuids: Collection[str], goal: str) -> None:
     while True:
         try:
             async with client.ScrubberClient(socket) as scrubber:
-                async for adverts in scrubber.watch():
+                async for reported in scrubber.watch():
                     reachable = True
                     if set(uuids) <= {
-                        it.uuid for it in adverts.devices if (it.healthy if goal == "healthy" else it.clean)
+                        it.uuid for it in reported.devices if (it.healthy if goal == "healthy" else it.clean)
                     }:
                         return
         except (Unreachable, NotReady):

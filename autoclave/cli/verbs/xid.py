@@ -10,12 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from ground.documents import units
+from ground.documents.faults import DocumentError
+from ground.errors import AutoclaveError, Unreachable
 from policies import load, match, xids
 from policies.model import PolicySet
 from policies.xids import Preset, Treatment, Xids
-from scrubber.ground.documents import units
-from scrubber.ground.documents.faults import DocumentError
-from scrubber.ground.errors import AutoclaveError, Unreachable
 
 PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
 DEFAULT = "default"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autoclave.doctor.base import CheckFault, Process
 from autoclave.doctor.facts import safe_read
+from ground import unix_sockets
 from scrubber.core.model import Holder
-from scrubber.ground import unix_sockets
 from scrubber.node.cgroups import Containers
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
 from scrubber.node.processes import Processes

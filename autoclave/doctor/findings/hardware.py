@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from autoclave.doctor import base
+from ground import process_names
 from scrubber.core import nvidia_advice, views
-from scrubber.ground import process_names
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin

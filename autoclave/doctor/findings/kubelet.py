@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor import base
+from ground.errors import RESTART
 from scrubber.core import in_force, views
 from scrubber.core.model import State
-from scrubber.ground.errors import RESTART
 
 GATE = "create-gate"
 AGAIN = f"{RESTART}; the service installs it when it starts"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor import base
+from ground import calendar_time
+from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 from policies.model import Clear
 from scrubber.core import views
 from scrubber.core.measurements import own_memory
 from scrubber.core.model import State
-from scrubber.ground import calendar_time
-from scrubber.ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import grpc.aio
 
+from ground import log
+from ground.errors import InvalidRequest, NotReady, Reason
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import slices
@@ -23,8 +25,6 @@ from plugin.dra.slices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import cdi as vendor_cdi
-from scrubber.ground import log
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ground import log, unix_sockets
 from plugin.dra.config import DraConfig
 from plugin.dra.driver import HEALTH
 from plugin.dra.metrics import DraCounters
@@ -27,7 +28,6 @@ from plugin.registration import endpoint, events, sockets
 from plugin.registration.endpoint import PluginServer
 from plugin.registration.events import Cause, RegistrationState
 from plugin.registration.sockets import FileWatch
-from scrubber.ground import log, unix_sockets
 
 logger = log.get("vendor")
 

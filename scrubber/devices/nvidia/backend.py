@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pynvml
 
+from ground.documents import strict_json
 from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
@@ -24,7 +25,6 @@ from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
 from scrubber.devices.nvidia.settings import of_policy
-from scrubber.ground.documents import strict_json
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 

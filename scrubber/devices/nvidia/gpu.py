@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ground.documents import strict_json
 from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
@@ -21,7 +22,6 @@ from scrubber.devices.nvidia.pending_restore import PendingRestore
 from scrubber.devices.nvidia.preconditions import ResetTarget
 from scrubber.devices.nvidia.restore import Restorer
 from scrubber.devices.nvidia.settings import StoredSettings
-from scrubber.ground.documents import strict_json
 
 
 class NvidiaGpu:

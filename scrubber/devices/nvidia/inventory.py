@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pynvml
 
+from ground import log
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia import boards, nvlinks, slices
@@ -21,7 +22,6 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvlinks import Neighbours
 from scrubber.devices.nvidia.nvml import SLICE, DriverGoneError, Handle, Library, Session
 from scrubber.devices.nvidia.slices import Partition, Placement
-from scrubber.ground import log
 
 logger = log.get("nvidia")
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ground import private_files
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.ground import private_files
 
 FOLDER = "resets"  # of the locks, in the state directory
 _OF_SLICES = ".slices"  # not .lock, because this lock is no reset

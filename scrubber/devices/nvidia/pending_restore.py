@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pynvml
 
+from ground import private_files
+from ground.documents import strict_json
 from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
 from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.settings import on_or_off
 from scrubber.devices.nvidia.slices import Instance, Layout, Part
-from scrubber.ground import private_files
-from scrubber.ground.documents import strict_json
 
 _SUFFIX = "resetting.json"
 

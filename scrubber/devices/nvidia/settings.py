@@ -14,11 +14,11 @@ from typing import Any
 
 import pynvml
 
+from ground import private_files
+from ground.documents import strict_json
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import Handle, NotSupportedError, Session
-from scrubber.ground import private_files
-from scrubber.ground.documents import strict_json
 
 Clocks = tuple[int, int]  # memory and graphics, in MHz
 Read = Callable[[Session, Handle], Any]

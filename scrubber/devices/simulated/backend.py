@@ -16,11 +16,11 @@ from pathlib import Path
 
 from asyncinotify import Inotify, Mask
 
+from ground import log
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
-from scrubber.ground import log
 from scrubber.node import clock, open_check
 from scrubber.node.cgroups import GROUPS, Containers
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 
+from ground import private_files
 from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.layout import GpuFiles
-from scrubber.ground import private_files
 
 UNITS = 8
 UNIT_BYTES = 128 * 1024

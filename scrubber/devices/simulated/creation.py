@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from ground import private_files
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.simulated import chip, layout
 from scrubber.devices.simulated.layout import Counters, Driver, Faults, GpuFiles, Measured, SimulatedSettings
-from scrubber.ground import private_files
 
 DEFAULT_MEMORY_BYTES = 64 * 2**20
 DRIVER_VERSION = "1.0"

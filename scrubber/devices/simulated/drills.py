@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ground import private_files
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, layout
 from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
-from scrubber.ground import private_files
 
 T = TypeVar("T", Counters, Faults, Measured, SimulatedSettings)
 _BITS = 8

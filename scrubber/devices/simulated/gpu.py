@@ -8,13 +8,13 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
+from ground import private_files
 from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
 from scrubber.devices.simulated import chip, layout, memory
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
 from scrubber.devices.simulated.memory import Pattern
-from scrubber.ground import private_files
 
 _TESTS = ("random", "arithmetic")
 

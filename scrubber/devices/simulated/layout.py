@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
+from ground import private_files
+from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
-from scrubber.ground import private_files
-from scrubber.ground.documents import strict_json
 
 NAME = "simulated"  # of the backend
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ground.documents import strict_json
 from scrubber.core.model import Holder
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import DeviceError
@@ -23,7 +24,6 @@ from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import StoredSettings, of_policy
-from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)

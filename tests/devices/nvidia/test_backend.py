@@ -9,12 +9,12 @@ import sys
 import pynvml
 import pytest
 
+from ground.documents import strict_json
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.settings import PolicySettings
-from scrubber.ground.documents import strict_json
 from tests.fakes.nvml.machine import Slice
 
 HANDLING = DeviceHandling("wait", {"compute_mode": "default"})

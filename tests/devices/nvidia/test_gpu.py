@@ -11,13 +11,13 @@ from typing import Any
 import pynvml
 import pytest
 
+from ground.documents import strict_json
 from policies.hardware import Setting, SettingsPolicy, Slices
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia import preconditions, reset
 from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.ground.documents import strict_json
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import (
     Skipping,

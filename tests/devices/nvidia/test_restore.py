@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 import pynvml
 import pytest
 
+from ground.documents import strict_json
 from policies.hardware import Setting, SettingsPolicy
 from policies.load import load_text
 from scrubber.core.model import Findings
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import StoredSettings
-from scrubber.ground.documents import strict_json
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.fakes.nvml.machine import Slice
 

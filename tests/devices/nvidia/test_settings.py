@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
+from ground.documents import strict_json
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import StoredSettings
-from scrubber.ground.documents import strict_json
 from tests.devices.nvidia.bench import captured, kept, touch
 
 

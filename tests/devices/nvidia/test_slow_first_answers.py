@@ -50,12 +50,12 @@ class Service:
         assert Nvidia.probe(self.rig.host, self.library) is None
         backend = Nvidia(self.rig.host, Pods(self.rig.host.proc), self.rig.settings, self.library)
         ledger = app.open_ledger(self._config, counters)
-        nursery = app.build_nursery(self._config)
-        self.built = app.build(self._config, backend, ActivePolicy("default"), ledger, counters, nursery)
+        pool = app.build_pool(self._config)
+        self.built = app.build(self._config, backend, ActivePolicy("default"), ledger, counters, pool)
 
     async def stop(self) -> None:
         await self.built.service.stop()
-        await self.built.nursery.close()
+        await self.built.pool.close()
         await self.built.ledger.close()
         self.library.close()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from autoclave.doctor.facts import container_toolkit
+from ground.errors import FatalError
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Vitals
 from scrubber.devices.simulated import creation, drills, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.ground.errors import FatalError
 
 
 def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> None:

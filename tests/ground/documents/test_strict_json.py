@@ -10,7 +10,7 @@ from enum import Enum
 
 import pytest
 
-from scrubber.ground.documents import strict_json
+from ground.documents import strict_json
 
 
 class Mood(Enum):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.ground.documents import tree
-from scrubber.ground.documents.faults import DocumentError
+from ground.documents import tree
+from ground.documents.faults import DocumentError
 
 PARTS = [": ", "\n", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "!t ", "---\n", "...\n", "%YAML 1.1\n", "? ", "| \n"]
 ODDITIES = ["name", "'", '"', "\\U00110000", "\\ud800", "#", "  ", "\t", "\x07", "\ufeff", "~", "5", "<<", "\r", "\x85"]

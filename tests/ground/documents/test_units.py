@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from ground.documents import units
 from policies import base
-from scrubber.ground.documents import units
 
 
 class Sized(BaseModel):

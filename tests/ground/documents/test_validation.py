@@ -5,10 +5,10 @@ from typing import Annotated, Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+from ground.documents import validation
 from policies.base import Model, impossible
 from policies.hardware import Slices
 from policies.model import Policy
-from scrubber.ground.documents import validation
 
 
 class Span(Model):

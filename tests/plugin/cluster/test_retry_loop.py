@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tenacity import AsyncRetrying, RetryCallState
 
+from ground.aio import Changed
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
-from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK
 

@@ -5,11 +5,11 @@ from typing import cast
 
 from structlog.testing import capture_logs
 
+from ground.aio import Changed
 from plugin.cluster import apiserver, node_report
 from plugin.cluster.reporter import ClusterReporter
 from plugin.devices import Device
 from plugin.listing import Listing, Shown
-from scrubber.ground.aio import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
 from tests.plugin.cluster.conftest import QUICK

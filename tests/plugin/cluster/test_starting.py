@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from ground.errors import FatalError
 from plugin import config
 from plugin.cluster import reporter
 from plugin.cluster.credentials import ReportChoice, Reports
-from scrubber.ground.errors import FatalError
 
 NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from ground.errors import NotReady, Reason, Refused
 from plugin.dra.claim_gate import ClaimGate
 from scrubber.api import client
-from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, no
 

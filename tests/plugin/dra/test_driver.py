@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ground import paths
 from plugin.cluster.credentials import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
@@ -22,7 +23,6 @@ from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.api import admin_client, client
-from scrubber.ground import paths
 from tests.create_gate.programs import SOURCE, compiled
 from tests.live import Service
 from tests.patience import WITHIN

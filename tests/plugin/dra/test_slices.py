@@ -11,14 +11,14 @@ from tests.plugin.scrub_server import gpu
 POOL = Pool("gpu.autoclave.dev", "node-1", "uid-1")
 
 
-def listed(*adverts, taints=True):
+def listed(*reported, taints=True):
     """The devices of the slice."""
-    devices = own_devices("nvidia.com", MigStrategy.MIXED)(adverts)
+    devices = own_devices("nvidia.com", MigStrategy.MIXED)(reported)
     return slices.resource_slice(POOL, devices, taints=taints)["spec"].get("devices")
 
 
-def names(*adverts, taints=True):
-    return [device["name"] for device in listed(*adverts, taints=taints)]
+def names(*reported, taints=True):
+    return [device["name"] for device in listed(*reported, taints=taints)]
 
 
 def test_clean_devices_stand_first():
@@ -38,8 +38,8 @@ def test_without_taints_an_unhealthy_device_is_left_out():
 
 def test_a_slice_with_many_devices_has_no_taints():
     """The API server takes at most 64 devices with taints, and 128 without."""
-    adverts = [gpu(0, healthy=False), *map(gpu, range(1, 112))]
-    assert len(listed(*adverts)) == 111
+    reported = [gpu(0, healthy=False), *map(gpu, range(1, 112))]
+    assert len(listed(*reported)) == 111
     assert len(listed(*map(gpu, range(200)))) == 128
 
 

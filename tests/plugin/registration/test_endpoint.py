@@ -10,11 +10,11 @@ from functools import partial
 import grpc
 import pytest
 
+from ground.errors import FatalError
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, sockets
 from plugin.registration.events import Cause, NotRegistered
-from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 from tests.plugin.kubelet_server import Plugin
 

@@ -12,11 +12,11 @@ import pytest
 import tenacity
 from structlog.testing import capture_logs
 
+from ground import unix_sockets
+from ground.errors import FatalError
 from plugin.registration import events, kubelet, sockets
 from plugin.registration.events import Cause
 from plugin.registration.kubelet import KubeletRegistration
-from scrubber.ground import unix_sockets
-from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 from tests.plugin.kubelet_server import RESOURCE, Kubelet, Plugin, SeenEvents, hears, running
 

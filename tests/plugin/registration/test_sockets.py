@@ -10,9 +10,9 @@ import pytest
 from asyncinotify import Mask
 from structlog.testing import capture_logs
 
+from ground import unix_sockets
+from ground.errors import FatalError
 from plugin.registration import sockets
-from scrubber.ground import unix_sockets
-from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ground.device_messages import ReportedDevice
+from ground.errors import Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.vendor import answer, nodes
-from scrubber.ground.device_messages import AdvertisedDevice
-from scrubber.ground.errors import Refused
 
 RECORDED = json.loads(Path(__file__).with_name("nvidia_answers.json").read_text())
 KIND = "k8s.device-plugin.nvidia.com"
@@ -38,7 +38,7 @@ Block devices:
 def gpu(number, uuid, *more, mig=False):
     about = {"index": number, "mig": mig, "nodes": (f"/dev/nvidia{number}", *more)}
     about["pci_address"] = f"00000000:{number + 1}B:00.0"
-    return AdvertisedDevice(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **about)
+    return ReportedDevice(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", **about)
 
 
 GRANTED, OTHER = (gpu(number, uuid) for number, uuid in enumerate(RECORDED["devices"]))

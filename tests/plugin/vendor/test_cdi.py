@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from ground.errors import InvalidRequest
 from plugin.devices import Device
 from plugin.vendor import cdi as vendor_cdi
-from scrubber.ground.errors import InvalidRequest
 
 CDI_ID = "k8s.gpu.nvidia.com/claim=uid-gpu-0"
 

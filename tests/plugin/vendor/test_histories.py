@@ -190,8 +190,8 @@ class Histories(SidedHistories):
                 self.world.node.leave(process)
         self.world.start_vendor()
         self.loop.advance(65.0)
-        adverts = {it.uuid: it for it in self.world.life.reporter.adverts().devices}
-        expected = {name: HEALTHY if adverts[name].healthy else UNHEALTHY for name in self.world.uuids}
+        reported = {it.uuid: it for it in self.world.life.reporter.reported().devices}
+        expected = {name: HEALTHY if reported[name].healthy else UNHEALTHY for name in self.world.uuids}
         assert self.world.shown["nvidia.com/gpu"] == expected, self.story()
 
     def _say(self, name, health, pause) -> None:

@@ -21,8 +21,8 @@ from plugin.metrics.collector import PluginCounters
 from plugin.registration import endpoint
 from plugin.stopping import InFlight
 from plugin.vendor.directory import KEPT, VendorDirectory
-from plugin.vendor.handout import VendorHandout
 from plugin.vendor.offer import VendorOffer
+from plugin.vendor.responses import VendorResponses
 from scrubber.api import client
 from scrubber.core.model import State
 from tests.plugin.sides import DirectClient, SidedWorld
@@ -219,8 +219,8 @@ class VendorWorld(SidedWorld):
         while True:
             for resource in sorted(await listing.new_resources(known)):
                 counters = PluginCounters(CollectorRegistry())
-                handout = VendorHandout(resource, vendors, listing, gate, [])
-                self.plugins[resource] = DevicePlugin(resource, listing, gate, counters, handout)
+                installation = VendorResponses(resource, vendors, listing, gate, [])
+                self.plugins[resource] = DevicePlugin(resource, listing, gate, counters, installation)
                 self.follow(resource)
             known = listing.resources()
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import pynvml
 
+from ground import log
 from scrubber.core.model import AilmentKind, Sign, Xid
 from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia.health import xids
 from scrubber.devices.nvidia.health.xids import GpuError, SwitchError, XidLog
 from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Library, NotSupportedError, Session
-from scrubber.ground import log
 from scrubber.node.kernellog import KernelLog
 
 logger = log.get("listener")

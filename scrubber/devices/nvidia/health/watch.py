@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground import log, private_files
+from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, NoPermissionError, ResetRequiredError, Session
-from scrubber.ground import log, private_files
-from scrubber.ground.documents import strict_json
 
 logger = log.get("signs")
 

@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ground.unix_sockets import MAX_PATH_BYTES
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra.config import DraConfig
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.vendor import registry as vendor_registry
 from plugin.listing import Listing
 from scrubber.api import client
-from scrubber.ground.unix_sockets import MAX_PATH_BYTES
 from tests.patience import WITHIN
 
 UID = "0f3c9f6e-6a7e-4c53-9d0c-6f1a2b3c4d5e"

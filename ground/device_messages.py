@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class AdvertisedDevice:
+class ReportedDevice:
     """The state of one device, for the kubelet and for the cluster's view of the node."""
 
     uuid: str
@@ -35,10 +35,10 @@ class AdvertisedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class AdvertisedDevices:
+class ReportedDevices:
     """All devices, and for how long the list stays valid once the service does not answer any more."""
 
-    devices: tuple[AdvertisedDevice, ...]
+    devices: tuple[ReportedDevice, ...]
     silence_seconds: float
 
 

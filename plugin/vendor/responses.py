@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import chain
 from pathlib import Path
 
+from ground import aio, log
+from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from plugin import preferred
 from plugin.devices import Device
 from plugin.gate import SHOWN_WITHIN, Gate
@@ -16,8 +18,6 @@ from plugin.vendor import answer as vendor_answer
 from plugin.vendor import offer
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.directory import VendorDirectory
-from scrubber.ground import aio, log
-from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Refused
 
 logger = log.get("vendor")
 
@@ -28,8 +28,8 @@ START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 DRAINED_WITHIN = 11.0  # seconds for calls that are being answered at a stop: the gate's part and the vendor's
 
 
-class VendorHandout:
-    """Implements ``device_plugin.Handout`` for one resource."""
+class VendorResponses:
+    """Implements ``device_plugin.Responses`` for one resource."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from demo.standins.cluster import Cluster
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from demo.standins.runtime import Runtime
-from scrubber.ground.errors import Reason, Refused
+from ground.errors import Reason, Refused
 
 RESOURCE, DRIVER, NODE = "nvidia.com/gpu", "gpu.autoclave.dev", "demo"
 WITHIN = 120.0  # seconds for what usually takes one: the node may be busy
@@ -25,7 +25,7 @@ FOR_NOW, FOR_GOOD = "UNAVAILABLE", "FAILED_PRECONDITION"  # how a plugin refuses
 PAUSE = 0.2  # seconds between two attempts; the kubelet's pauses are longer
 
 
-class Handout(ABC):
+class Installation(ABC):
     """One way to give GPUs to pods, for one kubelet stand-in."""
 
     name: str  # of the program that answers the kubelet
@@ -119,7 +119,7 @@ class Handout(ABC):
         """The UUIDs of the GPUs of a running pod."""
 
 
-class ByPlugin(Handout):
+class ByPlugin(Installation):
     """By the device plugin: pods ask for a resource."""
 
     name, short, call = "the device plugin", "the plugin", "Allocate"
@@ -225,7 +225,7 @@ class ByVendor(ByPlugin):
         yield not self.offers()[sick], "the vendor's plugin calls GPU 1 Healthy; GPU 1 is still Unhealthy"
 
 
-class ByClaims(Handout):
+class ByClaims(Installation):
     """By the DRA driver: pods ask with ResourceClaims, and an API server has the claims and the slice."""
 
     name, short, call = "the DRA driver", "the driver", "NodePrepareResources"

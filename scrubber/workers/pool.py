@@ -17,15 +17,15 @@ from contextlib import ExitStack
 from io import FileIO
 from typing import TypeVar, cast
 
-from scrubber.ground import log
-from scrubber.ground.documents import strict_json
+from ground import log
+from ground.documents import strict_json
 from scrubber.workers import wire
 from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Child, Pipes, Tail, Worker
 
 T = TypeVar("T")
 
-logger = log.get("nursery")
+logger = log.get("pool")
 
 PROGRAM = (sys.executable, "-P", "-m", "scrubber.workers.zygote")
 _WARM_WITHIN = 60.0  # seconds from the start of a zygote until it is ready: it may load CuPy from a slow disk
@@ -38,7 +38,7 @@ class ZygoteLostError(BrokenError):
     """The zygote died before it answered: the next zygote may answer."""
 
 
-class Nursery:
+class WorkerPool:
     """Starts workers for one event loop."""
 
     def __init__(self, *, warm_cuda: bool, program: Sequence[str] = PROGRAM) -> None:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from scrubber.ground.errors import InvalidRequest
+from ground.errors import InvalidRequest
 
 MOST_DEVICES = 256
 DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")  # the kubelet allows 63 characters

@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import exposition as text
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from scrubber.ground import log
-from scrubber.ground.errors import FatalError
+from ground import log
+from ground.errors import FatalError
 
 logger = log.get("metrics")
 

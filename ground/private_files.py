@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scrubber.ground.errors import FatalError
+from ground.errors import FatalError
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600

@@ -12,8 +12,8 @@ import stat
 import struct
 from pathlib import Path
 
-from scrubber.ground import private_files
-from scrubber.ground.errors import FatalError
+from ground import private_files
+from ground.errors import FatalError
 
 LOCK = "lock"  # in a directory with sockets: the file that its server holds locked
 MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML, events, nodes
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.reader import ReaderError
 
-from scrubber.ground.documents.faults import DocumentError, DocumentFault, Loc, path, quote, safe
+from ground.documents.faults import DocumentError, DocumentFault, Loc, path, quote, safe
 
 DEEPEST = 16  # a policy has six levels; many more are a mistake, or an attack on recursive code
 _WHOLE = re.compile(r"[-+]?[0-9]{1,15}")

@@ -12,9 +12,9 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scrubber.ground.documents.faults import DocumentFault, Loc, describe, path
-from scrubber.ground.documents.tree import YamlNode
-from scrubber.ground.documents.units import format_duration
+from ground.documents.faults import DocumentFault, Loc, describe, path
+from ground.documents.tree import YamlNode
+from ground.documents.units import format_duration
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import structlog
 from structlog.typing import EventDict
 
-from scrubber.ground import process_names
+from ground import process_names
 
 MAX_REPEATS = 5  # times that the same line is written ...
 WINDOW = 10.0  # ... within this many seconds
