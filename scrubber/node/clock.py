@@ -7,7 +7,6 @@ import time
 import uuid
 from pathlib import Path
 
-from ground import boot
 from scrubber.core.model import Moment
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -16,7 +15,7 @@ NO_KUBELET = "none"
 
 def now() -> Moment:
     """The current wall time and uptime."""
-    return Moment(wall=time.time(), uptime=boot.uptime())
+    return Moment(wall=time.time(), uptime=time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def kubelet_epoch(directory: Path) -> str:

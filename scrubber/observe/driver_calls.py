@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 from scrubber.core.model import DeviceInfo, Incarnation
@@ -49,6 +50,16 @@ class DriverCalls:
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
+
+    def is_used(self, uuid: str, own: Collection[int]) -> tuple[Incarnation, bool | None, float]:
+        """The driver instance, whether the device has a holder, and ``Backend.last_use``.
+
+        During an orphaned reset it is not known whether the device has a holder.
+        """
+        incarnation = self.read_incarnation()
+        if self.in_orphaned_reset(uuid):
+            return incarnation, None, -math.inf
+        return incarnation, self.backend.has_holders(uuid), self.backend.last_use(uuid, own)
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

@@ -49,14 +49,14 @@ class HolderSearch:
         self._processes = processes
         self._bystanders = bystanders
         self._workers: set[int] = set()
-        self._latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
+        self.latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
         self._all_holders = Shared(self._find_holders)
         self._logged_pid = 0  # of a process that held up a search
 
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
         self._workers.add(pid)
-        self._latest_workers.append(pid)
+        self.latest_workers.append(pid)
 
     def disown(self, pid: int) -> None:
         """Forget a worker that was reaped: the pid may belong to another process now."""
@@ -164,7 +164,7 @@ class HolderSearch:
 
     def last_use(self, uuid: str) -> float:
         """``Backend.last_use``, asked in the thread of the caller."""
-        return self._driver.backend.last_use(uuid, self._latest_workers)
+        return self._driver.backend.last_use(uuid, self.latest_workers)
 
     def _search(self, listed: Mapping[str, frozenset[int]], *, follow_up: bool) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

@@ -55,7 +55,7 @@ class ObservedSince:
             self._used_at[device] = max(at, self._used_at.get(device, at))
 
     def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
-        """The facts with both times. An observation that could not tell the holders does not count.
+        """The facts with their times. An observation that could not tell the holders does not count.
 
         ``found``: whether a search found a holder, None without a search. If it found none, a holder that a quick
         observation saw has left, and no proof from before it is valid.
@@ -63,16 +63,16 @@ class ObservedSince:
         seen = self._seen_open.pop(device, None) if found is not None else None
         if seen is not None and not found:
             self.used(device, seen)
+        now = self._now()
         if facts.holders is not None:
-            now = self._now().uptime
-            gap = now - self._last.get(device, now)
+            gap = now.uptime - self._last.get(device, now.uptime)
             if gap > self._unobserved:
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
-                self._since[device] = now, why
-            self._last[device] = now
+                self._since[device] = now.uptime, why
+            self._last[device] = now.uptime
         used_at = self._used_at.get(device, facts.used_at)
         since, why = self._since.get(device, (self._began, ""))
-        return replace(facts, observed_since=since, unobserved=why, used_at=used_at)
+        return replace(facts, at=now, observed_since=since, unobserved=why, used_at=used_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from scrubber.core import ownership, presence
@@ -71,15 +71,8 @@ class Observer:
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
-            incarnation, (held, used) = await driver.caller.ask(
-                uuid,
-                lambda: (
-                    driver.read_incarnation(),
-                    driver.answer(lambda it: (driver.backend.has_holders(it), self.holders.last_use(it)), uuid)
-                    or (None, -math.inf),
-                ),
-                driver.patience,
-            )
+            question = partial(driver.is_used, uuid, self.holders.latest_workers)
+            incarnation, held, used = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
             vitals = None if driver.says_nothing(error) else silence(error)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ground.errors import InvalidRequest, NotReady, Reason
-from policies.model import Policy
 from scrubber.core import in_force, ownership, presence, proof, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Passage, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -16,7 +15,7 @@ from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
-from scrubber.policy import ActivePolicy
+from scrubber.policy import ActivePolicy, DevicePolicy
 
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
@@ -49,9 +48,9 @@ class ServiceContext:
             raise InvalidRequest(f"cannot find device {device}: no device has this name", Reason.UNKNOWN_DEVICE)
         return record
 
-    def policy(self, device: str) -> Policy:
-        """The policy in force for a device."""
-        return self.active_policy.device_policy(self.record(device).device).policy
+    def device_policy(self, device: str) -> DevicePolicy:
+        """The policy in force for a device; InvalidRequest when no device has this UUID."""
+        return self.active_policy.device_policy(self.record(device).device)
 
     def operation(self, given: str = "") -> str:
         """The id of an operation in ledger and log: the caller's id, or a new one. NotReady while stopping."""
@@ -64,17 +63,17 @@ class ServiceContext:
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
 
-    def gated(self, device: str) -> bool:
+    def gated(self, device: str, now: Moment) -> bool:
         """Whether no container is created with a device before the service says yes."""
         if not self.covered(device):
             return False
-        return in_force.in_force(device, self.passages(), self.ledger.records.values(), self.now().uptime)
+        return in_force.in_force(device, self.passages(), self.ledger.records.values(), now.uptime)
 
     def with_node(self, record: Record, facts: Facts) -> Facts:
         """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
         if record.device.reset_domain is not None and presence.resetting(record, self.ledger.records.values()):
             facts = replace(facts, domain_resetting=True)
-        unasked = in_force.unasked(record, facts, self.passages())
+        unasked = in_force.unasked(record, facts, self.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts
 
     async def observe(self, device: str, op: str, *, follow_up: bool = False) -> tuple[Record, Facts]:
@@ -93,8 +92,8 @@ class ServiceContext:
         kubelet's checkpoint.
         """
         facts, owner = self.with_node(record, facts), record.owner
-        of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, self.now())
-        if not of_owner and not in_force.needs_checkpoint(record, facts):
+        of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, facts.at)
+        if not of_owner and not (facts.unasked and in_force.needs_checkpoint(record, facts)):
             return facts
         device = record.device.uuid
         try:
@@ -114,7 +113,7 @@ class ServiceContext:
             ledger_fault=self.ledger.fault is not None,
             withheld=self.is_withheld(record),
             covered=self.covered(record.device.uuid),
-            gated=self.gated(record.device.uuid),
+            gated=self.gated(record.device.uuid, self.now()),
             blocked=self.blocked.get(record.device.uuid, ""),
         )
 

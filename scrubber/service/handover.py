@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from ground import aio, log
 from ground.device_messages import GrantedDevice, Proof
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from policies.model import GateMode, Policy
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
@@ -28,6 +29,7 @@ from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
+from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
 
@@ -43,6 +45,27 @@ NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
 # Seconds between observations while the last owner still has time to leave.
 ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
 START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this container waits
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks, and what held when it asked. Made once at the door: what is asked twice can differ.
+
+    The moment of a decision is that of the facts it rests on (``Facts.at``), because a request may wait and observe
+    again.
+    """
+
+    action: Action
+    devices: Sequence[str]
+    op: str
+    epoch: str  # the run of the kubelet that was there: one that starts later did not send this request
+    policies: Mapping[str, DevicePolicy]
+    deadline: float  # of the event loop
+    owner_deadline: float  # until then the request waits for the last owner to leave
+
+    def policy(self, record: Record) -> Policy:
+        """The policy that judges this device."""
+        return self.policies[record.device.uuid].policy
 
 
 class Handover:
@@ -70,55 +93,45 @@ class Handover:
         caller writes it. ``op`` is the caller's operation id for ledger and log.
         """
         async with self._turn_of(owner):
-            return await self._acquire(devices, op, within, announced=announced, exclusive=exclusive, owner=owner)
+            request = self._request(Action.HAND_OUT, devices, op, within)
+            return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner)
 
     async def _acquire(
-        self, devices: Sequence[str], op: str, within: float | None, *, announced: bool, exclusive: bool, owner: str
+        self, request: Request, *, announced: bool, exclusive: bool, owner: str
     ) -> dict[str, GrantedDevice]:
-        context = self._context
-        op = context.operation(op)  # here, so that a request to a service that stops withholds no device
-        epoch = context.observer.epoch()  # asked now: a kubelet that starts later did not send this request
-        budgets = [context.policy(device).budgets for device in devices]
-        deadline = _deadline((it.allocate for it in budgets), within)
-        owner_deadline = _deadline((it.owner_wait for it in budgets), within)
+        context, devices = self._context, request.devices
         joined: set[str] = set()
         to_withhold = set(devices)
 
         async def decision(record: Record) -> answers.AcquireAnswer:
-            seen = await context.observer.quick(record, before_use=not announced)
+            facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
+            policy = request.policy(record)
+            gated = announced and policy.gate is GateMode.CREATE and context.gated(record.device.uuid, facts.at)
             return acquire.decide(
-                record,
-                await context.complete(record, seen),
-                context.active_policy.device_policy(record.device).policy,
-                context.now(),
-                announced=announced,
-                gated=announced and context.gated(record.device.uuid),
-                exclusive=exclusive,
-                owner=owner,
+                record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
             )
 
         try:
             while True:
-                async with self._locked(devices, deadline):
-                    final = partial(self._final_answer, op, decision, Action.HAND_OUT)
-                    replies = await self._answer_all(devices, final, deadline)
-                    partly = acquire.partly_held(replies)
-                    if partly is not None:
+                async with self._locked(request):
+                    replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                    if exclusive and (partly := acquire.partly_held(replies)) is not None:
                         raise Refused(partly.reason, partly.message)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
-                        await self._start_jobs(replies, op, Action.HAND_OUT)
-                        await self._grant(replies, op, epoch, announced=announced, until_release=exclusive, owner=owner)
+                        await self._start_jobs(request, replies)
+                        await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
                         to_withhold = set()
                         records = context.ledger.records
                         return {device: _granted(records[device], answer) for device, answer in replies.items()}
                     to_withhold = refused
-                    _raise_refusals(replies, joined, Action.HAND_OUT)
-                    running = await self._start_jobs(replies, op, Action.HAND_OUT)
+                    _raise_refusals(replies, joined, request.action)
+                    running = await self._start_jobs(request, replies)
                 joined |= {job.device for job in running}
-                await self._wait(running, _waits(replies), deadline, owner_deadline, Action.HAND_OUT)
+                await self._wait(request, running, _waits(replies))
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            if to_withhold and not exclusive:  # a person's failed request must not withhold a GPU from the kubelet
+            # A person's failed request must not withhold a GPU from the kubelet. Nor must one that comes at the end.
+            if to_withhold and not exclusive and not context.jobs.stopping:
                 context.withhold(to_withhold)
 
     async def start(
@@ -137,53 +150,46 @@ class Handover:
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
-        context = self._context
-        op = op or context.token(4)
-        epoch = context.observer.epoch()
-        deadline = _deadline((context.policy(device).budgets.start for device in devices), within)
+        request = self._request(Action.START_ON, devices, op, within)
         joined: set[str] = set()
         starting_pod = owner
         rounds = 0
         while rounds < MAX_ROUNDS:
-            async with self._locked(devices, deadline):
-                named = {} if owner else await self._assignments(devices, op)
-                assigned = owner or self._assigned_pod(named, op)
+            async with self._locked(request):
+                named = {} if owner else await self._assignments(request)
+                assigned = owner or self._assigned_pod(request, named)
                 if starting_pod not in (None, assigned):
                     raise NotReady(
                         Reason.OWNER_UNKNOWN,
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                decision = partial(self._start_decision, starting_pod, named, creating=bool(creating))
-                final = partial(self._final_answer, op, decision, Action.START_ON)
-                replies = await self._answer_all(devices, final, deadline)
-                _raise_refusals(replies, joined, Action.START_ON)
+                decision = partial(self._start_decision, request, starting_pod, named, creating=bool(creating))
+                replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._admit(replies, assigned, creating, op)
+                    await self._admit(request, replies, assigned, creating)
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    await self._grant(replies, op, epoch, announced=True, at_start=True)
-                running = await self._start_jobs(replies, op, Action.START_ON)
+                    await self._grant(request, replies, announced=True, at_start=True)
+                running = await self._start_jobs(request, replies)
             joined -= _waits(replies).keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
-            await self._wait(running, _waits(replies), deadline, deadline, Action.START_ON)
+            await self._wait(request, running, _waits(replies))
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def create_in_claim(self, device: str, claim: str, op: str, within: float) -> None:
         """Return if a container may be created on a device that was acquired for this claim; raise otherwise."""
-        context = self._context
-        deadline = _deadline([context.policy(device).budgets.start], within)
+        context, request = self._context, self._request(Action.START_ON, [device], op, within)
 
         async def decision(record: Record) -> answers.StartAnswer:
             facts = await context.complete(record, await context.observer.quick(record))
-            policy = context.active_policy.device_policy(record.device).policy
-            return start.in_claim(record, facts, policy, claim)
+            return start.in_claim(record, facts, request.policy(record), claim)
 
-        async with self._locked([device], deadline):
-            final = partial(self._final_answer, op, decision, Action.START_ON)
-            replies = await self._answer_all([device], final, deadline)
-        _raise_refusals(replies, set(), Action.START_ON)
+        async with self._locked(request):
+            replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+        _raise_refusals(replies, set(), request.action)
         for answer in _waits(replies).values():
             raise NotReady(answer.reason, answer.message)
 
@@ -198,32 +204,45 @@ class Handover:
         async with self._turn_of(owner):
             records = self._context.ledger.records
             of_owner = [device for device, record in records.items() if ownership.acquired_for(record, owner)]
-            return await self._release(devices or of_owner, owner, op)
+            devices = devices or of_owner
+            return await self._release(self._request(Action.TAKE_BACK, devices, op, None), owner) if devices else ()
 
-    async def _release(self, devices: Sequence[str], owner: str, op: str) -> tuple[str, ...]:
-        if not devices:
-            return ()
+    async def _release(self, request: Request, owner: str) -> tuple[str, ...]:
         context = self._context
-        op = op or context.token(4)
-        deadline = _deadline((context.policy(device).budgets.allocate for device in devices), None)
-        async with self._locked(devices, deadline):
-            replies = await self._answer_all(devices, partial(self._release_answer, op, owner), deadline)
-            _raise_refusals(replies, set(), Action.TAKE_BACK)
+        async with self._locked(request):
+            replies = await self._answer_all(request, partial(self._release_answer, request.op, owner))
+            _raise_refusals(replies, set(), request.action)
             released = [
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
             ]
             if released:
-                await context.ledger.append(op, *released)
-        for device in devices:
-            await self._upkeep.reconcile(device, op)
+                await context.ledger.append(request.op, *released)
+        for device in request.devices:
+            await self._upkeep.reconcile(device, request.op)
         return tuple(device for device, _ in released)
 
+    def _request(self, action: Action, devices: Sequence[str], op: str, within: float | None) -> Request:
+        """What a caller asks, with what holds now; InvalidRequest if no device has this UUID.
+
+        ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
+        """
+        context = self._context
+        policies = {device: context.device_policy(device) for device in devices}
+        budgets = [matched.policy.budgets for matched in policies.values()]
+        now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
+        deadline = now + min(limit, *(each.start if action is Action.START_ON else each.allocate for each in budgets))
+        waits = action is Action.HAND_OUT
+        owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline
+        op, epoch = op or context.token(4), context.observer.epoch()
+        return Request(action, devices, op, epoch, policies, deadline, owner_deadline)
+
     @contextlib.asynccontextmanager
-    async def _locked(self, devices: Sequence[str], deadline: float) -> AsyncIterator[None]:
+    async def _locked(self, request: Request) -> AsyncIterator[None]:
         """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
         async with contextlib.AsyncExitStack() as locks:
-            async with _in_time(deadline):
-                await locks.enter_async_context(self._context.jobs.locks.of(devices))
+            async with _in_time(request.deadline):
+                await locks.enter_async_context(self._context.jobs.locks.of(request.devices))
+            self._context.jobs.require_running()  # or a job that ``stop`` cancelled would count as a failed scrub
             yield
 
     @contextlib.asynccontextmanager
@@ -235,34 +254,30 @@ class Handover:
         async with self._owners.setdefault(owner, asyncio.Lock()):
             yield
 
-    async def _answer_all(
-        self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], deadline: float
-    ) -> dict[str, A]:
+    async def _answer_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
-        names = sorted(devices)
-        self._context.jobs.require_running()  # otherwise a job that ``stop`` cancelled would count as a failed scrub
-        async with _in_time(deadline):
+        names = sorted(request.devices)
+        async with _in_time(request.deadline):
             if len(names) == 1:  # the usual case: needs no task
                 return {names[0]: await answer(names[0])}
             return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
 
     async def _start_decision(
-        self, starting_pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
+        self, request: Request, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
-        seen = await context.observer.full(record, starting_pod=starting_pod)
-        facts, now = await context.complete(record, seen), context.now()
-        policy = context.active_policy.device_policy(record.device).policy
+        facts = await context.complete(record, await context.observer.full(record, starting_pod=pod))
         admitted = creating and _same_start(self._awaited.get(device), record.owner)
-        return start.decide(record, facts, policy, starting_pod, now, named.get(device), admitted=admitted)
+        assignment = named.get(device)
+        return start.decide(record, facts, request.policy(record), pod, facts.at, assignment, admitted=admitted)
 
     async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
         record, facts = await context.observe(device, op)
-        return acquire.take_back(record, await context.complete(record, facts), context.now(), owner)
+        return acquire.take_back(record, await context.complete(record, facts), facts.at, owner)
 
     async def _final_answer(
-        self, op: str, decision: Callable[[Record], Awaitable[A]], action: Action, device: str
+        self, request: Request, decision: Callable[[Record], Awaitable[A]], device: str
     ) -> A | answers.Wait | answers.Refuse:
         """Decide. While the answer is to record an event or cancel a job first, do that and decide again."""
         record = self._context.ledger.records[device]
@@ -271,25 +286,28 @@ class Handover:
             answer = await decision(record)
             if isinstance(answer, answers.CancelJob):
                 if not await self._context.jobs.cancel_unless_resetting(device):
-                    return answers.being_reset(action, record)
+                    return answers.being_reset(request.action, record)
             elif isinstance(answer, answers.RecordFirst):
-                await self._context.ledger.append(op, (device, answer.event))
+                await self._context.ledger.append(request.op, (device, answer.event))
             else:
                 return answer
-        return answers.Refuse(Reason.INTERNAL, answers.sentence(action, record, NO_DECISION))
+        return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION))
 
-    async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, KubeletAssignment]:
+    async def _assignments(self, request: Request) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
         try:
-            return await self._context.observer.assignments(devices)
+            return await self._context.observer.assignments(request.devices)
         except ShortageError as error:
             raise NotReady(Reason.SHORTAGE, f"cannot start: {error}") from None
         except (CheckpointError, DeviceError) as error:
-            logger.error("cannot find the pod that is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
+            logger.error(  # noqa: TRY400 - expected
+                "cannot find the pod that is about to start",
+                op=request.op, devices=request.devices, error=str(error),
+            )  # fmt: skip
             why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
 
-    def _assigned_pod(self, named: Mapping[str, KubeletAssignment], op: str) -> str:
+    def _assigned_pod(self, request: Request, named: Mapping[str, KubeletAssignment]) -> str:
         """The one pod that the kubelet's checkpoint names for these devices, or NotReady."""
         owners = {device: assignment.pods for device, assignment in named.items()}
         starting_pod = start.starting_pod(owners)
@@ -297,10 +315,10 @@ class Handover:
             return starting_pod
         if starting_pod.reason is Reason.OWNER_AMBIGUOUS:
             pods_by_device = {device: sorted(pods) for device, pods in owners.items()}
-            logger.error("the kubelet's checkpoint names two pods for one device", op=op, owners=pods_by_device)
+            logger.error("the kubelet's checkpoint names two pods for one device", op=request.op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message)
 
-    async def _admit(self, replies: Mapping[str, answers.StartAnswer], pod: str, name: str, op: str) -> None:
+    async def _admit(self, request: Request, replies: Mapping[str, answers.StartAnswer], pod: str, name: str) -> None:
         """Record all starts in one transaction, before any container can start.
 
         ``name``: the container's name, which the container runtime gives when it asks the create gate. Until then the
@@ -309,7 +327,7 @@ class Handover:
         ledger = self._context.ledger
         starts = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
         if starts:
-            await ledger.append(op, *starts)
+            await ledger.append(request.op, *starts)
         for device in replies:
             owner = ledger.records[device].owner
             if name or owner is None:
@@ -322,23 +340,19 @@ class Handover:
         events = [(device, event) for device, event in named if event is not None]
         if events:  # a name decides nothing, so its loss refuses nothing
             with contextlib.suppress(LedgerUnavailable):  # the ledger has logged it, and writes the event later
-                await ledger.append(op, *events)
+                await ledger.append(request.op, *events)
 
     async def _grant(
         self,
+        request: Request,
         replies: Mapping[str, Answer],
-        op: str,
-        epoch: str,
         *,
         announced: bool,
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
     ) -> None:
-        """Record the grants of all devices that may be handed out, in one transaction.
-
-        ``epoch``: the run of the kubelet that was there when the request came.
-        """
+        """Record the grants of all devices that may be handed out, in one transaction."""
         context = self._context
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
         if not handouts:
@@ -348,21 +362,21 @@ class Handover:
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
-            grant = Grant(context.token(6), now, epoch, announced, proof, until_release, at_start, owner)
+            grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner)
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
-        await context.ledger.append(op, *events)
+        await context.ledger.append(request.op, *events)
 
-    async def _start_jobs(self, replies: Mapping[str, Answer], op: str, action: Action) -> list[ScrubJob]:
+    async def _start_jobs(self, request: Request, replies: Mapping[str, Answer]) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
         context = self._context
         running = []
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                context.require_clearable(device, action.value)
-                device_policy = context.active_policy.device_policy(context.record(device).device)
-                running.append(await context.jobs.start(device, answer.path, answer.trigger, device_policy, op))
+                context.require_clearable(device, request.action.value)
+                policy = request.policies[device]
+                running.append(await context.jobs.start(device, answer.path, answer.trigger, policy, request.op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)
                 if job is not None:
@@ -370,29 +384,23 @@ class Handover:
                 elif context.record(device).job is not None:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = "its last scrub was interrupted; try again"
-                    raise NotReady(Reason.SCRUBBING, f"cannot {action.value} {device}: {why}")
+                    raise NotReady(Reason.SCRUBBING, f"cannot {request.action.value} {device}: {why}")
                 # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
-    async def _wait(
-        self,
-        running: Sequence[ScrubJob],
-        waiting: Mapping[str, answers.Wait],
-        deadline: float,
-        owner_deadline: float,
-        action: Action,
-    ) -> None:
+    async def _wait(self, request: Request, running: Sequence[ScrubJob], waiting: Mapping[str, answers.Wait]) -> None:
         """Return when the answers may have changed; NotReady when a deadline has passed."""
-        now = asyncio.get_running_loop().time()
-        if waiting and now >= owner_deadline:
+        now, deadline = asyncio.get_running_loop().time(), request.deadline
+        if waiting and now >= request.owner_deadline:
             first = next(iter(waiting.values()))
             raise NotReady(first.reason, first.message)
         if now >= deadline and not running:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
         if now >= deadline:
             names = ", ".join(job.device for job in running)
-            raise NotReady(Reason.SCRUBBING, f"cannot {action.value} {names} in time: it is being scrubbed; try again")
-        if waiting and action is Action.START_ON:
+            why = "in time: it is being scrubbed; try again"
+            raise NotReady(Reason.SCRUBBING, f"cannot {request.action.value} {names} {why}")
+        if waiting and request.action is Action.START_ON:
             await self._change_of(waiting, min(START_OBSERVES_EVERY, deadline - now))
             return
         if waiting or not running:  # without a job, a record has just changed: decide again
@@ -413,15 +421,6 @@ class Handover:
             async with asyncio.timeout(within):
                 while all(ledger.records.get(device) is record for device, record in before.items()):
                     await ledger.until_notified(ledger.notifications, within)
-
-
-def _deadline(budgets: Iterable[float], within: float | None) -> float:
-    """The time of the event loop at which the shortest of these budgets of the policy ends.
-
-    ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
-    """
-    limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
-    return asyncio.get_running_loop().time() + min(limit, *budgets)
 
 
 @contextlib.asynccontextmanager

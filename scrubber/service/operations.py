@@ -72,7 +72,7 @@ class Operations:
             event: ev.Event = ev.AilmentFound(upkeep.operator_ailment(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.health.vitals(device)
-                policy = context.policy(device)
+                policy = context.device_policy(device).policy
                 event = upkeep.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
             await context.ledger.append(op, (device, event))
             await context.jobs.cancel(device)
@@ -128,7 +128,7 @@ class Operations:
         """Record the errors that the device reported before the person decided, so that only newer errors count."""
         context = self._context
         vitals = await context.observer.health.vitals(device)
-        before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.policy(device))
+        before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.device_policy(device).policy)
         if before is not None:
             await context.ledger.append(op, (device, before))
 

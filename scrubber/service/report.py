@@ -167,7 +167,7 @@ class StatusReporter:
 
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""
-        ledger, active_policy = self._context.ledger, self._context.active_policy
+        ledger, active_policy, now = self._context.ledger, self._context.active_policy, self._context.now()
         return replace(
             self._fixed,
             policy=active_policy.name,
@@ -182,7 +182,7 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
-            gate_in_force=tuple(device for device in ledger.records if self._context.gated(device)),
+            gate_in_force=tuple(device for device in ledger.records if self._context.gated(device, now)),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

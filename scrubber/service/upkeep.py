@@ -101,7 +101,7 @@ class Upkeep:
         facts = self._with_other_devices(record, context.with_node(record, facts))
         if in_force.needs_checkpoint(record, facts):
             return False
-        answer = upkeep.tend(record, facts, device_policy.policy, context.now(), chance=0.0)
+        answer = upkeep.tend(record, facts, device_policy.policy, facts.at, chance=0.0)
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
@@ -122,7 +122,7 @@ class Upkeep:
                 seen = replace(seen, vitals=vitals, hung_since=self._hanging_since(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
-                answer = upkeep.tend(record, facts, device_policy.policy, context.now(), context.chance())
+                answer = upkeep.tend(record, facts, device_policy.policy, facts.at, context.chance())
                 context.blocked.pop(device, None)
                 match answer:
                     case answers.RecordFirst(event):
@@ -176,7 +176,7 @@ class Upkeep:
         if not ownership.all_holders_hang(facts):
             return None
         holders = frozenset((holder.pid, holder.started) for holder in facts.holders or ())
-        since = since if holders <= known else self._context.now().uptime
+        since = since if holders <= known else facts.at.uptime
         self._hanging[device] = holders, since
         return since
 
