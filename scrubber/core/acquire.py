@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ground.errors import Reason
 from policies.model import GateMode, Mode, Policy
-from scrubber.core import answers, burn_in, in_force, ownership, proof
+from scrubber.core import answers, in_force, ownership, pauses, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
@@ -166,7 +166,7 @@ def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | 
     if job is None or record.quarantine is not None:
         return answers.Join()
     if job.trigger is Trigger.BURN_IN:
-        return answers.CancelJob() if burn_in.gives_way(record) else answers.being_reset(action, record)
+        return answers.CancelJob() if pauses.gives_way(record) else answers.being_reset(action, record)
     # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
     tested = job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, pauses, presence, proof, remedy, verdict, views
+from scrubber.core import ailments, answers, pauses, presence, proof, verdict, views
 from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
@@ -152,24 +152,25 @@ def advice(
     # The index of a device that is gone may be that of another one.
     gpu = record.device.uuid if presence.is_gone(record) else record.device.name
     if record.quarantine is not None:
-        asked = remedy.of(record.quarantine.ailment)
-        person = asked.course is remedy.Course.PERSON
+        asked = ailments.remedy(record.quarantine.ailment)
+        person = asked.course is ailments.Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
-            what = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON}"
+            what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
         elif record.quarantine.next_probe is None and not person:
-            what = remedy.BY_PERSON
+            what = ailments.BY_PERSON
         endable = used_by if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ""
         first = (f"end {endable} first: no test can pass while a process has the GPU open",) if endable else ()
         return (*first, what.format(gpu=gpu))
     if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
         return (f"wait for the end of its pod or job; `autoclave reinstate {gpu}` withdraws the quarantine",)
     if record.ailment is not None:
-        return (f"let its pod or job end first; then {remedy.of(record.ailment).advice.format(gpu=gpu)}",)
+        return (f"let its pod or job end first; then {ailments.remedy(record.ailment).advice.format(gpu=gpu)}",)
     if blocked or record.setback is not None:
         return ("remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
-    by_sign = tuple(f"{sign.kind.value}: {remedy.of_sign(sign.kind).format(gpu=gpu)}; {served}" for sign in signs)
+    remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
+    by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
     if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
         who = shlex.quote(record.grant.owner)
         end = f"end {used_by}, then " if used_by else ""

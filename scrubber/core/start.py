@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ground.errors import Reason
 from policies.model import Mode, OnSick, Policy, Starts
-from scrubber.core import acquire, answers, ownership, proof, remedy
+from scrubber.core import acquire, ailments, answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
@@ -223,7 +223,7 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
 
 def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
     """Whether the policy lets no container start again on a device with this ailment."""
-    return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
+    return policy.restart_on_sick is OnSick.REFUSE and ailments.remedy(ailment).doubtful
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

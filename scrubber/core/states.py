@@ -20,8 +20,8 @@ fields of the record:
   an ailment that an operator has named, no other one.
 * ``due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The start of
   a burn-in, or of the first look at a device that was proven before, does not change it: such a test may end for a
-  request. An ailment makes the path due that ``remedy.path`` names, and a grave error from before the first observation
-  the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
+  request. An ailment makes the path due that ``ailments.path_after`` names, and a grave error from before the first
+  observation the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
 * ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
@@ -37,8 +37,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scrubber.core import ailments, leftover, ownership, pauses
 from scrubber.core import events as ev
-from scrubber.core import leftover, ownership, pauses, remedy
 from scrubber.core.model import (
     AilmentKind,
     Baseline,
@@ -276,12 +276,11 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             due = None if record.due_path is ScrubPath.FAST else record.due_path  # the ailment has made it FAST
             return replace(record, ailment=None, due_path=due)
         case ev.AilmentFound():
-            return replace(
-                record, ailment=event.ailment, due_path=most_thorough(record.due_path, remedy.path(event.ailment))
-            )
+            due = most_thorough(record.due_path, ailments.path_after(event.ailment))
+            return replace(record, ailment=event.ailment, due_path=due)
         case ev.Quarantined():
             quarantine = event.quarantine
-            due = most_thorough(record.due_path, remedy.path(quarantine.ailment))
+            due = most_thorough(record.due_path, ailments.path_after(quarantine.ailment))
             return replace(
                 record, job=None, receipt=None, ailment=None, quarantine=quarantine, baseline=quarantine.baseline,
                 due_path=due, half_cleared=_half_cleared(record),
@@ -360,7 +359,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
 
 
 def _counts_as_flap(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.ailment.kind not in remedy.BLAMELESS
+    return record.quarantine is not None and record.quarantine.ailment.kind not in ailments.BLAMELESS
 
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:

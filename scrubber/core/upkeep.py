@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, in_force, ownership, pauses, presence, proof, remedy, verdict
+from scrubber.core import ailments, answers, in_force, ownership, pauses, presence, proof, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -80,7 +80,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     match record.state:
         case State.SCRUBBING:
             # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
-            sick = burn_in.gives_way(record) and diagnose(facts.vitals, record.baseline, policy)
+            sick = pauses.gives_way(record) and diagnose(facts.vitals, record.baseline, policy)
             return answers.CancelJob() if sick else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
@@ -108,7 +108,7 @@ def quarantine(
     # A device that is lost while in quarantine has not returned, so it does not flap.
     lost = record.quarantine is not None and ailment.kind in presence.GONE
     person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
-    excused = lost or ailment.kind in remedy.BLAMELESS
+    excused = lost or ailment.kind in ailments.BLAMELESS
     if len(recent) >= rules.flap_limit and not person and not excused:
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
@@ -151,7 +151,7 @@ def _keeps_reason(before: Quarantine, ailment: Ailment) -> bool:
 
 
 def _needs_person(ailment: Ailment) -> bool:
-    return remedy.of(ailment).course is remedy.Course.PERSON
+    return ailments.remedy(ailment).course is ailments.Course.PERSON
 
 
 def _since(record: Record, now: Moment) -> Moment:
@@ -177,12 +177,12 @@ def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None
 
 
 def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    """A new ailment that ``remedy.rank`` puts above the present one.
+    """A new ailment that ``ailments.rank`` puts above the present one.
 
     It decides whether a container may start again on a device in use, and when a quarantined device is tested.
     """
     found = diagnose(vitals, record.baseline, policy)
-    return found if found is not None and remedy.rank(found) > remedy.rank(present) else None
+    return found if found is not None and ailments.rank(found) > ailments.rank(present) else None
 
 
 def _harmless_errors(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
@@ -321,7 +321,7 @@ def _lasts(ailment: Ailment, facts: Facts, vitals: Vitals) -> bool:
     """Whether the ailment is still reported, or the stuck process still holds the device."""
     if ailment.kind is AilmentKind.STUCK_PROCESS:
         return facts.holders != ()
-    return remedy.persists(ailment, vitals)
+    return ailments.persists(ailment, vitals)
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:

@@ -9,7 +9,7 @@ from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
 from policies.model import Policy
-from scrubber.core import answers, ownership, proof, remedy, upkeep
+from scrubber.core import ailments, answers, ownership, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.jobs.scrub_job import ScrubJob
@@ -149,7 +149,7 @@ def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None, ver
     """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
     if proof.forbids(policy, path):
         due = proof.reset_forbidden(record, policy)
-        by_person = f"{proof.RESET_FORBIDDEN}: {remedy.RESET_BY_PERSON.format(gpu=record.device.name)}"
+        by_person = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON.format(gpu=record.device.name)}"
         why = by_person if due else RESET_REFUSED
         reason = Reason.SICK if due else Reason.INVALID_REQUEST
         raise Refused(reason, f"cannot {verb} {record.device.uuid}: {why}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, upkeep
+from scrubber.core import answers, in_force, ownership, pauses, presence, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
 from scrubber.devices.base import DeviceError
@@ -203,7 +203,7 @@ class Upkeep:
         context = self._context
         if not device_policy.policy.periodic.every or context.clear_obstacle(record.device) is not None:
             return False
-        return burn_in.is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
+        return pauses.burn_in_is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
 
 
 def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:

@@ -8,8 +8,8 @@ import pytest
 
 from policies.hardware import Periodic
 from policies.model import Mode, Policy
-from scrubber.core import burn_in, presence
 from scrubber.core import events as ev
+from scrubber.core import pauses, presence
 from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger
 from tests.core import lives
 from tests.core.lives import ENFORCE, later, live, rows
@@ -41,7 +41,7 @@ SPARE = rows(
 
 @pytest.mark.parametrize(("others", "spare"), SPARE)
 def test_spare_devices_stay_clean_during_a_burn_in(others: list[Record], spare: int) -> None:
-    assert burn_in.spare_devices(ONE, [ONE, *others]) == spare
+    assert pauses.spare_devices(ONE, [ONE, *others]) == spare
 
 
 NEAR = rows(
@@ -57,7 +57,7 @@ NEAR = rows(
 @pytest.mark.parametrize(("others", "spare"), NEAR)
 def test_a_sibling_is_no_spare_and_must_be_idle(others: list[Record], spare: int) -> None:
     one = named("GPU-1", domain="switch")
-    assert burn_in.spare_devices(one, [one, *others]) == spare
+    assert pauses.spare_devices(one, [one, *others]) == spare
 
 
 def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> Policy:
@@ -68,15 +68,15 @@ def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> 
 
 @pytest.mark.parametrize("record", [it for it in lives.LIVES.values() if it.state is not State.CLEAN])
 def test_only_a_clean_device_is_tested(record: Record) -> None:
-    assert not burn_in.is_due(record, [record], policy(), OVERDUE)
+    assert not pauses.burn_in_is_due(record, [record], policy(), OVERDUE)
 
 
 def test_burn_in_runs_only_while_enough_devices_are_free():
-    assert burn_in.is_due(ONE, [ONE], policy(), OVERDUE)
-    assert not burn_in.is_due(ONE, [ONE], ENFORCE, OVERDUE)
-    assert not burn_in.is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
-    assert not burn_in.is_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
-    assert burn_in.is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
+    assert pauses.burn_in_is_due(ONE, [ONE], policy(), OVERDUE)
+    assert not pauses.burn_in_is_due(ONE, [ONE], ENFORCE, OVERDUE)
+    assert not pauses.burn_in_is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
+    assert not pauses.burn_in_is_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
+    assert pauses.burn_in_is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
 
 
 def test_after_a_burn_in_no_other_scrub_is_needed():

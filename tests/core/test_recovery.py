@@ -8,12 +8,12 @@ from ground.errors import Reason
 from policies.hardware import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
-from scrubber.core import acquire, burn_in, offering, presence, proof, remedy, start, upkeep
+from scrubber.core import acquire, ailments, offering, pauses, presence, proof, start, upkeep
 from scrubber.core import events as ev
+from scrubber.core.ailments import Course
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
-from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, noted, rows
 
@@ -37,7 +37,7 @@ TRIED = {Course.WAIT: StartProbation(ScrubPath.FAST), Course.RESET: StartProbati
 
 @pytest.mark.parametrize("kind", AilmentKind)
 def test_the_reason_of_a_quarantine_decides_its_probation(kind):
-    course = remedy.REMEDIES[kind].course
+    course = ailments.REMEDIES[kind].course
     assert tend(out(kind)) == FIRST.get(kind, TRIED.get(course, Proceed()))
     assert (out(kind).quarantine.next_probe is None) == (course is Course.PERSON)
 
@@ -299,7 +299,7 @@ HOURLY = ENFORCE.model_copy(update={"periodic": Periodic.model_validate({"every"
 
 
 def due(record, at, policy=HOURLY):
-    return burn_in.is_due(record, [record], policy, at)
+    return pauses.burn_in_is_due(record, [record], policy, at)
 
 
 def test_the_next_burn_in_is_timed_despite_clock_changes():
@@ -342,7 +342,7 @@ def test_an_operators_quarantine_does_not_replace_an_ailment():
     hot = upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words)
     assert hot == Ailment(AilmentKind.HEAT, f"hot; an operator has asked for its quarantine: {words}", sticky=True)
     assert entered(replace(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
-    assert remedy.of(hot).doubtful  # no container may start again on it, as after any operator's quarantine
+    assert ailments.remedy(hot).doubtful  # no container may start again on it, as after any operator's quarantine
     assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=PERSONS), words) == PERSONS
     reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
     again = upkeep.operator_ailment(replace(lives.IN_USE, ailment=reported), words)

@@ -6,14 +6,14 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
-from scrubber.core import acquire, answers, device_status, proof, remedy, states, upkeep, verdict
+from scrubber.core import acquire, ailments, answers, device_status, proof, states, upkeep, verdict
 from scrubber.core import events as ev
+from scrubber.core.ailments import Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
-from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
 
-PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in remedy.REMEDIES.items() if it.course is Course.WAIT)]
+PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in ailments.REMEDIES.items() if it.course is Course.WAIT)]
 
 
 def resets(record, policy=ENFORCE):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import device_status, offering, remedy, views
+from scrubber.core import ailments, device_status, offering, views
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Owner, ScrubPath, Sign, Step
@@ -135,7 +135,7 @@ def test_every_ailment_has_its_advice(kind):
     kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))
     in_use = live(lives.IN_USE, ev.AilmentFound(ailment))
     [words] = device_status.advice(kept)
-    assert words == remedy.REMEDIES[kind].advice.format(gpu="0")
+    assert words == ailments.REMEDIES[kind].advice.format(gpu="0")
     assert words.isprintable()
     assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]

@@ -32,8 +32,8 @@ from scrubber.core import ownership
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "acquire", "start", "ownership", "proof", "pauses", "presence", "burn_in", "leftover", "upkeep",
-    "offering", "ailments", "remedy", "answers", "in_force", "verdict",
+    "states", "acquire", "start", "ownership", "proof", "pauses", "presence", "leftover", "upkeep",
+    "offering", "ailments", "answers", "in_force", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -134,7 +134,7 @@ PLANTED = [
     Mutant(STATES, "was_reset or record.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
     Mutant(STATES, "Trigger.FIRST_LOOK and record.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(STATES, "Path.SLOW if due is", "Path.RESET if due is", tests=IN_RESETS),
-    Mutant(STATES, "remedy.path(quarantine.ailment)", "None", tests=IN_RESETS),
+    Mutant(STATES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=IN_VERDICT),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
