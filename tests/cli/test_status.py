@@ -14,7 +14,7 @@ from autoclave.cli.verbs.status import Selection
 from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.core.model import State
-from tests.cli.test_output import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
+from tests.cli.statuses import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
 
 H100 = replace(CLEAN, model="NVIDIA H100 80GB HBM3", resource="nvidia.com/gpu")
 GH200 = replace(H100, index=1, model="NVIDIA GH200 480GB")

@@ -48,6 +48,12 @@ def container(*flags: str, gpus: int = 1, name: str = "main", resource: str = GP
     }
 
 
+def health(pod: Pod) -> dict[str, str]:
+    """The health of a pod's GPUs, as its status shows it."""
+    statuses = (pod.to_dict()["status"].get("containerStatuses") or [{}])[0].get("allocatedResourcesStatus") or []
+    return {it["resourceID"]: it["health"] for status in statuses for it in status["resources"]}
+
+
 class Cluster:
     """The API server, as a person uses it, and the pods' journals."""
 

@@ -17,10 +17,9 @@ from scrubber.devices.simulated import drills
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
 from tests.cluster.claims import EXTENDED, SLICE, Claims, OtherDriver, claiming, device_class, request
-from tests.cluster.cluster import container
+from tests.cluster.cluster import container, health
 from tests.cluster.conftest import LOGS
 from tests.cluster.programs import KUBECONFIG, NODE, Program
-from tests.cluster.test_quarantine import health
 
 
 def allocated(claim):

@@ -5,12 +5,7 @@ from lightkube.resources.core_v1 import Pod
 
 from scrubber.devices.simulated import drills
 from tests.cluster.autoclave import SIMULATED
-
-
-def health(pod) -> dict[str, str]:
-    """The health of a pod's GPUs, as its status shows it."""
-    statuses = (pod.to_dict()["status"].get("containerStatuses") or [{}])[0].get("allocatedResourcesStatus") or []
-    return {it["resourceID"]: it["health"] for status in statuses for it in status["resources"]}
+from tests.cluster.cluster import health
 
 
 async def test_no_pod_gets_a_sick_idle_gpu(cluster, autoclave):

@@ -28,6 +28,13 @@ def run(*args: str | Path) -> None:
         pytest.fail("".join(part for part in parts if "SUCCESS" not in part), pytrace=False)
 
 
+def unit_test(interval: str, series: dict[str, Any], questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """A unit test that evaluates these questions over these series."""
+    listed = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": interval, "input_series": listed, "promql_expr_test": questions}
+    return {"evaluation_interval": "1m", "tests": [test]}
+
+
 def run_unit_tests(folder: Path, tests: dict[str, dict[str, Any]]) -> None:
     """Run each test with the rules that it needs, because promtool evaluates all rules for each minute of a test."""
     files = []

@@ -5,7 +5,6 @@ from dashboards.style import NO_ROW
 from scrubber.core.model import Availability, State
 from tests.dashboards import promtool
 from tests.dashboards.panel_queries import panel_queries
-from tests.dashboards.test_query import unit_test
 
 pytestmark = promtool.needed
 
@@ -96,4 +95,4 @@ def test_the_first_row_of_each_page_shows_the_bad_day(tmp_path):
         for title, value in expected.items():
             found = [] if value is None else [{"labels": "{}", "value": value}]
             questions.append({"expr": f"sum({asked[title]})", "eval_time": f"{NOW}s", "exp_samples": found})
-    promtool.run_unit_tests(tmp_path, {"first rows": unit_test("30s", series, questions)})
+    promtool.run_unit_tests(tmp_path, {"first rows": promtool.unit_test("30s", series, questions)})

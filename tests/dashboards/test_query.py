@@ -23,13 +23,7 @@ def asked(expression, series, expected):
         "eval_time": "30m",
         "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
     }
-    return unit_test("30s", series, [question])
-
-
-def unit_test(interval, series, questions):
-    listed = [{"series": name, "values": values} for name, values in series.items()]
-    test = {"interval": interval, "input_series": listed, "promql_expr_test": questions}
-    return {"evaluation_interval": "1m", "tests": [test]}
+    return promtool.unit_test("30s", series, [question])
 
 
 def answers(tmp_path, expression, series, expected):
@@ -240,7 +234,7 @@ def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     stats = [it for it in queries if kinds.get((it.page, it.panel)) == "stat"]
     zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in stats]
     assert len(zeros) > 30
-    promtool.run_unit_tests(tmp_path, {"zeros": unit_test("1m", one_of_each("1x200 stale"), zeros)})
+    promtool.run_unit_tests(tmp_path, {"zeros": promtool.unit_test("1m", one_of_each("1x200 stale"), zeros)})
 
 
 def test_a_probation_without_a_holder_has_no_time(tmp_path):

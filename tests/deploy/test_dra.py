@@ -12,7 +12,7 @@ from plugin.dra import config, driver, slices
 from plugin.dra.config import DraConfig
 from plugin.dra.slices import Pool
 from tests.deploy import kubernetes_versions, manifests
-from tests.deploy.test_admission import refusals, value
+from tests.deploy.admission import refusals, value
 
 PAGE = (generate.ROOT / "docs/dra.md").read_text()
 INSTANCE = "0a1b2c3d"  # of one process

@@ -12,8 +12,7 @@ from scrubber import __version__
 from scrubber.create_gate import installation
 from scrubber.devices.simulated import creation
 from tests.deploy import manifests
-from tests.house.test_links import FENCED, PAGES
-from tests.house.test_style import place
+from tests.house.sources import FENCED, PAGES, place
 
 COMMAND = re.compile(r"^ *(helm (?:install|upgrade) .*)$|`(helm (?:install|upgrade) [^`]+)`", re.MULTILINE)
 OURS = "autoclave deploy/helm/autoclave --namespace autoclave"

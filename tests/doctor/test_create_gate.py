@@ -13,8 +13,7 @@ from autoclave.doctor.facts import create_gate
 from ground.errors import Unreachable
 from scrubber.create_gate.installation import SPECIFICATION
 from tests.create_gate.programs import SOURCE, compiled
-from tests.doctor.nodes import FACTS, GPU, STATUS
-from tests.doctor.test_findings import finding_of
+from tests.doctor.nodes import FACTS, GPU, STATUS, finding_of
 from tests.live import Service
 
 

@@ -10,7 +10,7 @@ from autoclave.doctor.findings import node, roster
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from scrubber.core import views
 from scrubber.core.model import Holder
-from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS
+from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
 
 OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")
@@ -278,13 +278,6 @@ NODES = [
     ("double-allocation", pods("0", "pod-1", "pod-2", answer=SILENT), BROKEN, "gave 0"),  # any device may be ours
 ]
 ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
-
-
-def finding_of(facts, name):
-    """What is said under a name; whatever is not well comes with a remedy."""
-    found = [it for it in roster.judge(facts) if it.name == name]
-    assert [it for it in found if bool(it.remedy) is (it.level is OK)] == []
-    return found
 
 
 @pytest.mark.parametrize(("name", "facts", "level", "words"), ROWS, ids=[f"{it[0]}: {it[3]}" for it in ROWS])

@@ -23,7 +23,7 @@ from demo.standins.pods import Container, ContainerKind, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout
 from tests.flows.node import brisk
-from tests.node.test_open_check import IN_TRANSIT
+from tests.node.open_programs import IN_TRANSIT
 
 ONE = {RESOURCE: 1}
 SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once

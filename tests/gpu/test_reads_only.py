@@ -13,6 +13,7 @@ import pynvml
 import pytest
 
 from benchmarks.nvml_questions import NotARead, reads_only
+from tests.fakes.nvml.changing_calls import CHANGERS
 
 ROOT = Path(__file__).parents[2]
 STAGED = [ROOT / "tests/gpu" / name for name in ("test_trial.py", "test_rehearsal.py")]  # meet stand-ins only
@@ -62,10 +63,6 @@ def test_the_writing_tests_change_only_memory(file) -> None:
 def test_the_checked_files_exist() -> None:
     assert {"conftest.py", "test_nvml.py", "nvml.py", "nvml_questions.py"} <= {file.name for file in LOOKERS}
     assert {"test_scrub.py", "inside.py", "__main__.py", "proof.py"} <= {file.name for file in WRITERS}
-
-
-VERBS = "Set|Clear|Create|Destroy|Modify|Remove|Discover|Reset|ReadWrite|Enable|Disable|Update|PowerSmoothing|Workload"
-CHANGERS = re.compile(rf"nvml(?:Device|System|GpuInstance|ComputeInstance|Vgpu|EventSet|Unit)\w*?(?<!Get)(?:{VERBS})")
 
 
 def test_the_guard_lets_no_function_through_that_changes_anything() -> None:

@@ -33,10 +33,10 @@ from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, equip
 from tests.fakes.kmsg import Kmsg
+from tests.fakes.nvml.changing_calls import CHANGERS
 from tests.fakes.nvml.fixtures import on_stage
 from tests.fakes.nvml.machine import Process
 from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
-from tests.gpu.test_reads_only import CHANGERS
 
 CHANGES = re.compile(rf"(?!nvmlEventSet|\w*Get){CHANGERS.pattern}|nvidia-smi")  # a set of events changes no GPU
 SIZE = 10 * PAGE

@@ -11,13 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.house.test_style import FILES, ROOT, place
+from tests.house.sources import FENCED, PAGES, ROOT, place
 
-PAGES = [path for path in FILES if path.suffix == ".md"]
 INDEX = ROOT / "docs" / "README.md"
 GENERATED_TOGETHER = "runbooks"  # its own README.md lists them, and tests/dashboards holds that against the alerts
 
-FENCED = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
 TARGET = re.compile(
     r"\]\(([^()\s]*)(?: \"[^\"]*\")?\)|^\[[^\]]+\]: *(\S+)|<(https?:[^>\s]+)>|(?:href|src)=\"([^\"]*)\"", re.MULTILINE

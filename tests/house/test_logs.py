@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house.test_style import modules, place
+from tests.house.sources import modules, place
 
 PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
 SPEAKS = {"debug", "info", "warning", "error", "exception", "critical", "log"}

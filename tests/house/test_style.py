@@ -2,14 +2,11 @@
 
 import ast
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
-from pathspec import GitIgnoreSpec
 
-ROOT = Path(__file__).parents[2]
-HOUSES = ("autoclave", "demo", "scrubber", "plugin", "policies", "ground", "dashboards")
+from tests.house.sources import FILES, HOUSES, ROOT, WRITTEN, modules, place
+
 LAZY = "autoclave/cli/"  # the verbs are loaded when they are called
 EXTRAS = (
     "autoclave/doctor/gathering.py",  # the API server's client, for a check that few ask for
@@ -21,37 +18,10 @@ EXTRAS = (
     "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
-IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])
-FILES = [
-    path
-    for top in sorted(ROOT.iterdir())
-    if not IGNORED.match_file(top.name + "/" * top.is_dir())
-    for path in ([top] if top.is_file() else sorted(top.rglob("*")))
-    if path.is_file() and not IGNORED.match_file(path.relative_to(ROOT))
-]
-WRITTEN = [path for path in FILES if path.suffix == ".py" and "_pb2" not in path.name]  # by a person
-
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|pypi/+simple|file:///\w")
 UNOWNED = re.compile(r"(?:github\.com|ghcr\.io|docker\.io|quay\.io)/autoclave")  # anybody may register it
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|farm)/")
 RULE = re.compile(r'"[A-Z]{1,4}[0-9]{0,4}"|ignore_(?:errors|missing)')
-
-
-def place(path, line=None):
-    name = path.relative_to(ROOT).as_posix()
-    return f"{name}:{line}" if line else name
-
-
-def modules(*tops):
-    """Path and syntax tree of each module that a person wrote, in some or all top folders."""
-    for path in WRITTEN:
-        if not tops or path.relative_to(ROOT).parts[0] in tops:
-            yield path, parsed(path)
-
-
-@cache
-def parsed(path):
-    return ast.parse(path.read_text())
 
 
 def test_the_walk_sees_the_packages_and_no_ignored_file():
@@ -98,6 +68,32 @@ def test_every_exemption_in_pyproject_has_its_reason():
     rules = [line for line in lines if RULE.search(line) and not line.startswith("select")]
     assert rules
     assert [line for line in rules if not re.search(r"# \S", line)] == []
+
+
+def imported(tree):
+    """The full name of each module, and of each name in one, that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def of_tests(tree):
+    """Those of them that stand in a file of tests."""
+    return [name for name in imported(tree) if re.match(r"tests\.(\w+\.)*test_", name)]
+
+
+def test_no_test_imports_another_test_file():
+    assert [f"{place(path)}: {name}" for path, tree in modules("tests") for name in of_tests(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import tests.core.test_states", "from tests.core.test_states import X", "from tests.core import test_states"],
+)
+def test_an_import_of_a_test_file_is_found(line):
+    assert of_tests(ast.parse(line))
 
 
 @pytest.mark.parametrize("mark", ["noqa", "type: ignore", "pragma"])

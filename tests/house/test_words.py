@@ -6,7 +6,7 @@
 import ast
 import re
 
-from tests.house.test_style import HOUSES, ROOT, modules, place
+from tests.house.sources import HOUSES, ROOT, modules, place
 
 REPLACED = {
     "claimant": "the starting pod",

@@ -9,8 +9,9 @@ import pytest
 
 from scrubber.node import proc
 from tests.devices.conftest import launch
+from tests.node.control_groups import enter, group
 
-__all__ = ["launch"]
+__all__ = ["enter", "group", "launch"]
 
 DEAD_LEADER = """
 import ctypes, os, sys, threading, time

@@ -23,10 +23,9 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
-from tests.node.test_cgroups_real import ID, UID, Group, Process, enter, group, pod
+from tests.node.control_groups import ID, UID, Group, Process, pod
 from tests.patience import WITHIN
 
-__all__ = ["enter", "group"]
 HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
 GONE = RecordFirst(ev.Released("its owner is gone"))
 

@@ -12,19 +12,8 @@ from ground.private_files import locked
 from scrubber.node import open_check
 from scrubber.node.open_check import RefusedError, is_open
 from scrubber.node.proc import status
+from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
 from tests.patience import WITHIN
-
-WRITE = "import os,sys,time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
-MAP = """
-import ctypes, os, sys, time
-handle = os.open(sys.argv[1], os.O_RDWR)
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-assert libc.mmap(None, 4096, 3, {flags}, handle, 0) != ctypes.c_void_p(-1).value
-os.close(handle)
-print(1, flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -32,26 +21,6 @@ def memory(tmp_path: Path) -> Path:
     path = tmp_path / "memory"
     path.write_bytes(bytes(8192))
     return path
-
-
-IN_TRANSIT = """
-import os, socket, sys, time
-one, other = socket.socketpair()
-handle = os.open(sys.argv[1], os.O_RDWR)
-socket.send_fds(one, [b"x"], [handle])
-os.close(handle)
-print(1, flush=True)
-time.sleep(60)
-"""
-RESTLESS = """
-import os, sys
-handle = os.open(sys.argv[1], os.O_RDWR)
-print(1, flush=True)
-while True:
-    other = os.dup(handle)
-    os.close(handle)
-    handle = other
-"""
 
 
 USES = {

@@ -12,7 +12,7 @@ import pytest
 from ground import private_files
 from scrubber.node import open_files, proc
 from scrubber.node.processes import Processes
-from tests.node.test_open_check import WRITE
+from tests.node.open_programs import WRITE
 
 KTHREADD = 2
 

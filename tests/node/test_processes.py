@@ -22,8 +22,8 @@ from scrubber.node.processes import Processes
 from tests import few_rights
 from tests.few_rights import takes_setpriv
 from tests.node.conftest import DEAD_LEADER, NodeProc
-from tests.node.test_open_check import IN_TRANSIT, RESTLESS
-from tests.node.test_open_check import MAP as MAPPING
+from tests.node.open_programs import IN_TRANSIT, RESTLESS
+from tests.node.open_programs import MAP as MAPPING
 from tests.patience import WITHIN
 
 PROC = Path("/proc")

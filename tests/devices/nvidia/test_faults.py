@@ -13,7 +13,7 @@ from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.nvml import DriverGoneError, NotFoundError, NotSupportedError
-from tests.devices.nvidia.test_nvml import CODES, KINDS
+from tests.devices.nvidia.nvml_errors import CODES, KINDS
 from tests.fakes.nvml.machine import Slice
 
 ONE_OF_EACH_KIND = {KINDS.get(code): code for code in (*reversed(CODES), pynvml.NVML_ERROR_UNKNOWN)}.values()

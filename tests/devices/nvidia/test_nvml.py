@@ -8,40 +8,15 @@ from contextlib import nullcontext
 import pynvml
 import pytest
 
-from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia import nvml as library
 from scrubber.devices.nvidia.nvml import (
-    ArgumentError,
-    BufferTooSmallError,
     DriverGoneError,
-    InUseError,
-    NoPermissionError,
-    NotFoundError,
     NotSupportedError,
-    ResetRequiredError,
 )
+from tests.devices.nvidia.nvml_errors import CODES, KINDS
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
-
-KINDS: dict[int, type[DeviceError]] = {
-    pynvml.NVML_ERROR_UNINITIALIZED: DriverGoneError,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: ArgumentError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
-    pynvml.NVML_ERROR_NOT_FOUND: NotFoundError,
-    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: BufferTooSmallError,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverGoneError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
-    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
-    pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
-    pynvml.NVML_ERROR_IN_USE: InUseError,
-    pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverGoneError,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
-    pynvml.NVML_ERROR_DEPRECATED: NotSupportedError,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: DeviceLostError,
-}
-CODES = sorted(value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_"))
 
 
 def name_of(rig, number: int = 0) -> str:

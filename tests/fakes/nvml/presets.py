@@ -5,6 +5,7 @@ from __future__ import annotations
 MIB = 2**20
 BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)  # of eight GPUs; the first four hang on the first processor
 ON_FIRST_NODE = 4
+UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"  # one NVLink
 
 # What an H200 can be cut into. The first number is NVML's for the profile, id is the one that makes it. Placements and
 # ids are those of the hardware; what engines and memory come with it is near enough.

@@ -10,9 +10,10 @@ from demo.standins import http_api
 from demo.standins.http_api import JSON, Answer, HttpApi, Request, on, silence, status
 from tests.patience import WITHIN
 
-__all__ = ["NODE", "Answer", "ApiServer", "Request", "drip", "on", "silence", "status"]
+__all__ = ["CONDITION", "EVENTS", "NODE", "Answer", "ApiServer", "Request", "drip", "on", "silence", "status"]
 
 NODE = "node-1"
+CONDITION, EVENTS = "PATCH nodes/status", "POST events"  # requests
 
 
 class ApiServer(HttpApi):

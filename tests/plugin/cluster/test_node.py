@@ -6,10 +6,9 @@ import pytest
 
 from plugin.cluster import api_objects, apiserver
 from plugin.cluster.reporter import ClusterReporter
-from tests.plugin.cluster.api_server import NODE, on, status
+from tests.plugin.cluster.api_server import CONDITION, NODE, on, status
 from tests.plugin.cluster.conftest import QUICK
-from tests.plugin.cluster.test_reporter import CONDITION, out
-from tests.plugin.cluster.test_silence import IDLE
+from tests.plugin.cluster.devices import IDLE, out
 from tests.plugin.scrub_server import gpu
 
 

@@ -8,24 +8,16 @@ from structlog.testing import capture_logs
 
 from plugin.cluster import api_objects
 from plugin.cluster.node_report import MOST_WAITING
-from tests.plugin.cluster.api_server import Answer, Request, drip, on, silence, status
+from tests.plugin.cluster.api_server import CONDITION, EVENTS, Answer, Request, drip, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
+from tests.plugin.cluster.devices import lines, out
 from tests.plugin.scrub_server import gpu
 
 TAINT = api_objects.TAINT
-CONDITION, EVENTS = "PATCH nodes/status", "POST events"
 
 
 def sick(index, reason="xid"):
     return gpu(index, healthy=False, clean=False, reason=reason, sick=True)
-
-
-def out(index, reason="xid"):
-    return gpu(index, healthy=False, clean=False, reason=reason, quarantined=True)
-
-
-def lines(logs, event):
-    return [line for line in logs if line["event"] == event]
 
 
 async def test_a_healthy_node_says_so_once_and_no_more(api, door, reporting):

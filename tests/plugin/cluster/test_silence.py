@@ -5,41 +5,14 @@ from typing import cast
 
 from structlog.testing import capture_logs
 
-from ground.aio import Changed
 from plugin.cluster import apiserver, node_report
 from plugin.cluster.reporter import ClusterReporter
-from plugin.devices import Device
-from plugin.listing import Listing, Shown
+from plugin.listing import Listing
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
 from tests.plugin.cluster.conftest import QUICK
-from tests.plugin.cluster.test_reporter import lines, out
+from tests.plugin.cluster.devices import IDLE, Source, lines, out
 from tests.plugin.scrub_server import gpu
-
-IDLE = Device("GPU-0000", healthy=False, clean=False, numa_node=0, resource="nvidia.com/gpu")
-
-
-class Source(Changed):
-    """Devices that stand as the test says, and how often somebody looked."""
-
-    def __init__(self, *devices: Device) -> None:
-        super().__init__()
-        self.devices: Shown | None = devices
-        self.looks = 0
-
-    async def until_known(self) -> None:
-        """They are known."""
-
-    def current(self) -> Shown | None:
-        self.looks += 1
-        return self.devices
-
-    async def until_differs(self, before: Shown | None) -> None:
-        await self.until(lambda: self.devices != before)
-
-    def say(self, devices: Shown | None) -> None:
-        self.devices = devices
-        self.notify()
 
 
 async def slots(number=50):

@@ -12,10 +12,9 @@ from plugin.cluster import apiserver
 from plugin.cluster.reporter import ClusterReporter
 from plugin.listing import Listing
 from tests.patience import WITHIN
-from tests.plugin.cluster.api_server import NODE, on, silence, status
+from tests.plugin.cluster.api_server import CONDITION, EVENTS, NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
-from tests.plugin.cluster.test_reporter import CONDITION, EVENTS, lines, out
-from tests.plugin.cluster.test_silence import IDLE, Source
+from tests.plugin.cluster.devices import IDLE, Source, lines, out
 from tests.plugin.scrub_server import gpu
 
 

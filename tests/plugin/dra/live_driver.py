@@ -7,6 +7,7 @@ import grpc.aio
 
 from demo.standins.api_server import CLAIMS, ApiServer
 from plugin.dra.config import DRIVER
+from plugin.dra.driver import MARGIN
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from tests.patience import WITHIN
@@ -14,6 +15,7 @@ from tests.plugin.live_plugin import Plugin, until_files
 from tests.plugin.scraping import get, scrape
 
 NODE = "node-1"
+SOON = MARGIN + 0.2  # seconds of a call that has no time to wait
 
 
 def allocated(name: str, *devices: str, driver: str = DRIVER, uid: str = "", **more: object) -> dict[str, Any]:

@@ -26,9 +26,7 @@ from scrubber.api import admin_client, client
 from tests.create_gate.programs import SOURCE, compiled
 from tests.live import Service
 from tests.patience import WITHIN
-from tests.plugin.dra.live_driver import allocated, prepare, unprepare
-
-SOON = dra.MARGIN + 0.2  # seconds of a call that has no time to wait
+from tests.plugin.dra.live_driver import SOON, allocated, prepare, unprepare
 
 
 class Cluster:

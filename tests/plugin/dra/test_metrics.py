@@ -8,8 +8,7 @@ from demo.standins.http_api import on, status
 from plugin.dra.config import DRIVER
 from plugin.metrics import table
 from scrubber import __version__
-from tests.plugin.dra.live_driver import allocate
-from tests.plugin.dra.test_driver import SOON
+from tests.plugin.dra.live_driver import SOON, allocate
 
 
 @pytest.mark.usefixtures("scrub_server")

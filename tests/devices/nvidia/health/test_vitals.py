@@ -15,8 +15,8 @@ from scrubber.devices.nvidia.health.vitals import worsened
 from scrubber.devices.nvidia.nvml import RecoveryAction
 from tests.devices.nvidia.bench import touch
 from tests.devices.nvidia.conftest import boot
-from tests.devices.nvidia.health.test_watch import DOWN
 from tests.fakes.nvml.machine import Slice
+from tests.fakes.nvml.presets import DOWN
 
 ACTION = "field.230"
 PREFIX = "NVML_GPU_RECOVERY_ACTION_"

@@ -13,9 +13,9 @@ from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.health.watch import EVERY, LASTS, BestSeenFile, SignWatch
 from tests.fakes.nvml.machine import Slice
+from tests.fakes.nvml.presets import DOWN, UP
 from tests.patience import WITHIN
 
-UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"
 POWER_BRAKE, THERMAL, BY_DRIVER = 0x80, 0x40, 0x20
 DEGRADED, WRONG_CONFIGURATION, ALL_WELL = 0b01, 5 << 8, 0b10_10_10_10 | 1 << 8
 UNKNOWN, UNTOLD, FORBIDDEN = (
