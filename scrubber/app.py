@@ -17,7 +17,7 @@ from ground.errors import FatalError
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states, views
-from scrubber.core.model import DeviceInfo, Holder, Step
+from scrubber.core.model import DeviceInfo, Holder
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
 from scrubber.devices.base import Address, Backend, DeviceHandling
@@ -25,7 +25,6 @@ from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.jobs.jobs import Jobs
-from scrubber.jobs.slots import ON_MEMORY
 from scrubber.ledger import files, sqlite, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
@@ -43,7 +42,7 @@ from scrubber.service.monitor import Monitor
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.workers.pool import WorkerPool
-from scrubber.workers.wire import Assignment
+from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker
 
 logger = log.get("app")
@@ -119,8 +118,12 @@ class _WorkerStarter:
     operator_namespaces: tuple[str, ...]
     namespace: int | None
 
-    async def start(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> Worker:
+    async def start(self, device: str, policy: Policy) -> Worker:
         handling = _handling(policy)
+
+        async def describe() -> Prepare:
+            return Prepare(self.backend.address(device, handling), await self.observer.health.memory(device))
+
         assignment = Assignment(
             self.backend.address(device, handling),
             self.backend.files(device),
@@ -130,9 +133,8 @@ class _WorkerStarter:
             bystanders=policy.evict.all_bystanders(self.operator_namespaces),
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
-            memory=await self.observer.health.memory(device) if ON_MEMORY.issuperset(steps) else None,
         )
-        worker = await self.pool.start_worker(assignment)
+        worker = await self.pool.start_worker(assignment, describe)
         if self.pool.cupy.lacks:  # known only now, after the zygote has started
             await worker.kill()
             raise BrokenError(f"cannot clear its memory: {self.pool.cupy.lacks}")

@@ -61,7 +61,7 @@ class DeviceNode:
 
     users: Users  # the holders of all devices that a reset of this device affects
     runs: Callable[[str], bool]  # whether a bystander with that program name runs
-    memory: Counts | None = None  # as the service read it before the worker began
+    memory: Counts | None = None  # as the service read it before the steps on memory
 
 
 @dataclass(frozen=True, slots=True)

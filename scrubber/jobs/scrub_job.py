@@ -10,9 +10,9 @@ others follow up an earlier one, and leave out what has probably not changed sin
 A step that only reads (``READING``) already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only if the fence then allows the step.
 
-A path has three workers, one after the other: for the steps before ``clear``, for the steps on memory, for the rest.
-The steps on memory share one worker, because one step reads what another step wrote. A worker has ended before the next
-one begins.
+A path has two workers, one after the other: one up to the last step on memory, one for the rest. The steps on memory
+share a worker, because one step reads what another step wrote. The first worker opens the device only before ``clear``:
+until then it is no holder. It has ended, and the device has its memory back, before the second one begins.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from scrubber.core.model import (
     Vitals,
 )
 from scrubber.devices.base import DeviceError
-from scrubber.jobs.slots import ON_MEMORY, DeviceLocks, Slots
+from scrubber.jobs.slots import BRIEF_ON_DRIVER, DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
@@ -62,8 +62,8 @@ READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on
 logger = log.get("jobs")
 
 
-Spawn = Callable[[str, Policy, tuple[Step, ...]], Awaitable[Worker]]
-"""Starts a worker for these steps on a device, as its policy wants it."""
+Spawn = Callable[[str, Policy], Awaitable[Worker]]
+"""Starts a worker for a device, as its policy wants it."""
 StartingWorker = asyncio.Task[Worker]  # the worker may still be starting while its device is observed
 
 
@@ -194,10 +194,12 @@ class ScrubJob:
         """Run the steps of the path. The start and the result of each step are recorded before the next step."""
         plan = verdict.plan(self.path, self._policy)
         following = dict(pairwise(plan))
-        for _, together in groupby(plan, ON_MEMORY.__contains__):
+        for _, together in groupby(plan, BRIEF_ON_DRIVER.__contains__):
             steps = tuple(together)
-            async with self._worker(steps) as worker:
+            async with AsyncExitStack() as until_worker_ends, self._worker() as worker:
                 for step in steps:
+                    if step is Step.CLEAR:
+                        await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
                     async with self._turn(step, plan) as unexpected_holder:
                         # Recorded before the observation: a later request for the device or a sibling finds this step
                         # in the ledger, and the observation finds what an earlier request has handed out.
@@ -240,7 +242,7 @@ class ScrubJob:
         While the service cannot release the driver, the reset does not begin. That is no fault of the device.
         """
         if step is Step.CLEAR:
-            (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
+            await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
         facts = await self._observe(follow_up=step not in COMPLETELY_OBSERVED)
         fenced = self._fence(step, facts)
         if fenced is not None:
@@ -485,18 +487,15 @@ class ScrubJob:
     # -- the worker
 
     @asynccontextmanager
-    async def _worker(self, steps: tuple[Step, ...]) -> AsyncIterator[StartingWorker]:
-        """A worker for these steps; it is gone when the block ends, whatever happened."""
+    async def _worker(self) -> AsyncIterator[StartingWorker]:
+        """A worker of this job; it is gone when the block ends, whatever happened."""
 
         async def spawn() -> Worker:
-            worker = await self._context.spawn(self.device, self._policy, steps)
+            worker = await self._context.spawn(self.device, self._policy)
             self._workers.append(worker.pid)
             return worker
 
-        async with (
-            self._context.slots.at_memory(self.device, steps),
-            own_worker(self._observer, spawn) as worker,
-        ):
+        async with own_worker(self._observer, spawn) as worker:
             yield worker
 
     def _progress(self, done: int, total: int) -> None:

@@ -11,7 +11,7 @@ from scrubber.core.model import Job, Record, ScrubPath, Step
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 
-ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker
+ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})
 # These steps hold the driver only while they run. The steps on memory hold it until their worker has ended.
 BRIEF_ON_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})
 MAX_WORKERS = 16  # at once; each is a process of its own, and all devices of a node may become dirty together
@@ -118,8 +118,8 @@ class Slots:
         return nullcontext()
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
-        """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
-        if not (self._backend.one_driver and ON_MEMORY.issuperset(steps)):
+        """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""
+        if not self._backend.one_driver:
             return nullcontext()
         return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
 

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,7 +54,7 @@ def main() -> None:
     def ours(pid: int) -> bool:
         return observer.descends(pid, (zygote,))
 
-    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of), assignment.memory)
+    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of))
     context = StepContext(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
@@ -61,6 +62,8 @@ def main() -> None:
     while True:
         request = wire.request(requests.get())
         if isinstance(request, wire.Prepare):
+            gpu = devices.open_gpu(request.address, replace(node, memory=request.memory))
+            context = replace(context, gpu=gpu)
             roster.prepare(context)
             continue
         busy.set()

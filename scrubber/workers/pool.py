@@ -21,7 +21,7 @@ from ground import log
 from ground.documents import strict_json
 from scrubber.workers import wire
 from scrubber.workers.wire import Assignment
-from scrubber.workers.worker import BrokenError, Child, Pipes, Tail, Worker
+from scrubber.workers.worker import BrokenError, Child, Describe, Pipes, Tail, Worker
 
 T = TypeVar("T")
 
@@ -55,9 +55,9 @@ class WorkerPool:
         except BrokenError as error:  # raised again for each worker
             logger.error("no zygote", error=str(error))  # noqa: TRY400 -- expected
 
-    async def start_worker(self, assignment: Assignment) -> Worker:
+    async def start_worker(self, assignment: Assignment, describe: Describe | None = None) -> Worker:
         """A worker with this assignment; BrokenError if none can be started."""
-        return Worker(await self.spawn(), assignment)
+        return Worker(await self.spawn(), assignment, describe)
 
     async def spawn(self) -> Child:
         """A connected child; BrokenError if none can be started, and no child is left behind then."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ground.documents import strict_json
 from scrubber.core.model import Step
@@ -33,7 +33,6 @@ class Assignment:
     bystanders: tuple[str, ...] = ()  # the programs that may have the device open
     pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod
     pid_namespace: int | None = None  # the one that shows the whole node, if not the first of the machine
-    memory: Counts | None = None  # of the device, as the service has just read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,13 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """A line to a worker before its first step on memory: open the device meanwhile. It has no answer."""
+    """A line to a worker before its first step on memory: open the device meanwhile. It has no answer.
 
-    prepare: bool = True
+    It says anew what the device is: the steps before may have ended its processes, or reset it.
+    """
+
+    address: Address
+    memory: Counts | None  # of the device, as the service has just read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class Answer:
 def request(line: bytes) -> StepRequest | Prepare:
     """The request in any later line to a worker."""
     fields = strict_json.parse(line)
-    return Prepare() if fields == asdict(Prepare()) else strict_json.build(StepRequest, fields)
+    is_prepare = isinstance(fields, dict) and "address" in fields
+    return strict_json.build(Prepare, fields) if is_prepare else strict_json.build(StepRequest, fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -22,6 +23,9 @@ _REPORTED_WITHIN = 10.0  # seconds that the zygote has to report how a child end
 _ENDS_WITHIN = 2.0  # seconds to wait for a child that was killed and is not used again
 _LEAVES_WITHIN = 10.0  # seconds for a child to end: the kernel takes all memory of a device back before that
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+
+
+Describe = Callable[[], Awaitable[wire.Prepare]]
 
 
 class BrokenError(Exception):
@@ -227,15 +231,20 @@ class Worker:
     late, dies, or sends a line that is no frame is killed, and that is the result.
     """
 
-    def __init__(self, child: Child, assignment: wire.Assignment) -> None:
-        """Send the assignment. A child that is gone already is noticed by the first step."""
+    def __init__(self, child: Child, assignment: wire.Assignment, describe: Describe | None = None) -> None:
+        """Send the assignment. A child that is gone already is noticed by the first step.
+
+        ``describe`` is asked for the device as it is when the child opens it. Without it, the first step opens it.
+        """
         self._child = child
+        self._describe_device = describe
         self.pid = child.pid  # the child is no holder of the device, although it has the device open
         self._tell(assignment)
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Have the child open the device for its steps on memory, while the device is observed."""
-        self._tell(wire.Prepare())
+        if self._describe_device is not None:
+            self._tell(await self._describe_device())
 
     def _tell(self, message: wire.Assignment | wire.Prepare) -> None:
         try:

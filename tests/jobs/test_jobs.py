@@ -300,7 +300,7 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     await world.start()
     await world.reach(world.uuids[0], State.QUARANTINED)
     last = results(world, world.uuids[0])[-1]
-    assert (last.step, last.outcome) == (Step.RESET, Outcome.DIED)
+    assert (last.step, last.outcome) == (Step.SELFTEST, Outcome.DIED)
     assert rows(world, ev.ScrubPassed) == []
 
 

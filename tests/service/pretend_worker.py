@@ -49,7 +49,7 @@ class PretendWorker:
         """Its pid."""
         return self.process.pid
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Changes nothing on the GPU."""
 
     async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
@@ -233,7 +233,7 @@ class RestoreWorker:
         self._node.unrestored.discard(self._uuid)
         return StepResult(step, path, Outcome.PASSED, 1.0)
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Open nothing."""
 
     async def finish(self, last: StepResult) -> StepResult:

@@ -65,7 +65,7 @@ class Traced(ScrubJob):
 class Busy(PretendWorker):
     """Tells when it begins a step, and when it opens the device for those on memory."""
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         Traced.trace.append("prepares")
 
     async def do(self, step, path, order, *rest):

@@ -234,10 +234,10 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     device = world.uuids[0]
     spawn = world.context.jobs._context.spawn
 
-    async def none_for_the_slow_path(uuid: str, policy: Policy, steps: tuple[Step, ...]) -> PretendWorker:
+    async def none_for_the_slow_path(uuid: str, policy: Policy) -> PretendWorker:
         if world.record(uuid).job.path is ScrubPath.RESET:
             raise BrokenError("cannot start a worker")
-        worker: PretendWorker = await spawn(uuid, policy, steps)
+        worker: PretendWorker = await spawn(uuid, policy)
         return worker
 
     jobs = world.context.jobs

@@ -21,7 +21,7 @@ from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.model import Policy
 from scrubber.core import event_text, views
-from scrubber.core.model import Passage, Record, State, Step
+from scrubber.core.model import Passage, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.jobs.jobs import Jobs
@@ -372,7 +372,7 @@ class World:
     async def _restore(self, address: Address) -> Worker:
         return cast("Worker", RestoreWorker(self.node, address.place))
 
-    async def _hire(self, device: str, _policy: Policy, _steps: tuple[Step, ...]) -> Worker:
+    async def _hire(self, device: str, _policy: Policy) -> Worker:
         await asyncio.sleep(0)
         return cast("Worker", self._worker(self.node, self.truth, device))
 

@@ -41,6 +41,14 @@ def test_a_message_is_one_line_and_is_read_back(message) -> None:
     assert strict_json.decode(type(message), line) == message
 
 
-@pytest.mark.parametrize("request_", [StepRequest(Step.CLEAR, ORDER), StepRequest(Step.EVICT, Order()), Prepare()])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        StepRequest(Step.CLEAR, ORDER),
+        StepRequest(Step.EVICT, Order()),
+        Prepare(Address("nvidia", "{}"), (3, 2, 1)),
+        Prepare(Address("simulated", "/somewhere"), None),
+    ],
+)
 def test_a_request_to_a_worker_survives_encoding(request_) -> None:
     assert wire.request(strict_json.encode(request_)) == request_

@@ -16,6 +16,7 @@ import pytest
 
 from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
+from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills, tenants
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
@@ -66,6 +67,25 @@ async def test_a_worker_evicts_a_leftover(bank, spawn: Spawn) -> None:
     pid = tenants.zombie(bank.root, bank.first)
     result = await do(await spawn(), Step.EVICT, LEFTOVERS)
     assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
+
+
+async def test_prepare_describes_the_device_anew(bank, make: MakePool) -> None:
+    """What the service knew when the worker started may be old by then: evict or a reset came between."""
+    former, now = bank.backend.address(bank.second, DeviceHandling()), on_first(bank).address
+    asked: list[str] = []
+
+    async def describe() -> wire.Prepare:
+        asked.append("asked")
+        return wire.Prepare(now, None)
+
+    worker = await make().start_worker(replace(on_first(bank), address=former), describe)
+    bank.place(bank.first).memory.write_bytes(b"secret" * 1000)
+    assert (await do(worker, Step.EVICT)).outcome is Outcome.PASSED
+    assert (asked, bank.untouched()) == ([], True)
+    await worker.prepare()
+    assert (await do(worker, Step.CLEAR)).outcome is Outcome.PASSED
+    assert asked == ["asked"]
+    assert b"secret" not in bank.place(bank.first).memory.read_bytes()
 
 
 async def test_a_worker_of_pid_1_ends_no_other_worker(bank, make: MakePool) -> None:
