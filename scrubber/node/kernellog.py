@@ -26,6 +26,7 @@ LARGEST = 16 * 1024  # bytes of one read: twice what the kernel makes of the lon
 _RECORD = re.compile(rb"(\d{1,10}),\d{1,20},(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _FACILITY_SHIFT = 3  # the bits below are the severity
 _KERNEL = 0
+_KMSG = os.makedev(1, 11)  # the kernel's Documentation/admin-guide/devices.txt
 
 
 class KernelLog:
@@ -35,7 +36,7 @@ class KernelLog:
         self._path = path
         self._descriptor = -1
         self._rest = b""
-        self._missed = False
+        self.overwritten = 0  # how often unread messages were overwritten
 
     def open(self) -> str:
         """Open the log; returns why it cannot be read, or "". ``fileno`` is readable when there are new messages."""
@@ -69,12 +70,9 @@ class KernelLog:
             except BlockingIOError:
                 return None
             except BrokenPipeError:  # the ring buffer overwrote unread messages
-                self._miss()
-
-    def _miss(self) -> None:
-        if not self._missed:
-            logger.warning("kernel messages were overwritten before they were read: XIDs may be missing")
-        self._missed = True
+                if not self.overwritten:
+                    logger.warning("kernel messages were overwritten before they were read: XIDs may be missing")
+                self.overwritten += 1
 
 
 def of_the_kernel(line: bytes) -> tuple[int, str] | None:
@@ -92,7 +90,9 @@ def check_readable(path: Path) -> None:
 
 def _opened(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISCHR(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode):
+    status = os.fstat(descriptor)
+    # A node in a container may have /dev/null or a console in its place, which would stay silent for ever.
+    if (stat.S_ISCHR(status.st_mode) and status.st_rdev == _KMSG) or stat.S_ISFIFO(status.st_mode):
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is not a kernel log")

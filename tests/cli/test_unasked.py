@@ -84,8 +84,9 @@ def test_an_xid_in_the_kernel_log_quarantines_between_rounds(machine) -> None:
 
 
 @needs_namespace
-def test_an_xid_from_nvml_alone_quarantines_between_rounds(machine) -> None:
-    running, _ = machine
+def test_an_xid_from_nvml_quarantines_when_the_log_has_ended(machine) -> None:
+    running, kmsg = machine
+    kmsg.close()
     began = time.monotonic()
     running.stage.machine.gpu(2).event(pynvml.nvmlEventTypeXidCriticalError, 95)
     running.settled(2, "quarantined")

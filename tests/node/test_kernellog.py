@@ -91,13 +91,15 @@ def test_an_end_is_not_waited_at(kmsg):
     reader.close()
 
 
-@pytest.mark.parametrize("kind", ["absent", "file", "folder"])
+@pytest.mark.parametrize("kind", ["absent", "file", "folder", "another device"])
 def test_an_unreadable_kernel_log_is_reported(tmp_path, kind):
     path = tmp_path / "kmsg"
     if kind == "file":
         path.write_text("3,1,1,-;no\n")
     elif kind == "folder":
         path.mkdir()
+    elif kind == "another device":
+        path.symlink_to("/dev/null")
     words = "no such file or directory" if kind == "absent" else "it is not a kernel log"
     assert KernelLog(path).open() == f"{path}: {words}"
     with pytest.raises(OSError, match="(?i)" + words):

@@ -82,7 +82,7 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The driver reports errors in two ways. Only the kernel's log has those from before the service started."""
+    """The service reads XIDs from the kernel's log. Without it, NVML reports only those after the start."""
     if not facts.guards_nvidia:
         return
     name, fault = "kernel-log", facts.kernel_log

@@ -3,6 +3,10 @@
 Both threads store what they read, and make the alarm file readable, which wakes the monitor. If one thread is stuck in
 the driver, the other one goes on.
 
+XIDs come from the kernel log where it can be read, else from NVML. So NVML's XIDs wait until the log has been read to a
+later moment, and are then dropped: the log had them. They count if the log ends before that, if its thread is stuck, or
+if the kernel has overwritten unread messages. Then an XID may count twice, but none is lost.
+
 An event set belongs to one opening of NVML. ``Library`` frees the set before it closes NVML, so that a reset finds the
 driver unused. The thread creates a new set when NVML is open again.
 """
@@ -10,10 +14,12 @@ driver unused. The thread creates a new set when NVML is open again.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -43,6 +49,9 @@ OVERDUE_SECONDS = 30.0  # without a report of a thread; opening the driver takes
 LOG, EVENTS = "kernel-log", "nvml-events"  # the threads
 _MEANS = {LOG: f"not seen: {UNSEEN}", EVENTS: "no device can be reset until it comes back or the service is restarted"}
 
+APART = 0.25  # seconds at most between the two reports of one XID, whichever is first
+MOST_REPORTED = 256  # XIDs of NVML that wait for the log
+
 WAIT_MS = 250  # a reset, and the end of the service, wait up to this long for the event thread
 REFUSED_FOR = 60.0  # seconds until a GPU that refused its events is asked again
 _XID = pynvml.nvmlEventTypeXidCriticalError
@@ -56,10 +65,11 @@ class Listener:
     def __init__(self, library: Library, kernel: KernelLog | None, whole: Callable[[int], bool] = xids.always) -> None:
         self._nvml_events = NvmlEvents(library)
         self._kernel = kernel
-        self._lock = threading.Lock()  # guards the next six, and the alarm
+        self._lock = threading.Lock()  # guards the next seven, and the alarm
         self._xids = XidLog(whole)
+        self._reported: deque[tuple[float, GpuError]] = deque()  # by NVML and not counted yet, with their times
+        self._overwritten = -math.inf  # until when the kernel log may lack messages
         self._fatal: tuple[float, SwitchError] | None = None  # the last one, and its time
-        self._logged = False  # whether the kernel log is read
         # Seconds by which the clock of kernel messages is behind ours; a message that is read at once shows it.
         self._behind = 0.0
         self._due: dict[str, float] = {}  # when each thread must report that it is alive
@@ -101,8 +111,8 @@ class Listener:
     def xids(self, pci_address: str, instance: int | None) -> tuple[Xid, ...]:
         """The XIDs of a GPU, or of the slice with this GPU instance, also those read before a thread got stuck."""
         self._check_threads()
-        self._count_waiting()
         with self._lock:
+            self._count_reported()  # here too, because the event thread may be stuck in the driver
             return self._xids.of(pci_address.rpartition(".")[0], instance)
 
     def switches(self) -> tuple[Sign, ...]:
@@ -123,7 +133,6 @@ class Listener:
             return ()
         caught_up = threading.Event()
         thread = _thread(LOG, lambda: self._read_log(caught_up))
-        self._logged = True
         thread.start()
         caught_up.wait(CATCH_UP_SECONDS)
         return (thread,)
@@ -136,15 +145,17 @@ class Listener:
         try:
             while self._end not in dict(poll.poll(0 if not caught_up.is_set() else POLL_SECONDS * 1000)):
                 self._report_alive()
+                began, overwritten = _steady(), self._kernel.overwritten
                 for microseconds, text in self._kernel.messages():
                     self._read(microseconds, text, live=caught_up.is_set())
+                self._drop_reported(began - APART, complete=self._kernel.overwritten == overwritten)
                 caught_up.set()
         except (OSError, EOFError) as error:
             logger.warning("cannot read the kernel's log any more", error=str(error), unseen=UNSEEN)
         finally:
             with self._lock:
-                self._logged = False
                 self._due.pop(LOG, None)
+                self._count_reported()
             caught_up.set()
             self._kernel.close()
 
@@ -155,11 +166,20 @@ class Listener:
         with self._lock:
             self._behind = behind if live else min(behind, self._behind)  # no message is from the future
             if isinstance(error, GpuError):
-                if self._xids.add_logged(error, microseconds, now):
-                    self._raise_alarm()
+                self._xids.add(error, microseconds)
+                self._raise_alarm()
             elif error is not None:
                 self._fatal = (microseconds / 1e6 + self._behind, error)
                 self._raise_alarm()
+
+    def _drop_reported(self, before: float, *, complete: bool) -> None:
+        """Drop NVML's XIDs from before a moment to which the kernel log was read. Those that it may lack count."""
+        with self._lock:
+            if not complete:
+                self._overwritten = _steady() + APART
+            self._count_reported()
+            while self._reported and self._reported[0][0] < before:
+                self._reported.popleft()
 
     def _read_events(self) -> None:
         pause, logged = FIRST_PAUSE, set[str]()
@@ -172,7 +192,9 @@ class Listener:
                 continue
             except DeviceError as error:
                 if str(error) not in logged:
-                    logger.warning("cannot receive the driver's events; the kernel log is still read", error=str(error))
+                    with self._lock:
+                        source = "the kernel log" if self._is_log_read() else "nothing: no XID is seen"
+                    logger.warning("cannot receive the driver's events", error=str(error), still_read=source)
                 logged.add(str(error))
                 self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -181,28 +203,34 @@ class Listener:
             logged.clear()
             for xid in events:
                 self._received(xid)
-            self._count_waiting()
         with self._lock:
             self._due.pop(EVENTS, None)
 
     def _received(self, xid: GpuError | None) -> None:
-        now = _steady()
         with self._lock:
             if xid is None:
                 self._raise_alarm()
             else:
-                self._xids.add_reported(xid, int((now - self._behind) * 1e6), now)
+                self._reported.append((_steady(), xid))
+                self._count_reported()
 
     def _pause(self, pause: float) -> None:
-        self._count_waiting()
         self._report_alive(pause)
         _readable(self._end, pause)
 
-    def _count_waiting(self) -> None:
-        """Count waiting NVML events. Every thread does this, because the event thread may be stuck in the driver."""
-        with self._lock:
-            if self._xids.settle(_steady(), xids.GRACE if self._logged else 0.0):
-                self._raise_alarm()
+    def _count_reported(self) -> None:
+        """Count NVML's XIDs that the kernel log may never show. Call with the lock held."""
+        is_read = self._is_log_read()
+        while self._reported and (
+            not is_read or self._reported[0][0] < self._overwritten or len(self._reported) > MOST_REPORTED
+        ):
+            received, xid = self._reported.popleft()
+            self._xids.add(xid, int((received - self._behind) * 1e6))
+            self._raise_alarm()
+
+    def _is_log_read(self) -> bool:
+        """Whether the thread of the kernel log is alive and not stuck. Call with the lock held."""
+        return _steady() <= self._due.get(LOG, -math.inf)
 
     def _report_alive(self, pause: float = 0.0) -> None:
         """Report that this thread is alive, and will be after the pause."""

@@ -1,4 +1,4 @@
-"""What the driver reports reaches the vitals through the kernel's log and through NVML's events. One of both is enough.
+"""What the driver reports reaches the vitals through the kernel's log, or through NVML's events where there is no log.
 
 Two threads listen: neither waits for the other, a stuck one is reported, and both end.
 """
@@ -19,7 +19,7 @@ from scrubber.core.model import AilmentKind, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import nvml
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.health import listener, xids
+from scrubber.devices.nvidia.health import listener
 from scrubber.devices.nvidia.health.xids import GpuError
 from scrubber.node.kernellog import KernelLog
 from tests.devices.nvidia.health.events_seen import (
@@ -75,23 +75,33 @@ def test_a_slice_has_its_own_errors_and_its_gpus(rig, kmsg, listen):
     kmsg.xid(rig.gpu(0).pci, 95, about=f" GPU-I:{first:02}")
     kmsg.xid(rig.gpu(0).pci, 62)
     await_code(backend, one, 62)  # and what the kernel has said before
-    rig.gpu(0).event(XID, 94, first)
-    await_code(backend, one, 94)
-    assert codes(backend, one) == [31, 95, 62, 94]
+    assert codes(backend, one) == [31, 95, 62]
     assert codes(backend, other) == [95, 62]
 
 
-def test_a_lost_gpu_does_not_silence_the_others(rig, kmsg, listen, monkeypatch):
-    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
+def test_nvmls_xid_of_a_slice_is_not_of_the_others(rig, listen):
+    one, other = rig.cut(0, Slice("3g.71gb"), Slice("1g.18gb"))
+    backend = listen(kernel=False, whole=lambda code: code == 95)
+    rig.gpu(0).event(XID, 94, backend._inventory.place_of(one)[1])
+    await_code(backend, one, 94)
+    assert codes(backend, other) == []
+
+
+def test_the_kernel_log_has_the_xids_of_a_lost_gpu(rig, kmsg, listen):
     backend = listen()
     rig.gpu(0).set(lost=True)
     kmsg.xid(rig.gpu(0).pci, 79, ", GPU has fallen off the bus.")
     assert rings(backend)
     found = backend.vitals(rig.gpu(0).uuid)
     assert (found.lost, [xid.code for xid in found.xids]) == (True, [79])
+
+
+def test_a_lost_gpu_does_not_silence_the_others(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
+    backend = listen(kernel=False)
+    rig.gpu(0).set(lost=True)
     await_call(rig, "nvmlEventSetCreate", 2)  # the wait has failed: there is a new set, without the lost one
     await_more(rig, "nvmlEventSetWait_v2", 1)
-    backend.clear_alarm()
     rig.gpu(1).event(XID, 48)
     assert rings(backend)
     assert codes(backend, rig.gpu(1).uuid) == [48]
@@ -108,13 +118,12 @@ def test_listening_stops_while_the_driver_is_released_and_then_resumes(rig, kmsg
     waits = calls(rig, "nvmlEventSetWait_v2")
     backend.reacquire_driver()
     await_call(rig, "nvmlEventSetWait_v2", waits + 1)
-    rig.gpu(2).event(XID, 48)
+    rig.gpu(2).event(RECOVERY)
     assert rings(backend)
-    assert (codes(backend, rig.gpu(1).uuid), codes(backend, rig.gpu(2).uuid)) == ([62], [48])
+    assert (codes(backend, rig.gpu(1).uuid), codes(backend, rig.gpu(2).uuid)) == ([62], [])
 
 
-def test_a_missing_kernel_log_is_logged_and_nvml_counts(rig, listen, monkeypatch):
-    monkeypatch.setattr(xids, "GRACE", 3600.0)  # there is no other word to wait for
+def test_a_missing_kernel_log_is_logged_and_nvml_counts(rig, listen):
     with capture_logs() as logs:
         backend = listen()
     (said,) = [line for line in logs if line["event"] == "cannot read the kernel's log"]
@@ -124,8 +133,7 @@ def test_a_missing_kernel_log_is_logged_and_nvml_counts(rig, listen, monkeypatch
     assert (codes(backend, rig.gpu(2).uuid), codes(backend, rig.gpu(1).uuid)) == ([48], [])
 
 
-def test_the_kernel_logs_end_is_logged_and_nvml_counts(rig, kmsg, listen, monkeypatch):
-    monkeypatch.setattr(xids, "GRACE", 3600.0)
+def test_the_kernel_logs_end_is_logged_and_nvml_counts(rig, kmsg, listen):
     backend = listen()
     kernel = thread("kernel-log")
     with capture_logs() as logs:
@@ -226,40 +234,75 @@ def test_threads_that_have_ended_are_not_missed(rig, kmsg, listen, monkeypatch):
     assert missed == [["nvml-events"], []]
 
 
+# --- one source or the other, and no XID is lost between them ---
+
+
+def test_an_xid_from_both_sources_counts_once(rig, kmsg, listen, monkeypatch):
+    """What the log may still bring is forgotten when the log was read to a later moment."""
+    monkeypatch.setattr(listener, "APART", 0.0)
+    monkeypatch.setattr(listener, "POLL_SECONDS", 3600.0)  # only a message wakes the thread
+    backend = listen()
+    reported = backend._listener._reported
+    rig.gpu(1).event(XID, 79)
+    until(lambda: reported)
+    assert codes(backend, rig.gpu(1).uuid) == []
+    kmsg.xid(rig.gpu(1).pci, 79, ", GPU has fallen off the bus.")
+    until(lambda: not reported)
+    assert [(xid.code, xid.pid) for xid in backend.vitals(rig.gpu(1).uuid).xids] == [(79, 4711)]
+    kmsg.close()
+    assert codes(backend, rig.gpu(1).uuid) == [79]
+
+
 @pytest.fixture
 def waiting(rig, kmsg, listen, monkeypatch) -> Nvidia:  # noqa: ARG001 - a log in which nothing is said
-    """One that has heard XID 79 of the second GPU from NVML, and waits for the kernel's word."""
-    monkeypatch.setattr(xids, "GRACE", 3600.0)
+    """One that has heard XID 79 of the second GPU from NVML, and that the log was not read since."""
+    monkeypatch.setattr(listener, "APART", 3600.0)
+    monkeypatch.setattr(listener, "POLL_SECONDS", 3600.0)
     backend: Nvidia = listen()
     rig.gpu(1).event(XID, 79)
     await_more(rig, "nvmlEventSetWait_v2", 2)
     assert codes(backend, rig.gpu(1).uuid) == []
+    assert not rings(backend, 0)
     return backend
 
 
-def test_events_read_before_a_hang_are_reported_with_an_alarm(rig, waiting, monkeypatch):
+def test_nvmls_reports_count_when_the_log_ends(rig, kmsg, waiting):
+    """The log may not have had it; and the thread of NVML may be stuck by then."""
     with stuck(rig):
-        monkeypatch.setattr(xids, "GRACE", 0.0)
-        assert not rings(waiting, 0)
+        kmsg.close()
+        assert rings(waiting)
         assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79]
-        assert rings(waiting, 0)
 
 
-def test_an_event_confirmed_after_the_end_sets_no_alarm(rig, waiting):
+def test_nvmls_reports_count_when_the_log_thread_is_stuck(rig, clock, waiting):
+    clock.now += listener.OVERDUE_SECONDS + 1
+    assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79]
+    assert rings(waiting, 0)
+
+
+def test_nvmls_reports_count_when_messages_were_overwritten(rig, kmsg, waiting):
+    """The XID may be among the lost messages, and NVML may tell of another one a moment later."""
+    waiting._listener._kernel.overwritten += 1
+    waiting._listener._drop_reported(uptime(), complete=False)
+    assert codes(waiting, rig.gpu(1).uuid) == [79]
+    rig.gpu(1).event(XID, 48)
+    await_code(waiting, rig.gpu(1).uuid, 48)
+    kmsg.say("nothing of importance")
+
+
+def test_a_storm_that_nvml_reports_displaces_no_xid(rig, waiting):
+    place = rig.gpu(1).pci.partition(".")[0]
+    for _ in range(2 * listener.MOST_REPORTED):
+        waiting._listener._received(GpuError(place, 13))
+    assert {79, 13} == set(codes(waiting, rig.gpu(1).uuid))
+    assert len(waiting._listener._reported) == listener.MOST_REPORTED
+
+
+def test_an_event_after_the_end_sets_no_alarm(rig, waiting):
     waiting.close()
     place = rig.gpu(1).pci.partition(".")[0]
     waiting._listener._received(GpuError(place, 48))  # said just before the end, if the threads end in that order
     assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79, 48]
-
-
-def test_events_set_the_alarm_even_while_waiting_fails(rig, waiting, monkeypatch):
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(listener, name, 0.01)
-    rig.machine.fail("nvmlEventSetWait_v2", UNKNOWN)
-    await_more(rig, "nvmlEventSetWait_v2", 2)
-    assert not rings(waiting, 0)
-    monkeypatch.setattr(xids, "GRACE", 0.0)
-    assert rings(waiting)
 
 
 def files() -> Counter[str]:
@@ -326,7 +369,8 @@ def test_pauses_grow_to_thirty_seconds_and_start_over_after_success(rig, listen,
             await_more(rig, "nvmlEventSetWait_v2", 2)
             assert pauses[:8] == [0.5, 1, 2, 4, 8, 16, 30, 30]
             pauses.clear()
-    assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
+    said = [(line["event"], line["still_read"]) for line in logs]
+    assert said == [("cannot receive the driver's events", "nothing: no XID is seen")] * 2
 
 
 @pytest.mark.parametrize(
@@ -432,11 +476,12 @@ def test_an_old_switch_error_keeps_the_time_of_its_message(rig, kmsg, listen, wi
 
 @pytest.mark.parametrize("share", [0.5, -0.5], ids=["behind", "ahead"])
 def test_an_event_from_nvml_alone_uses_the_kernels_clock(rig, kmsg, listen, share):
-    """Else the kernel's next word, or its old ones after a restart, would be older than what was judged, or be news."""
+    """Else the old messages of a log that can be read after a restart would be news."""
     backend, place, ago = listen(), rig.gpu(1), share * uptime()
     before = uptime() - ago
     kmsg.xid(rig.gpu(2).pci, 13, at=before)
     await_code(backend, rig.gpu(2).uuid, 13)
+    kmsg.close()
     place.event(XID, 79)
     await_code(backend, place.uuid, 79)
     after = uptime() - ago

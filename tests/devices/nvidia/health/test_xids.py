@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scrubber.core.model import Xid
 from scrubber.devices.nvidia.health import xids
-from scrubber.devices.nvidia.health.xids import GRACE, LONGEST, SAME, GpuError, SwitchError, XidLog, read
+from scrubber.devices.nvidia.health.xids import LONGEST, GpuError, SwitchError, XidLog, read
 
 HERE, THERE = "0000:3b:00", "0000:3c:00"
 
@@ -125,57 +125,11 @@ def codes(log: XidLog, place: str = HERE, instance: int | None = None) -> list[i
     return [xid.code for xid in log.of(place, instance)]
 
 
-def tell(log: XidLog, event: GpuError, now: float) -> None:
-    """An event of NVML, where both clocks are the same."""
-    log.add_reported(event, int(now * 1e6), now)
-
-
-def test_an_event_from_both_sources_counts_once_in_either_order():
-    log, logged = XidLog(), GpuError(HERE, 79, pid=7)  # NVML names no process
-    assert log.add_logged(logged, 7_000_000, 7.1)
-    tell(log, LOST, 7.2)
-    assert not log.settle(7.2 + GRACE)
-    tell(log, LOST, 20.0)
-    assert log.add_logged(logged, 20_000_001, 20.1)
-    assert not log.settle(20.0 + GRACE)
-    assert log.of(HERE) == (Xid(7_000_000, 79, 7.0, pid=7), Xid(20_000_001, 79, 20.000001, pid=7))
-
-
-def test_an_event_that_only_nvml_reports_counts_after_a_moment():
-    log = XidLog()
-    log.add_reported(LOST, 3_000_000, 5.0)  # in the time of the kernel, and in ours
-    assert not log.settle(5.0 + GRACE / 2)
-    assert log.of(HERE) == ()
-    assert log.settle(5.0 + GRACE)
-    log.add_logged(GpuError(HERE, 48), 4_000_000, 6.0)
-    assert log.of(HERE) == (Xid(3_000_000, 79, 3.0), Xid(4_000_000, 48, 4.0))
-
-
-def test_a_code_repeated_within_a_moment_is_one_event():
-    log = XidLog()
-    tell(log, LOST, 5.0)
-    log.settle(5.5)
-    assert not log.add_logged(LOST, 4_900_000, 5.0 + SAME - 0.1)
-    assert log.add_logged(LOST, 6_900_000, 7.0)  # it confirms nothing
-    tell(log, LOST, 7.0 + SAME + 0.1)
-    assert log.settle(19.0)
-    assert codes(log) == [79, 79, 79]
-
-
-def test_a_different_code_or_gpu_is_another_event():
-    log = XidLog()
-    tell(log, LOST, 5.0)
-    assert log.add_logged(GpuError(THERE, 79), 5_000_000, 5.0)
-    assert log.add_logged(GpuError(HERE, 48), 5_000_000, 5.0)
-    assert log.settle(6.0)
-    assert (sorted(codes(log)), codes(log, THERE)) == ([48, 79], [79])
-
-
 def test_an_event_of_one_process_concerns_only_its_instance():
     log, any_slice = XidLog(whole=lambda code: code != APP.code), XidLog()
     for number, event in enumerate((APP, GpuError(HERE, 95, 5), GpuError(HERE, 31))):
-        log.add_logged(event, number, 1.0)
-        any_slice.add_logged(event, number, 1.0)
+        log.add(event, number)
+        any_slice.add(event, number)
     assert codes(log, instance=5) == [13, 95, 31]
     assert codes(log, instance=6) == [95, 31]
     assert codes(log) == codes(any_slice, instance=6) == [13, 95, 31]
@@ -183,39 +137,31 @@ def test_an_event_of_one_process_concerns_only_its_instance():
 
 def test_a_storm_displaces_neither_another_code_nor_another_instance():
     log = XidLog(whole=lambda _code: False)
-    log.add_logged(GpuError(HERE, 94, 6), 1, 1.0)
-    log.add_logged(LOST, 2, 1.0)
+    log.add(GpuError(HERE, 94, 6), 1)
+    log.add(LOST, 2)
     for number in range(10_000):
-        log.add_logged(GpuError(HERE, 94, 5), number + 3, 1.0 + number / 1e5)
-        tell(log, GpuError(HERE, 31, 5), 1.0 + number / 1e5)
-        log.settle(1.0 + number / 1e5)
+        log.add(GpuError(HERE, 94, 5), number + 3)
     assert codes(log, instance=6) == [94, 79]
-    assert len(log.of(HERE)) <= 3 * xids.KEPT
-    assert len(log._waiting) <= xids.AWAITED
-    log.settle(99.0)
-    assert log.of(HERE)[-1].code == 31
+    assert len(log.of(HERE)) == 2 + xids.KEPT
 
 
 EVENTS = st.builds(GpuError, st.sampled_from([HERE, THERE]), st.sampled_from([13, 79]), st.sampled_from([None, 5]))
-PAUSES = st.sampled_from([0.0, 0.1, 1.0, 3.0])
-STEPS = st.lists(st.tuples(st.sampled_from(["logged", "nvml", "both"]), EVENTS, PAUSES), max_size=xids.KEPT)
 
 
-@given(STEPS)
-def test_no_event_is_lost_and_none_is_invented(steps):
-    log, now, logged, nvml = XidLog(), 10.0, 0, 0
-    for source, event, later in steps:
-        now += later
-        if source != "nvml":
-            logged += 1
-            log.add_logged(event, int(now * 1e6), now)
-        if source != "logged":
-            nvml += 1
-            tell(log, event, now)
-        log.settle(now)
-    log.settle(now + 1)
-    found = [*log.of(HERE), *log.of(THERE)]
-    assert max(logged, nvml) <= len(found) <= logged + nvml  # one word of the one stands for one of the other
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 9)), max_size=xids.KEPT))
+def test_each_event_counts_once_under_a_rising_number(events):
+    log = XidLog()
+    for event, microseconds in events:
+        before = [xid.number for xid in log.of(event.place)]
+        log.add(event, microseconds)
+        assert [xid.number for xid in log.of(event.place)][:-1] == before
+    assert len(log.of(HERE)) + len(log.of(THERE)) == len(events)
     for place in (HERE, THERE):
         numbers = [xid.number for xid in log.of(place)]
         assert numbers == sorted({*numbers})
+
+
+def test_an_event_keeps_the_time_and_process_of_its_message():
+    log = XidLog()
+    log.add(GpuError(HERE, 79, pid=7), 7_000_000)
+    assert log.of(HERE) == (Xid(7_000_000, 79, 7.0, pid=7),)
