@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import processes
 from benchmarks.figures import Figure, quantile, table
 from demo.standins import do_nothing_plugin
-from scrubber.devices.simulated.creation import DEFAULT_MEMORY_BYTES
+from scrubber.devices.simulated.layout import DEFAULT_MEMORY_BYTES
 from tests.cluster import programs
 from tests.cluster.autoclave import DEVICE_PLUGINS, GPUS, Autoclave, specify
 from tests.cluster.cluster import GPU, Cluster, container

@@ -28,7 +28,7 @@ from demo.stage import ANSWERS_WITHIN, Stage, halfway
 from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
 from scrubber.core import views
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills
 from scrubber.ledger import audit
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Play:
 
     def data_of(self, pod: str, gpu: int) -> int:
         """How often the data of a pod is in the memory of a GPU."""
-        return tenants.scan(self.stage.simulated, self.stage.uuids[gpu], self.secret_of(pod))
+        return drills.scan(self.stage.simulated, self.stage.uuids[gpu], self.secret_of(pod))
 
     def check_gpu(self, pod: str, gpu: int, detail: str = "") -> None:
         """Check which GPU a pod got, and what was in its memory before its first container ran."""
@@ -122,7 +122,7 @@ async def _show(play: Play, *, keep: bool) -> int:
         play.check(False, f"the demo runs to its end: {error!r}")
     finally:
         for pid in play.pids:
-            tenants.kill(pid)
+            drills.kill(pid)
         await play.stage.clear_away(keep=keep)
     _close(play, keep=keep)
     return 0 if play.held else 1
@@ -167,7 +167,7 @@ async def _pod_a(play: Play) -> None:
 async def _hand_over(play: Play) -> None:
     play.begin("Pod A's container ends and leaves a process behind; pod B gets GPU 0 next")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
-    leftover = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
+    leftover = await _blocking(drills.zombie, stage.simulated, uuid, b"")
     play.pids.append(leftover)
     first = (await stage.settled(TENANT, lambda _: True)).receipt
     ending = asyncio.create_task(_ended(stage.kubelet.end_orphan, play.pods["a"]))

@@ -22,7 +22,7 @@ from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
 from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
-from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import files, sqlite, store
@@ -83,7 +83,7 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    creation.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id())
+    layout.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id())
     lock = layout.service_lock(config.simulation)
     if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
@@ -94,9 +94,9 @@ def _simulated(config: ScrubberConfig) -> Simulated:
 
 def _write_cdi(directory: Path, simulated_dir: Path) -> None:
     try:
-        creation.write_cdi(directory, layout.places(simulated_dir))
+        layout.write_cdi(directory, layout.places(simulated_dir))
     except OSError as error:
-        why = f"cannot write the CDI specification {directory / creation.CDI_NAME}: {error.strerror}"
+        why = f"cannot write the CDI specification {directory / layout.CDI_NAME}: {error.strerror}"
         raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
 
 

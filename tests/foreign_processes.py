@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
 
 
@@ -30,7 +30,7 @@ class ForeignProcess:
 @contextmanager
 def foreign_process(simulated: Path, uuid: str, container: str = "", secret: bytes = b"") -> Iterator[ForeignProcess]:
     """A process of this container, or of none."""
-    use = partial(tenants.occupy, container=container) if container else tenants.zombie
+    use = partial(drills.occupy, container=container) if container else drills.zombie
     pid = use(simulated, uuid, secret)
     handle = os.pidfd_open(pid)
     try:

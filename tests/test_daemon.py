@@ -24,7 +24,7 @@ from policies import load
 from scrubber import app, daemon
 from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills
 from scrubber.policy import ActivePolicy
 from scrubber.workers.pool import WorkerPool
 from tests import forking
@@ -163,7 +163,7 @@ def test_a_proof_ends_when_the_service_was_away(service):
 def test_a_pod_keeps_its_device_when_the_service_restarts(service):
     uuid = service.settled(0, "clean").device
     acquire(service, uuid)
-    pid = tenants.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
+    pid = drills.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
     try:
         service.settled(0, "in_use")
         service.kill()
@@ -172,7 +172,7 @@ def test_a_pod_keeps_its_device_when_the_service_restarts(service):
         with pytest.raises(AutoclaveError) as refusal:
             acquire(service, uuid)
         assert refusal.value.reason is Reason.IN_USE
-        assert tenants.scan(service.simulated_dir, uuid, b"still mine") > 0
+        assert drills.scan(service.simulated_dir, uuid, b"still mine") > 0
     finally:
         os.kill(pid, signal.SIGKILL)
 

@@ -17,7 +17,7 @@ from demo.programs import ServiceProgram
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.core import views
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 
 GPUS = 4
 LOOPBACK = "127.0.0.1"
@@ -140,14 +140,14 @@ class TrialNode:
         The call blocks: a process that a thread starts would survive a cancellation.
         """
         root, uuid = self.stage.simulated, self.stage.uuids[gpu]
-        pid = tenants.occupy(root, uuid, b"", container) if container else tenants.zombie(root, uuid)
+        pid = drills.occupy(root, uuid, b"", container) if container else drills.zombie(root, uuid)
         self._processes.add(pid)
         return pid
 
     def end(self, pid: int) -> None:
         """End such a process, if it still runs."""
         self._processes.discard(pid)
-        tenants.kill(pid)
+        drills.kill(pid)
 
     def limit_writes(self, *, to_nothing: bool) -> None:
         """Forbid the service to write to any file, as a full disk does, or allow it again."""

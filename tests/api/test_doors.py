@@ -13,7 +13,7 @@ from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.api import admin_client, answering, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills
 from scrubber.ledger import ledger
 from scrubber.service import handover, history
 from tests.patience import WITHIN
@@ -26,11 +26,11 @@ def state(house, uuid):
 async def occupied(house, uuid):
     """A tenant that must not be named to others: its command line and container say 'precious'."""
     root = house.config.simulation
-    return await asyncio.to_thread(tenants.occupy, root, uuid, b"secret", f"precious-{uuid}")
+    return await asyncio.to_thread(drills.occupy, root, uuid, b"secret", f"precious-{uuid}")
 
 
 async def released(house, uuid):
-    await asyncio.to_thread(tenants.release, house.config.simulation, uuid)
+    await asyncio.to_thread(drills.release, house.config.simulation, uuid)
 
 
 async def test_each_clean_device_is_granted_with_its_own_receipt(house):

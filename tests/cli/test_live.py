@@ -17,7 +17,7 @@ from ground.errors import Reason, Refused
 from scrubber import __version__
 from scrubber.api import admin_client, client
 from scrubber.core import views
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 from tests.patience import WITHIN
 
 LONG = "x" * 501
@@ -119,13 +119,13 @@ def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu
 def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gpu):
     (grant,) = items(autoclave("acquire", gpu, "-o", "json"))
     assert grant["receipt"] == service.settled(gpu, "granted").receipt.id
-    pid = tenants.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
+    pid = drills.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
     service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
     assert f"{grant['device']}: it is in_use; run `autoclave release {gpu}` once its owner has ended" in refused.stderr
     assert service.settled(gpu, "in_use").job is None
-    tenants.kill(pid)
+    drills.kill(pid)
     assert output_of(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
     again = output_of(autoclave("release", gpu))
     assert f"GPU {gpu} ({grant['device']}) was not held, so nothing was given back; it is " in again

@@ -16,7 +16,7 @@ from policies import load
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
-from scrubber.devices.simulated import creation, layout, tenants
+from scrubber.devices.simulated import drills, layout
 from scrubber.ledger import sqlite
 from scrubber.node import open_check
 
@@ -173,7 +173,7 @@ def test_completing_a_gpu_without_a_service_is_silent(autoclave, tmp_path):
 @pytest.fixture
 def gpus(tmp_path):
     """Two simulated GPUs without a service."""
-    creation.create(tmp_path, 2, 2**20)
+    layout.create(tmp_path, 2, 2**20)
     return tmp_path
 
 
@@ -248,7 +248,7 @@ def test_occupy_writes_a_secret_and_release_ends_it(autoclave, gpus):
     shown = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
     pid = int(shown.split()[3])
     assert "of container pod-7 uses the GPU" in shown
-    assert tenants.scan(gpus, uuid, b"hush") == 3
+    assert drills.scan(gpus, uuid, b"hush") == 3
     assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
     assert open_check.is_open([str(layout.find(gpus, uuid).memory)]) is False
     assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses the GPU\n"

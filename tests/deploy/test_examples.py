@@ -3,7 +3,7 @@
 import pytest
 
 from deploy import generate
-from scrubber.devices.simulated import creation
+from scrubber.devices.simulated import layout
 from tests.deploy import manifests
 
 EXAMPLES = generate.ROOT / "deploy/examples"
@@ -40,4 +40,4 @@ def test_the_writer_holds_each_of_its_gpus():
     """An open file makes its process a holder."""
     [container] = pod("writer")["spec"]["containers"]
     [limit] = container["resources"]["limits"].values()
-    assert all(f"<{creation.CDI_SEEN_AS.format(index=index)}" in container["command"][-1] for index in range(limit))
+    assert all(f"<{layout.CDI_SEEN_AS.format(index=index)}" in container["command"][-1] for index in range(limit))

@@ -10,7 +10,7 @@ from autoclave.cli.verbs import cdi
 from deploy import generate, image
 from scrubber import __version__
 from scrubber.create_gate import installation
-from scrubber.devices.simulated import creation
+from scrubber.devices.simulated import layout
 from tests.deploy import manifests
 from tests.house.sources import FENCED, PAGES, place
 
@@ -83,7 +83,7 @@ def test_the_recipe_for_kustomize_names_an_image_of_your_own(tmp_path):
     assert found == {f"registry.example/team/autoclave:{__version__}-{image.CUDA}"}
 
 
-@pytest.mark.parametrize("name", [installation.SPECIFICATION, creation.CDI_NAME, cdi.NAME])
+@pytest.mark.parametrize("name", [installation.SPECIFICATION, layout.CDI_NAME, cdi.NAME])
 def test_the_page_names_each_specification_that_an_uninstall_leaves(name):
     """A pod from before cannot start again without some of them."""
     assert f"{name}`" in INSTALL.read_text().partition("\n## Uninstall\n")[2]

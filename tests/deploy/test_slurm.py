@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.devices.simulated import drills, layout, tenants
+from scrubber.devices.simulated import drills, layout
 from tests.live import Service
 
 ROOT = Path(__file__).parents[2]
@@ -131,10 +131,10 @@ def ended(run, code):
 def test_a_job_gets_clean_gpus_and_leaves_none_dirty(service, slurmd, gpu):
     ended(slurmd.run("prolog.sh", 42, gpu), 0)
     assert service.settled(gpu, "granted").receipt
-    first = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
+    first = drills.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
     service.settled(gpu, "in_use")
-    tenants.kill(first)
-    left = tenants.zombie(service.simulated_dir, uuid(service, gpu))  # a job's next step, after a pause
+    drills.kill(first)
+    left = drills.zombie(service.simulated_dir, uuid(service, gpu))  # a job's next step, after a pause
     assert service.settled(gpu, "in_use").job is None
     assert SECRET in memory(service, gpu)
     ended(slurmd.run("epilog.sh", 42, gpu), 0)
@@ -197,7 +197,7 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
 def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     """Where two jobs were given one GPU, the second does not start. Its epilog ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
-    pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
+    pid = drills.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
     service.settled(gpu, "in_use")
     ended(slurmd.run("prolog.sh", 48, gpu), 4)
     assert slurmd.output()[-1] == f"reason=autoclave: job 48: left alone: GPU {gpu} belongs to job 47"
@@ -207,7 +207,7 @@ def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
     assert SECRET in memory(service, gpu)
-    tenants.kill(pid)
+    drills.kill(pid)
     ended(slurmd.run("epilog.sh", 47, gpu), 0)
 
 
@@ -226,7 +226,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     """An epilog tries every GPU of its job, keeps those it could not give back on record, and can be run again."""
     others = [next(unused), next(unused)]
     ended(slurmd.run("prolog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 0)
-    tenants.occupy(service.simulated_dir, uuid(service, gpu), SECRET, CONTAINER)
+    drills.occupy(service.simulated_dir, uuid(service, gpu), SECRET, CONTAINER)
     service.settled(gpu, "in_use")
     ended(slurmd.run("epilog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 1)
     reason = f"reason=autoclave: job 55: not proven clean: GPU {gpu} is in_use (run autoclave explain {gpu})"
@@ -235,7 +235,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     assert (slurmd.state / "55").read_text() == f"{gpu}\n"
     ended(slurmd.run("prolog.sh", 56, f"{others[0]},{others[1]}"), 0)
     ended(slurmd.run("epilog.sh", 56), 0)
-    assert tenants.release(service.simulated_dir, uuid(service, gpu))
+    assert drills.release(service.simulated_dir, uuid(service, gpu))
     ended(slurmd.run("epilog.sh", 55), 0)
     assert list(slurmd.state.iterdir()) == []
 

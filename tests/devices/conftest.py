@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceHandling
-from scrubber.devices.simulated import creation
+from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import GpuFiles
@@ -67,7 +67,7 @@ class Bank:
 
 @pytest.fixture
 def bank(tmp_path: Path) -> Iterator[Bank]:
-    creation.create(tmp_path / "gpus", 2, MEMORY_BYTES)
+    layout.create(tmp_path / "gpus", 2, MEMORY_BYTES)
     bank = Bank(tmp_path / "gpus", Simulated(tmp_path / "gpus"))
     yield bank
     for pid in () if bank.untouched() else bank.holders():

@@ -16,7 +16,7 @@ from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices import roster
 from scrubber.devices.base import Backend, DeviceError, DeviceHandling, DeviceLostError, DeviceNode, DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
-from scrubber.devices.simulated import creation, drills, tenants
+from scrubber.devices.simulated import drills, layout
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
 from tests.devices.nvidia.health.events_seen import await_call
 from tests.fakes.nvml.machine import Gpu, Machine, Process
@@ -47,7 +47,7 @@ class Subject(Protocol):
 class OnFiles:
     def __init__(self, bank) -> None:
         root, self.backend = bank.root, bank.backend
-        self.occupy = partial(tenants.occupy, root, secret=b"secret", container="pod-a")
+        self.occupy = partial(drills.occupy, root, secret=b"secret", container="pod-a")
         self.lose = partial(drills.lose, root)
         self.damage = partial(drills.ecc, root, count=2)
         self.leak = partial(drills.leak, root, count=LEAK)
@@ -55,7 +55,7 @@ class OnFiles:
         self.heat = partial(drills.heat, root)
         self.hang = partial(drills.hang, root)
         self.heal = partial(drills.heal, root)
-        self.load_driver = partial(creation.load_driver, root)
+        self.load_driver = partial(layout.load_driver, root)
         self.report = partial(drills.xid, root)
 
 

@@ -27,7 +27,7 @@ from scrubber.devices.nvidia.health.watch import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.pending_restore import PendingRestore, PendingRestoreFiles
-from scrubber.devices.simulated import chip, containers, layout, memory
+from scrubber.devices.simulated import containers, gpu, layout
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
@@ -55,7 +55,7 @@ class Ground:
         self.file.touch()
 
     def opened_memory(self) -> None:
-        with memory.opened(self.gpu, ()):
+        with gpu.opened_memory(self.gpu, ()):
             pass
 
     def claimed_lock(self) -> None:
@@ -75,8 +75,8 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.layout.read": ((os, "open"), lambda it: layout.read(it.gpu.faults, Faults)),
     "simulated.layout.xids": ((os, "open"), lambda it: layout.xids(it.gpu)),
     "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
-    "simulated.memory.opened": ((os, "open"), Ground.opened_memory),
-    "simulated.chip.scrub": ((os, "open"), lambda it: chip.scrub(it.gpu, b"key")),
+    "simulated.gpu.opened_memory": ((os, "open"), Ground.opened_memory),
+    "simulated.gpu.scrub_chip": ((os, "open"), lambda it: gpu.scrub_chip(it.gpu, b"key")),
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),
     "nvidia.host.driver_version": ((Path, "read_text"), lambda it: it.host.driver_version()),
     "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),

@@ -14,7 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record, State
 from scrubber.core.states import apply
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
@@ -78,7 +78,7 @@ def parts(bank, tmp_path) -> Parts:
 @pytest.mark.parametrize("place", ["first", "second"], ids=["on the device", "idle, as a notebook for days"])
 async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place):
     observer, backend, processes = parts
-    pid = tenants.occupy(bank.root, getattr(bank, place), b"x", POD)
+    pid = drills.occupy(bank.root, getattr(bank, place), b"x", POD)
     record = in_use(backend, bank.first, POD)
     seen = [await observer.quick(record) for _ in range(3)]
     holders = 1 if place == "first" else 0
@@ -91,7 +91,7 @@ async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place)
 
 async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, parts, monkeypatch):
     observer, backend, processes = parts
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.second, POD)  # the owner runs, and does not use the device
 
     def unreadable(_pid: int) -> tuple[Holder, ...]:
@@ -106,7 +106,7 @@ async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, pa
 
 async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
     observer, backend, _ = parts
-    tenants.occupy(bank.root, bank.second, b"x", POD)
+    drills.occupy(bank.root, bank.second, b"x", POD)
     record = in_use(backend, bank.first, POD)
     await observer.quick(record)
     released = replace(record, state=State.DIRTY, owner=None)
@@ -131,7 +131,7 @@ def forgetful(bank, tmp_path) -> Parts:
 
 async def test_only_an_open_device_is_searched(bank, tmp_path):
     observer, backend, processes = observing(Simulated(bank.root), tmp_path)
-    pid = tenants.zombie(bank.root, bank.first)
+    pid = drills.zombie(bank.root, bank.first)
     records = [clean(backend, uuid) for uuid in (bank.first, bank.second)]
     seen = [await observer.quick(record) for record in records]
     assert [[holder.pid for holder in facts.holders or ()] for facts in seen] == [[pid], []]
@@ -144,7 +144,7 @@ async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetf
     record = clean(backend, bank.first)
     assert [(await observer.quick(record)).holders for _ in range(3)] == [(), (), ()]
     assert processes.walks == 1
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     assert (await observer.quick(record)).holders == ()
     observer._cache.forget(record)  # it is time
     assert len((await observer.quick(record)).holders or ()) == 1
@@ -154,14 +154,14 @@ async def test_the_last_observation_before_use_searches_processes(bank, forgetfu
     observer, backend, _ = forgetful
     record = clean(backend, bank.first)
     await observer.quick(record)
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
 
 
 async def test_a_request_searches_again_for_an_awaited_holder(bank, forgetful):
     """A former holder may live on for days."""
     observer, backend, processes = forgetful
-    pid = tenants.zombie(bank.root, bank.first)
+    pid = drills.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
     seen = await observer.quick(record)
     assert len(seen.holders or ()) == 1
@@ -174,10 +174,10 @@ async def test_a_request_searches_again_for_an_awaited_holder(bank, forgetful):
 
 async def test_open_files_of_a_newly_listed_process_are_read(bank, parts):
     observer, backend, processes = parts
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)
     await observer.quick(record)
-    foreign = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
+    foreign = drills.occupy(bank.root, bank.second, b"x", "pod-b")
     backend.named = frozenset({foreign})
     seen = await observer.quick(record)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
@@ -191,7 +191,7 @@ async def test_open_files_of_a_newly_listed_process_are_read(bank, parts):
 )
 async def test_an_observation_of_another_state_is_not_reused(bank, parts, monkeypatch, change):
     observer, backend, processes = parts
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)
     if change == "no process of the owner was seen":
         record = replace(record, owner=Owner("pod-c", NOW))

@@ -24,7 +24,7 @@ from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from scrubber.core import views
-from scrubber.devices.simulated import creation, drills, layout
+from scrubber.devices.simulated import drills, layout
 from tests import foreign_processes
 from tests.patience import WITHIN
 
@@ -227,6 +227,6 @@ class Node:
         await self.kubelet.reboot()
         await self.stage.plugin.end(signal.SIGKILL)
         await self.stage.service.end(signal.SIGKILL)
-        creation.load_driver(self.stage.simulated, "the boot before")
+        layout.load_driver(self.stage.simulated, "the boot before")
         await self.kubelet.start()
         await self.stage.start()

@@ -25,7 +25,7 @@ from demo.standins.timing import Timing
 from ground import boot
 from plugin.registration import sockets
 from scrubber.core import views
-from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated import layout
 from tests.deploy import manifests
 from tests.flows.node import BRISK, Node, Watched, brisk
 from tests.patience import WITHIN
@@ -173,7 +173,7 @@ async def before(bare, theirs: Theirs) -> Before:
         node: Node = bare(gpus, policy, runs=Working)
         stage = node.stage
         stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=Timing(), logs=stage.pod_logs)
-        creation.create(stage.simulated, gpus, 2**20, boot.boot_id())
+        layout.create(stage.simulated, gpus, 2**20, boot.boot_id())
         stage.uuids = tuple(place.info().uuid for place in layout.places(stage.simulated))
         await node.kubelet.start()
         return node, await theirs(node)

@@ -37,7 +37,7 @@ REPLACED = {
 CONTRACTS = {
     "autoclave/cli/verbs/simulate.py": {"zombie"},  # the drill that the command line calls so
     "scrubber/config.py": {"sight", "SightMode"},  # the flag --sight
-    "scrubber/devices/simulated/tenants.py": {"zombie"},  # what that drill starts
+    "scrubber/devices/simulated/drills.py": {"zombie"},  # what that drill starts
 }
 OLD_WORDS = (  # folders of tests whose names are still to be changed
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import Readings
-from scrubber.devices.simulated import creation, drills
+from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.metrics.collector import BoardSampler
 from scrubber.node.processes import Processes
@@ -28,7 +28,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "gpus"
-        creation.create(self.root, 2, 4096)
+        layout.create(self.root, 2, 4096)
         self.backend = Simulated(self.root)
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
         processes = Processes(Path("/proc"), self.backend.container_of, whole_node=False)

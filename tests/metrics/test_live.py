@@ -10,7 +10,7 @@ import pytest
 
 from ground.errors import AutoclaveError
 from scrubber.api import client
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills
 from scrubber.metrics import table
 from tests.fetching import Scraped, fetch, lint, metrics
 from tests.live import Service
@@ -65,7 +65,7 @@ def test_the_metrics_of_a_whole_story(service):
     acquire(service, clean.device)
     with pytest.raises(AutoclaveError):
         acquire(service, "GPU-unknown")
-    tenants.occupy(service.simulated_dir, clean.device, b"secret", "pod-1", 0)
+    drills.occupy(service.simulated_dir, clean.device, b"secret", "pod-1", 0)
     drills.lose(service.simulated_dir, service.settled(1, "clean").device)
     out = service.settled(1, "quarantined")
     later = scrape(service)
@@ -76,7 +76,7 @@ def test_the_metrics_of_a_whole_story(service):
     assert later.one("autoclave_quarantines_total", reason="lost") == 1
     assert later.one("autoclave_quarantine_since_timestamp_seconds", gpu="1") == pytest.approx(out.quarantine.since)
     assert later.one("autoclave_device_healthy", gpu="1") == 0
-    tenants.release(service.simulated_dir, clean.device)
+    drills.release(service.simulated_dir, clean.device)
 
     assert later.unknown() == []
     assert len({it.name for it in later.samples if it.name.startswith("autoclave_")}) > len(table.TABLE) / 2

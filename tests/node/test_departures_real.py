@@ -15,7 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core import upkeep
 from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
 from scrubber.core.model import Owner, Record
-from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
@@ -34,7 +34,7 @@ class Watched:
     """On one GPU that is a pod's."""
 
     def __init__(self, root: Path) -> None:
-        creation.create(root, 1, 2**20)
+        layout.create(root, 1, 2**20)
         backend = Simulated(root)
         [device] = backend.inventory()
         self.memory = layout.find(root, device.uuid).memory

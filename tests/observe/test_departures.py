@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, Owner, Record
-from scrubber.devices.simulated import creation, tenants
+from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
@@ -34,7 +34,7 @@ class Place:
     """A simulated GPU, the eyes on it, and who is there."""
 
     def __init__(self, root: Path) -> None:
-        creation.create(root, 2, 2**20)
+        layout.create(root, 2, 2**20)
         backend = Simulated(root)
         self.root = root
         self.uuid = backend.inventory()[0].uuid
@@ -49,7 +49,7 @@ class Place:
 
     def occupy(self, container: str = "") -> int:
         args = (self.root, self.uuid, b"")
-        self.pids.append(tenants.occupy(*args, container) if container else tenants.zombie(*args))
+        self.pids.append(drills.occupy(*args, container) if container else drills.zombie(*args))
         return self.pids[-1]
 
     def end(self, pid: int) -> None:
@@ -82,7 +82,7 @@ async def test_the_end_of_a_holder_is_reported(place, container):
 
 async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
-    place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
+    place.pids.append(drills.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.observation.full(place.record(None), starting_pod=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]
 

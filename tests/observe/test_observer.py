@@ -18,7 +18,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Holder, Incarnation, Moment, Record
 from scrubber.core.states import apply
 from scrubber.devices.calls import Caller, UnresponsiveError
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.containers import MARK
 from scrubber.node import clock
 from scrubber.node.processes import Processes
@@ -67,7 +67,7 @@ def record(bank, uuid: str) -> Record:
 
 async def test_a_free_device_does_not_wait_for_anothers_search(bank, processes, tmp_path):
     observer = Observer(DriverCalls(bank.backend, "boot", patience=WITHIN), processes, tmp_path, ObservedSince(0.0))
-    pid = tenants.occupy(bank.root, bank.first, b"x", POD)
+    pid = drills.occupy(bank.root, bank.first, b"x", POD)
     held = asyncio.create_task(observer.full(record(bank, bank.first)))
     assert await asyncio.to_thread(processes.searching.wait, WITHIN)
     assert (await observer.full(record(bank, bank.second))).holders == ()
@@ -111,7 +111,7 @@ async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_pa
 async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
     observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
@@ -129,14 +129,14 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     """It may write and leave before the next observation."""
     observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     if asked == "the device":
         assert (await observer.full(device)).holders is None
         assert (await observer.full(other)).used_at < before
     else:
         assert (await observer.full(other, [device])).holders == ()
-    tenants.release(bank.root, bank.first)
+    drills.release(bank.root, bank.first)
     left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
@@ -150,10 +150,10 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 
     def leaving(files: Mapping[str, Sequence[str]], workers: Collection[int] = ()) -> dict[str, bool | None]:
         found: dict[str, bool | None] = states(files, workers)
-        tenants.release(bank.root, bank.first)
+        drills.release(bank.root, bank.first)
         return found
 
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(processes, "open_states", leaving)
@@ -173,10 +173,10 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
 
     def leaving(uuid: str) -> object:
         found = answer(uuid)
-        tenants.release(bank.root, uuid)
+        drills.release(bank.root, uuid)
         return found
 
-    tenants.occupy(bank.root, bank.first, b"x", POD)
+    drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(bank.backend, asked, leaving)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scrubber.devices.simulated import creation, drills
+from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.service import monitor
 from scrubber.service.monitor import Monitor
@@ -29,7 +29,7 @@ class Counting(Monitor):
 
 @pytest.fixture
 def bank(tmp_path):
-    creation.create(tmp_path, 1, 2**20)
+    layout.create(tmp_path, 1, 2**20)
     backend = Simulated(tmp_path)
     backend.inventory()
     yield SimpleNamespace(root=tmp_path, backend=backend, uuid=backend.inventory()[0].uuid, alarm=backend.alarm())

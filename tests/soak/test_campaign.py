@@ -16,7 +16,7 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Pod
 from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
-from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated import layout
 from scrubber.node import open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
@@ -66,7 +66,7 @@ def missing(summary, minutes):
 @pytest.fixture
 async def runtime(tmp_path):
     """One GPU without a service: nobody scrubs it."""
-    creation.create(tmp_path / "gpus", 1, 2**18)
+    layout.create(tmp_path / "gpus", 1, 2**18)
     it = Hostile(tmp_path / "gpus")
     yield it
     await it.clear_away()

@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core.model import Blame, Holder, Outcome
 from scrubber.devices.base import Gpu
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import drills
 from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.steps import evict
@@ -74,7 +74,7 @@ def test_evict_fails_if_a_holder_is_unknown(floor: Floor) -> None:
 
 
 def test_a_leftover_that_ignores_sigterm_is_killed(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     report = floor.run(LEFTOVERS)
     assert report.outcome is Outcome.PASSED
     assert report.findings.terminated == (pid,)
@@ -98,8 +98,8 @@ signal.pause()
 
 
 def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> None:
-    tenant = tenants.occupy(floor.root, floor.uuid, b"secret", POD)
-    leftover = tenants.zombie(floor.root, floor.uuid)
+    tenant = drills.occupy(floor.root, floor.uuid, b"secret", POD)
+    leftover = drills.zombie(floor.root, floor.uuid)
     report = floor.run(Order(terminate_leftovers=True, terminate_foreign=True, tenancy=(0.0, LATER), patience=60))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert POD in report.detail
@@ -119,7 +119,7 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
     ids=["started before the tenancy", "started after the tenancy", "no tenancy", "leftovers may not be ended"],
 )
 def test_a_process_that_must_not_be_ended_is_waited_for(floor: Floor, change) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     report = floor.run(replace(LEFTOVERS, patience=0.1, **change))
     assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
@@ -127,14 +127,14 @@ def test_a_process_that_must_not_be_ended_is_waited_for(floor: Floor, change) ->
 
 
 def test_a_foreign_process_is_ended_where_the_policy_says_so(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
 
 
 @pytest.mark.parametrize("container", [None, "pod-a"], ids=["on the host", "in the pod of the service"])
 def test_a_worker_of_the_service_is_never_ended(floor: Floor, container: str | None) -> None:
     at = (floor.root, floor.uuid)
-    pid = tenants.occupy(*at, b"", container) if container else tenants.zombie(*at)
+    pid = drills.occupy(*at, b"", container) if container else drills.zombie(*at)
     report = floor.run(replace(LEFTOVERS, patience=0.3, terminate_foreign=True), ours=lambda it: it == pid)
     assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
@@ -142,7 +142,7 @@ def test_a_worker_of_the_service_is_never_ended(floor: Floor, container: str | N
 
 
 def test_a_foreign_process_that_ends_in_time_is_enough(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     looks: list[object] = []
 
     def look() -> tuple[Holder, ...] | None:
@@ -178,7 +178,7 @@ while True:
     ids=["the number has gone to another process", "it is in a container now"],
 )
 def test_another_process_with_the_same_pid_is_not_signalled(floor: Floor, change) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     first = floor.look()
     assert first is not None
     looks = [first, tuple(replace(holder, **change) for holder in first), ()]
@@ -188,7 +188,7 @@ def test_another_process_with_the_same_pid_is_not_signalled(floor: Floor, change
 
 
 def test_a_process_that_may_be_another_one_is_not_signalled(floor: Floor) -> None:
-    pid = tenants.zombie(floor.root, floor.uuid)
+    pid = drills.zombie(floor.root, floor.uuid)
     looks = [floor.look(), None, None]
     assert floor.run(LEFTOVERS, lambda: looks.pop(0)).outcome is Outcome.FAILED
     assert lives(pid)
@@ -220,7 +220,7 @@ def test_a_dead_process_holds_no_device(floor: Floor) -> None:
 
 
 def test_no_descriptor_is_left_behind(floor: Floor) -> None:
-    tenants.zombie(floor.root, floor.uuid)
+    drills.zombie(floor.root, floor.uuid)
     before = descriptors.opened()
     floor.run(Order(patience=0.01))
     floor.run(LEFTOVERS)

@@ -12,7 +12,7 @@ from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import Gpu, NotNowError, ProgramFailedError
-from scrubber.devices.simulated import chip, drills, layout, tenants
+from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
 from scrubber.steps.base import Order, Report, StepContext
@@ -49,11 +49,11 @@ def test_no_step_passes_on_a_lost_device(bank, step: Step) -> None:
 
 
 def test_clear_and_verify_remove_a_secret(bank) -> None:
-    tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
-    tenants.release(bank.root, bank.first)
-    assert tenants.scan(bank.root, bank.first, SECRET) == 3
+    drills.occupy(bank.root, bank.first, SECRET, "pod-a")
+    drills.release(bank.root, bank.first)
+    assert drills.scan(bank.root, bank.first, SECRET) == 3
     cleared, verified = perform(Step.CLEAR, bank), perform(Step.VERIFY, bank)
-    assert tenants.scan(bank.root, bank.first, SECRET) == 0
+    assert drills.scan(bank.root, bank.first, SECRET) == 0
     size = bank.place(bank.first).memory.stat().st_size
     places = (0, size // 2, size - len(SECRET))
     found = Findings(size, size, 3 * len(SECRET), residue_at=places, patterns=("random", "zero"))
@@ -62,8 +62,8 @@ def test_clear_and_verify_remove_a_secret(bank) -> None:
 
 
 def test_verify_fails_on_a_skipped_clear(bank) -> None:
-    tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
-    tenants.release(bank.root, bank.first)
+    drills.occupy(bank.root, bank.first, SECRET, "pod-a")
+    drills.release(bank.root, bank.first)
     drills.skip_clears(bank.root, bank.first)
     unread = Order(patterns=("zero",), confirm=False)
     assert roster.perform(Step.CLEAR, unread, bench(bank.gpu(bank.first))).outcome is Outcome.PASSED
@@ -94,11 +94,11 @@ def test_a_clear_of_bad_memory_reports_no_patterns(bank) -> None:
 
 def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:
     on_chip = layout.find(bank.root, bank.first).chip
-    tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
-    tenants.release(bank.root, bank.first)
+    drills.occupy(bank.root, bank.first, SECRET, "pod-a")
+    drills.release(bank.root, bank.first)
     assert on_chip.read_bytes().count(SECRET) == 2
     assert perform(Step.SCRATCH, bank) == Report(
-        Outcome.PASSED, findings=Findings(units=chip.UNITS, units_reached=chip.UNITS, units_faulty=0)
+        Outcome.PASSED, findings=Findings(units=layout.UNITS, units_reached=layout.UNITS, units_faulty=0)
     )
     assert SECRET not in on_chip.read_bytes()
 
@@ -113,7 +113,7 @@ def test_a_skipped_clear_fails_on_clean_memory(bank) -> None:
 def test_a_skipped_scratch_fails(bank) -> None:
     drills.skip_scratch(bank.root, bank.first)
     report = perform(Step.SCRATCH, bank)
-    assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, chip.UNITS)
+    assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, layout.UNITS)
 
 
 def report_of(step: Step, said: Scratched | measurements.Tested) -> Report:

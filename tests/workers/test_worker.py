@@ -17,7 +17,7 @@ import pytest
 from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import DeviceHandling
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
@@ -64,7 +64,7 @@ async def test_all_steps_pass_and_the_child_ends_well(bank, spawn: Spawn) -> Non
 
 
 async def test_a_worker_evicts_a_leftover(bank, spawn: Spawn) -> None:
-    pid = tenants.zombie(bank.root, bank.first)
+    pid = drills.zombie(bank.root, bank.first)
     result = await do(await spawn(), Step.EVICT, LEFTOVERS)
     assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
 

@@ -15,7 +15,7 @@ from ground.documents import units
 from ground.errors import InvalidRequest, Reason, Refused
 from policies.hardware import DeviceSign
 from scrubber.core.model import AilmentKind, DeviceInfo
-from scrubber.devices.simulated import chip, drills, layout, tenants
+from scrubber.devices.simulated import drills, layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ def drill(act: Callable[..., str]) -> click.Command:
 )
 def occupy(target: DrillTarget, secret: str, container: str, offset: int) -> str:
     """Start a process of a container that uses the GPU."""
-    pid = tenants.occupy(target.root, target.uuid, secret.encode(), container, offset)
+    pid = drills.occupy(target.root, target.uuid, secret.encode(), container, offset)
     return f"process {pid} of container {container} uses the GPU; `autoclave simulate release {target.index}` ends it"
 
 
 @drill
 def release(target: DrillTarget) -> str:
     """End the container processes that use the GPU."""
-    ended = tenants.release(target.root, target.uuid)
+    ended = drills.release(target.root, target.uuid)
     return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses the GPU"
 
 
@@ -118,7 +118,7 @@ def zombie(target: DrillTarget, secret: str) -> str:
 
     It holds the memory open and ignores SIGTERM.
     """
-    pid = tenants.zombie(target.root, target.uuid, secret.encode())
+    pid = drills.zombie(target.root, target.uuid, secret.encode())
     return f"process {pid} holds the memory, belongs to no container and ignores SIGTERM; `kill -9 {pid}` ends it"
 
 
@@ -194,7 +194,7 @@ def bad_memory(target: DrillTarget, offset: int, bit: int) -> str:
 
 
 @drill
-@click.option("--unit", type=options.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
+@click.option("--unit", type=options.IntRange(0, layout.UNITS - 1), default=0, help="Which unit.")
 def bad_compute(target: DrillTarget, unit: int) -> str:
     """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)

@@ -208,10 +208,16 @@ class Writers:
         """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
         with self._turn:
             try:
-                self._follow({*files} - {*self._files.values()})
-                self._read()
+                self._watch = self._watch or Inotify()
+                for file in {*files} - {*self._files.values()}:
+                    self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE).wd] = file
+                self._read(self._watch)
             except OSError as error:
-                self._refuse(str(error))
+                if str(error) != self._refused:
+                    self._refused = str(error)
+                    logger.warning(
+                        "cannot watch the memory of simulated GPUs: a short use is not seen", error=str(error)
+                    )
             return max((self._left[file] for file in files if file in self._left), default=-math.inf)
 
     def close(self) -> None:
@@ -221,29 +227,17 @@ class Writers:
                 self._watch.close()
             self._watch, self._files = None, {}
 
-    def _follow(self, files: Iterable[str]) -> None:
-        self._watch = self._watch or Inotify()
-        for file in files:
-            self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE).wd] = file
-
-    def _read(self) -> None:
+    def _read(self, watch: Inotify) -> None:
         """Read what waits now, and no more: a tenant may cause reports faster than they can be read."""
-        if self._watch is None:
-            return
         waiting = array("i", [0])
-        fcntl.ioctl(self._watch.fd, termios.FIONREAD, waiting)
-        reports = os.read(self._watch.fd, waiting[0]) if waiting[0] else b""
+        fcntl.ioctl(watch.fd, termios.FIONREAD, waiting)
+        reports = os.read(watch.fd, waiting[0]) if waiting[0] else b""
         for number, mask, *_ in {*_REPORT.iter_unpack(reports)}:
             # Without a number of ours, reports were lost: they may be of any file.
             files = [self._files[number]] if number in self._files else [*self._files.values()]
             self._left |= dict.fromkeys(files, clock.now().uptime)
             if mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
                 self._files.pop(number, None)
-
-    def _refuse(self, why: str) -> None:
-        if why != self._refused:
-            self._refused = why
-            logger.warning("cannot watch the memory of simulated GPUs: a short use is not seen", error=why)
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

@@ -25,7 +25,9 @@ _PREFIX = f"{MARK}=".encode()
 
 def of(pid: int, pods: Containers = PODS) -> str | None:
     """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
-    if (pod := _pod(pid, pods)) is not None:
+    pod = pods.of(pid)
+    # The pod in which the service itself runs does not count: the demo may run in a pod.
+    if pod is not None and names.is_pod(pod) and pod != _own_pod(os.getpid()):
         return pod
     marked = _marked(pid)
     return None if marked is None or pods.has_group(marked) else marked
@@ -50,12 +52,6 @@ def living(pods: Containers = PODS) -> dict[str, int]:
         if runs(f"{PROC}/{pid}"):
             found.setdefault(name, pid)
     return found
-
-
-def _pod(pid: int, pods: Containers) -> str | None:
-    """The pod of a process. The pod in which the service itself runs does not count: the demo may run in a pod."""
-    found = pods.of(pid)
-    return found if found is not None and names.is_pod(found) and found != _own_pod(os.getpid()) else None
 
 
 @cache

@@ -1,10 +1,18 @@
-"""The operations of a worker child on one simulated GPU."""
+"""The operations of a worker child on one simulated GPU, and what they do to its memory and its on-chip memory.
+
+The memory is read, written and compared in complete chunks, at memcpy speed. A pattern returns the bytes of one chunk.
+``random`` is a keyed stream of one chunk's length, rotated by a different amount in each of the chunks of 64 GiB. So
+data of an older clear, of another chunk or of another address does not match.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,11 +20,19 @@ from ground import private_files
 from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
-from scrubber.devices.simulated import chip, layout, memory
-from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings
-from scrubber.devices.simulated.memory import Pattern
+from scrubber.devices.simulated import layout
+from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings, StuckBit
 
-_TESTS = ("random", "arithmetic")
+CHUNK = 2**18  # a chunk and its pattern fit into the cache of a core
+
+Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
+
+_ZEROS = memoryview(bytes(CHUNK))
+_ONES = memoryview(b"\xff" * CHUNK)
+_TURN = 0x5BD1  # odd: each chunk number below CHUNK has its own rotation, and those of neighbours differ widely
+Step = Callable[[int], None]  # bytes done
+
+PLACES = 4  # reported offsets, one for each chunk: enough to locate old data, too few to reveal its content
 
 
 class SimulatedGpu:
@@ -46,9 +62,9 @@ class SimulatedGpu:
         self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True
     ) -> Findings:
         """Count the old data, cut it off, write each pattern and read it back, but the last one only to confirm."""
-        chosen = _patterns(patterns, key)
+        chosen = tuple(by_name(name, key) for name in patterns)
         faults = self._answer()
-        with memory.opened(self._place, faults.stuck_bits, writes=not faults.skip_clears) as cells:
+        with opened_memory(self._place, faults.stuck_bits, writes=not faults.skip_clears) as cells:
             # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
             step = _counted(stalling, cells.size * (1 + len(chosen) + confirm))
@@ -78,13 +94,13 @@ class SimulatedGpu:
 
     def _read_back(self, progress: Progress) -> Findings:
         faults = self._answer()
-        with memory.opened(self._place, faults.stuck_bits) as cells:
-            mismatch = cells.compare(memory.zero, _counted(progress, cells.size))
+        with opened_memory(self._place, faults.stuck_bits) as cells:
+            mismatch = cells.compare(zero, _counted(progress, cells.size))
             return Findings(cells.size, cells.size, mismatch=mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
-        return chip.scrub(self._place, key, writes=not self._answer().skip_scratch)
+        return scrub_chip(self._place, key, writes=not self._answer().skip_scratch)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test random data and arithmetic, as far as the time allows. Writing zeros afterwards takes extra time."""
@@ -93,17 +109,17 @@ class SimulatedGpu:
         ended = list[str]()
         mismatch: Mismatch | None = None
         units, deviating = 0, tuple[int, ...]()
-        with memory.opened(self._place, faults.stuck_bits) as cells:
+        with opened_memory(self._place, faults.stuck_bits) as cells:
             step = _counted(progress, 4 * cells.size)
             if time.monotonic() < ends:
-                mismatch = cells.write_and_compare(memory.keyed(key), step)
+                mismatch = cells.write_and_compare(keyed(key), step)
                 ended.append("random")
             self._answer()
             if time.monotonic() < ends:
-                units, deviating = chip.UNITS, tuple(sorted({*faults.bad_units}))
+                units, deviating = layout.UNITS, tuple(sorted({*faults.bad_units}))
                 ended.append("arithmetic")
-            mismatch = joined(mismatch, cells.write_and_compare(memory.zero, step))
-            skipped = tuple(name for name in _TESTS if name not in ended)
+            mismatch = joined(mismatch, cells.write_and_compare(zero, step))
+            skipped = tuple(name for name in ("random", "arithmetic") if name not in ended)
             return Tested(tuple(ended), skipped, cells.size, mismatch, units, deviating)
 
     def restore_settings(self) -> Findings:
@@ -134,10 +150,6 @@ def _silent(_done: int, _total: int) -> None:
     """Progress that is not reported."""
 
 
-def _patterns(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
-    return tuple(memory.by_name(name, key) for name in names)
-
-
 def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:
     there = False
 
@@ -160,3 +172,183 @@ def _counted(progress: Progress, total: int) -> Callable[[int], None]:
         progress(done, total)
 
     return step
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """The open file that stands for the memory of a device."""
+
+    handle: int
+    size: int
+    stuck_bits: tuple[StuckBit, ...]
+    writes: bool = True  # False: what is written is lost, and what was there before is read
+
+    def residue(self, step: Step, *, cut: bool) -> tuple[int, tuple[int, ...]]:
+        """Count the bytes that are not zero, from the end to the beginning, and find where they begin.
+
+        ``cut`` takes away each page that was counted; new ones take their places. A tenant may have kept the old pages
+        without the file, in a pipe or an io_uring.
+        """
+        count, begins = 0, list[int]()
+        for number, chunk in self._chunks(step, None, downwards=True):
+            if chunk != zero(number, len(chunk)):
+                count += len(chunk) - chunk.count(0)
+                begins.insert(0, number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
+            if cut and self.writes:
+                os.ftruncate(self.handle, number * CHUNK)
+        os.ftruncate(self.handle, self.size)
+        return count, tuple(begins[:PLACES])
+
+    def fill(self, pattern: Pattern, step: Step) -> None:
+        """Write a pattern to all memory."""
+        for number, offset, length in _pieces(self.size):
+            self._write(offset, pattern(number, length))
+            step(length)
+
+    def compare(self, pattern: Pattern, step: Step, then: Pattern | None = None) -> Mismatch | None:
+        """Read all memory back: the first difference, and the number of differences.
+
+        ``then`` overwrites each chunk after the comparison.
+        """
+        found: Mismatch | None = None
+        for number, chunk in self._chunks(step, then):
+            expected = pattern(number, len(chunk))
+            if chunk != expected:
+                found = joined(found, _difference(number * CHUNK, expected, chunk))
+        return found
+
+    def write_and_compare(self, pattern: Pattern, step: Step) -> Mismatch | None:
+        """Write a pattern to all memory and read it back."""
+        self.fill(pattern, step)
+        return self.compare(pattern, step)
+
+    def holds(self, mismatch: Mismatch) -> bool:
+        """Whether the first byte of a mismatch holds what is written to it now. A stuck bit does not."""
+        expected = bytearray((mismatch.expected,))
+        self._write(mismatch.offset, memoryview(expected))
+        return self._read(mismatch.offset, bytearray(1)) == expected
+
+    def _chunks(
+        self, step: Step, then: Pattern | None, *, downwards: bool = False
+    ) -> Iterator[tuple[int, bytearray]]:  # fmt: skip
+        """Yield each chunk; ``then`` overwrites it when the caller asks for the next."""
+        buffer = bytearray(CHUNK)
+        pieces = list(_pieces(self.size))
+        for number, offset, length in reversed(pieces) if downwards else pieces:
+            if length != len(buffer):
+                buffer = bytearray(length)
+            yield number, self._read(offset, buffer)
+            if then is not None:
+                self._write(offset, then(number, length))
+            step(length)
+
+    def _read(self, offset: int, into: bytearray) -> bytearray:
+        if os.preadv(self.handle, [into], offset) != len(into):
+            raise DeviceError(f"cannot read memory at offset {offset}: only a part was read")
+        return into
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        if not self.writes:
+            return
+        if os.pwrite(self.handle, self._as_held(offset, data), offset) != len(data):
+            raise DeviceError(f"cannot write memory at offset {offset}: only a part was written")
+
+    def _as_held(self, offset: int, data: memoryview) -> memoryview | bytearray:
+        """The data that the cells hold after a write: the data with the stuck bits set."""
+        stuck = [bit for bit in self.stuck_bits if offset <= bit.offset < offset + len(data)]
+        if not stuck:
+            return data
+        held = bytearray(data)
+        for bit in stuck:
+            held[bit.offset - offset] |= 1 << bit.bit
+        return held
+
+
+@contextmanager
+def opened_memory(place: GpuFiles, stuck_bits: tuple[StuckBit, ...], *, writes: bool = True) -> Iterator[MemoryFile]:
+    """Open the memory during the block only: an idle worker is not a holder."""
+    size = place.info().memory_bytes
+    try:
+        with layout.opened(place.memory) as handle:
+            os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
+            yield MemoryFile(handle, size, stuck_bits, writes)
+    except OSError as error:
+        raise DeviceError(f"cannot open the memory of {place.directory.name}: {error}") from error
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int, int]]:
+    for number, offset in enumerate(range(0, size, CHUNK)):
+        yield number, offset, min(CHUNK, size - offset)
+
+
+def _difference(base: int, expected: memoryview, got: bytearray) -> Mismatch:
+    # Compare two long integers: a Python loop over the bytes takes a second for each bad chunk.
+    length = len(got)
+    wrong = (int.from_bytes(expected) ^ int.from_bytes(got)).to_bytes(length)
+    first = length - len(wrong.lstrip(b"\0"))
+    return Mismatch(base + first, expected[first], got[first], length - wrong.count(0))
+
+
+def zero(_number: int, length: int) -> memoryview:
+    """Zeros."""
+    return _ZEROS[:length]
+
+
+def ones(_number: int, length: int) -> memoryview:
+    """Every bit set."""
+    return _ONES[:length]
+
+
+def keyed(key: bytes) -> Pattern:
+    """A stream that cannot be predicted without the key."""
+    stream = memoryview(hashlib.shake_128(key).digest(CHUNK) * 2)
+
+    def pattern(number: int, length: int) -> memoryview:
+        start = number * _TURN % CHUNK
+        return stream[start : start + length]
+
+    return pattern
+
+
+def by_name(name: str, key: bytes) -> Pattern:
+    """The pattern with this name."""
+    match name:
+        case "zero":
+            return zero
+        case "ones":
+            return ones
+        case "random" if key:
+            return keyed(key)
+    raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown, or its key is missing")
+
+
+def scrub_chip(place: GpuFiles, key: bytes, *, writes: bool = True) -> Scratched:
+    """Write a keyed pattern and then zeros to new pages of each unit, and read both back.
+
+    A unit is faulty if it fails twice. NotNowError if it does not fail the second time. Without ``writes``, nothing is
+    written, and what is there is read back.
+    """
+    try:
+        with layout.opened(place.chip) as handle:
+            if writes:
+                os.ftruncate(handle, 0)
+            os.ftruncate(handle, layout.UNITS * layout.UNIT_BYTES)
+            faulty = [unit for unit in range(layout.UNITS) if not _holds(handle, unit, key, writes=writes)]
+            if any(_holds(handle, unit, key, writes=writes) for unit in faulty):
+                raise NotNowError("another process wrote to the on-chip memory meanwhile; the memory itself is good")
+    except OSError as error:
+        raise DeviceError(f"cannot open the on-chip memory of {place.directory.name}: {error}") from error
+    return Scratched(layout.UNITS, layout.UNITS, len(faulty))
+
+
+def _holds(handle: int, unit: int, key: bytes, *, writes: bool) -> bool:
+    stream = hashlib.shake_128(key + unit.to_bytes(2)).digest(layout.UNIT_BYTES)
+    held = _held(handle, unit, stream, writes=writes)
+    return _held(handle, unit, bytes(layout.UNIT_BYTES), writes=writes) and held  # write the zeros in any case
+
+
+def _held(handle: int, unit: int, data: bytes, *, writes: bool) -> bool:
+    offset = unit * layout.UNIT_BYTES
+    if writes:
+        os.pwrite(handle, data, offset)
+    return os.pread(handle, layout.UNIT_BYTES, offset) == data

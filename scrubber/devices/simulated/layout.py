@@ -1,4 +1,4 @@
-"""The files of a simulated GPU, and the state that they say.
+"""The files of simulated GPUs: how they are made, and the state that they say.
 
 A document is a small JSON file, which is replaced atomically and read strictly. One that is missing, incomplete or
 unexpected is a ``DeviceError``, never a healthy default.
@@ -6,10 +6,12 @@ unexpected is a ``DeviceError``, never a healthy default.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +25,14 @@ from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 
 NAME = "simulated"  # of the backend
+UNITS = 8  # that compute
+UNIT_BYTES = 128 * 1024  # on-chip memory of each
+DEFAULT_MEMORY_BYTES = 64 * 2**20
+DRIVER_VERSION = "1.0"
+CDI_NAME = "autoclave-simulated.json"
+_CDI_VERSION = "0.6.0"
+_CDI_KIND = "nvidia.com/gpu"  # the kind in the answers of the device plugin, unless --cdi-kind says something else
+CDI_SEEN_AS = "/dev/simulated-gpu{index}"  # the memory, as a container sees it
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
@@ -48,6 +58,10 @@ class SimulatedSettings:
     compute_mode: str = "default"
     persistence: bool = False
     ecc: bool = True
+
+
+# Different from the settings after a reset, so that the settings step always has a setting to restore.
+BASELINE = SimulatedSettings(power_limit_watts=350, persistence=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +284,7 @@ def xids(place: GpuFiles) -> tuple[Xid, ...]:
     """The events in the log; DeviceError if a line is incomplete or cannot be parsed."""
     try:
         return _numbered(contents(place.events))
-    except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: also a line with too many words
         raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
 
 
@@ -280,10 +294,86 @@ def _numbered(text: bytes) -> tuple[Xid, ...]:
         raise ValueError("the last line is not complete")
     events: list[Xid] = []
     for line in lines:
-        events.append(_event(events[-1].number if events else 0, *line.split(" ")))
+        code, at = line.split(" ") if " " in line else (line, "0")
+        # The number follows from the time, as with a real driver, so numbers still rise after a new log begins.
+        number = max(events[-1].number + 1 if events else 1, int(float(at) * 1e6))
+        events.append(Xid(number, int(code), float(at)))
     return tuple(events)
 
 
-def _event(before: int, code: str, at: str = "0") -> Xid:
-    """The number follows from the time, as with a real driver, so numbers still rise after a new log begins."""
-    return Xid(max(before + 1, int(float(at) * 1e6)), int(code), float(at))
+def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
+    """Create the missing GPUs; existing GPUs keep their memory, names and faults.
+
+    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with private_files.locked(root):  # not through a link
+        root.chmod(0o700)
+        driver = driver_file(root)
+        if not driver.exists() or read(driver, Driver).boot_id != boot_id:
+            load_driver(root, boot_id)
+            for place in places(root):
+                _reboot(place)
+        for index in range(count):
+            if not (root / f"gpu{index}").exists():
+                _make(root, index, memory_bytes)
+
+
+def load_driver(root: Path, boot_id: str = "") -> None:
+    """Load the simulated driver again: proofs of the old instance are no longer valid."""
+    write(driver_file(root), Driver(uuid.uuid4().hex, DRIVER_VERSION, boot_id))
+
+
+def _reboot(place: GpuFiles) -> None:
+    """Reset counters and error events; a failed row remap stays, and so do faults."""
+    with private_files.locked(place.directory):
+        counters = read(place.counters, Counters)
+        write(place.counters, Counters(remap_failed=counters.remap_failed))
+        write(place.settings, SimulatedSettings())
+        events = private_files.opened(place.events, os.O_WRONLY)
+        os.ftruncate(events, 0)  # not O_TRUNC, which would come before the check
+        os.close(events)
+
+
+def _make(root: Path, index: int, memory_bytes: int) -> None:
+    # Created under another name and renamed: no reader sees an incomplete GPU.
+    place = GpuFiles(root / f".gpu{index}.{uuid.uuid4().hex}")
+    place.directory.mkdir(mode=0o700)
+    place.memory.touch(mode=0o600)
+    os.truncate(place.memory, memory_bytes)
+    handle = private_files.opened(place.chip, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(handle, UNITS * UNIT_BYTES)
+    os.close(handle)
+    place.events.touch(mode=0o600)
+    info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model="Simulated GPU", memory_bytes=memory_bytes)
+    write(place.device, info)
+    write(place.settings, BASELINE)
+    write(place.baseline, BASELINE)
+    write(place.counters, Counters())
+    write(place.readings, Measured())
+    write(place.faults, Faults())
+    place.directory.rename(root / f"gpu{index}")
+
+
+def cdi_specification(gpus: Iterable[GpuFiles]) -> dict[str, object]:
+    """With this specification a container runtime shows a pod the memory of its GPU, which is named by its UUID."""
+    devices: list[dict[str, object]] = []
+    for gpu in gpus:
+        info = gpu.info()
+        mount = {
+            "hostPath": str(gpu.memory),
+            "containerPath": CDI_SEEN_AS.format(index=info.index),
+            "options": ["bind", "rw", "nosuid", "noexec"],
+        }
+        devices.append({"name": info.uuid, "containerEdits": {"mounts": [mount]}})
+    return {"cdiVersion": _CDI_VERSION, "kind": _CDI_KIND, "devices": devices}
+
+
+def write_cdi(directory: Path, gpus: Iterable[GpuFiles]) -> None:
+    """Replace the specification in this directory. A container runtime never reads half of it."""
+    new = directory / f".{CDI_NAME}.new"
+    new.unlink(missing_ok=True)
+    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "w") as file:
+        json.dump(cdi_specification(gpus), file, indent=1)
+    new.replace(directory / CDI_NAME)

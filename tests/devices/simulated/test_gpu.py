@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import measurements
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.simulated import chip, creation, drills, layout
+from scrubber.devices.simulated import drills, layout
+from scrubber.devices.simulated.gpu import CHUNK
 from scrubber.devices.simulated.layout import Resetting, SimulatedSettings
-from scrubber.devices.simulated.memory import CHUNK
 from tests import few_rights
 from tests.few_rights import takes_setpriv
 from tests.patience import WITHIN
@@ -151,7 +151,7 @@ def test_a_scrub_restores_the_files_that_a_tenant_changed(bank, how: str) -> Non
     TAMPERED[how](place.memory)
     TAMPERED[how](place.chip)
     more = frozenset({"CHOWN"} if how == "another owner" else ())
-    assert few_rights.printed(CLEAR, place.directory, more) == f"{made[0].st_size} {chip.UNITS}"
+    assert few_rights.printed(CLEAR, place.directory, more) == f"{made[0].st_size} {layout.UNITS}"
     for file, before in zip((place.memory, place.chip), made, strict=True):
         now = file.stat()
         restored = (now.st_size, now.st_uid, now.st_gid, now.st_mode)
@@ -224,7 +224,7 @@ def test_changed_settings_are_restored_and_reported_once(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)
     assert gpu.restore_settings().drift == ()
-    assert layout.read(bank.place(bank.first).settings, SimulatedSettings) == creation.BASELINE
+    assert layout.read(bank.place(bank.first).settings, SimulatedSettings) == layout.BASELINE
 
 
 def test_a_reset_leaves_settings_to_restore(bank) -> None:
@@ -305,7 +305,7 @@ def test_a_good_gpu_passes_the_self_test_and_is_zero(bank) -> None:
     cells, said = bank.place(bank.first).memory, list[tuple[int, int]]()
     cells.write_bytes(os.urandom(size_of(bank)))
     tested = bank.gpu(bank.first).selftest(KEY, 60, lambda done, total: said.append((done, total)))
-    assert tested == measurements.Tested(TESTS, (), size_of(bank), None, chip.UNITS)
+    assert tested == measurements.Tested(TESTS, (), size_of(bank), None, layout.UNITS)
     assert cells.read_bytes() == bytes(size_of(bank))
     assert said == sorted(said)
     assert said[-1] == (4 * size_of(bank), 4 * size_of(bank))
@@ -336,3 +336,53 @@ def test_a_gpu_lost_during_its_self_test_fails_it(bank) -> None:
     gpu, uuid = bank.gpu(bank.first), bank.first
     with pytest.raises(DeviceLostError):
         gpu.selftest(KEY, 60, lambda _done, _total: drills.lose(bank.root, uuid))
+
+
+# What a scratch promises is true of the bytes on the chip.
+
+KEY = b"k" * 16
+
+
+def test_the_chip_is_zero_after_a_scratch(bank) -> None:
+    file = bank.place(bank.first).chip
+    size = layout.UNITS * layout.UNIT_BYTES
+    file.write_bytes(os.urandom(size))
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(layout.UNITS, layout.UNITS)
+    assert file.read_bytes() == bytes(size)
+
+
+def test_each_faulty_unit_is_counted_once(bank, monkeypatch) -> None:
+    write = os.pwrite
+
+    def spoilt(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, b"\1" + data[1:] if offset in (0, 3 * layout.UNIT_BYTES) else data, offset)
+
+    monkeypatch.setattr(os, "pwrite", spoilt)
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(layout.UNITS, layout.UNITS, 2)
+
+
+def test_a_unit_that_another_process_wrote_to_is_not_faulty(bank, monkeypatch) -> None:
+    write, spoil = os.pwrite, iter([True])
+
+    def spoilt(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, b"\1" + data[1:] if next(spoil, False) else data, offset)
+
+    monkeypatch.setattr(os, "pwrite", spoilt)
+    with pytest.raises(NotNowError, match="another process wrote to the on-chip memory"):
+        bank.gpu(bank.first).scratch(KEY)
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(layout.UNITS, layout.UNITS)
+
+
+def test_each_unit_is_overwritten_with_its_own_keyed_pattern(bank, monkeypatch) -> None:
+    written: list[bytes] = []
+    write = os.pwrite
+
+    def noted(handle: int, data: bytes, offset: int) -> int:
+        written.append(bytes(data))
+        return write(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    for key in (KEY, b"another key"):
+        bank.gpu(bank.first).scratch(key)
+    assert len({data for data in written if any(data)}) == 2 * layout.UNITS
+    assert all(len(data) == layout.UNIT_BYTES for data in written)

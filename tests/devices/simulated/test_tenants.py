@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import containers, tenants
+from scrubber.devices.simulated import containers, drills
 from scrubber.node.proc import BlindError
 from tests.node.conftest import DEAD_LEADER
 from tests.pod_groups import roots
@@ -28,45 +28,45 @@ def ended(process: int, seconds: float) -> bool:
 
 
 def test_a_tenant_leaves_its_secret_in_all_memory(bank) -> None:
-    pid = tenants.occupy(bank.root, bank.first, SECRET, POD, offset=1000)
+    pid = drills.occupy(bank.root, bank.first, SECRET, POD, offset=1000)
     for about in ("cmdline", "environ"):
         assert SECRET not in Path(f"/proc/{pid}/{about}").read_bytes()
-    tenants.release(bank.root, bank.first)
+    drills.release(bank.root, bank.first)
     data, chip = bank.place(bank.first).memory.read_bytes(), bank.place(bank.first).chip.read_bytes()
     assert [data[at:].startswith(SECRET) for at in (1000, len(data) // 2, len(data) - len(SECRET))] == [True] * 3
     assert (chip.startswith(SECRET), chip.endswith(SECRET)) == (True, True)
-    assert [tenants.scan(bank.root, uuid, SECRET) for uuid in (bank.first, bank.second)] == [3, 0]
+    assert [drills.scan(bank.root, uuid, SECRET) for uuid in (bank.first, bank.second)] == [3, 0]
     assert SECRET not in bank.place(bank.second).chip.read_bytes()
     bank.place(bank.second).memory.unlink()
     with pytest.raises(DeviceError, match="No such file"):
-        tenants.zombie(bank.root, bank.second)
+        drills.zombie(bank.root, bank.second)
 
 
 def test_a_secret_larger_than_the_chip_is_cut(bank) -> None:
-    tenants.occupy(bank.root, bank.first, SECRET * 50_000, POD)
+    drills.occupy(bank.root, bank.first, SECRET * 50_000, POD)
     assert bank.place(bank.first).chip.stat().st_size == 2**20
 
 
 def test_a_container_lives_as_long_as_any_of_its_processes(bank) -> None:
     assert POD not in containers.living()
-    tenants.occupy(bank.root, bank.first, SECRET, POD)
+    drills.occupy(bank.root, bank.first, SECRET, POD)
     assert POD in containers.living()
     assert POD[:-1] not in containers.living()
-    tenants.release(bank.root, bank.first)
+    drills.release(bank.root, bank.first)
     assert POD not in containers.living()
 
 
 def test_a_release_ends_only_the_containers_of_that_gpu(bank) -> None:
-    first = tenants.occupy(bank.root, bank.first, SECRET, POD)
-    second = tenants.occupy(bank.root, bank.second, SECRET, POD)
-    leftover = tenants.zombie(bank.root, bank.first)
-    assert tenants.release(bank.root, bank.first) == (first,)
+    first = drills.occupy(bank.root, bank.first, SECRET, POD)
+    second = drills.occupy(bank.root, bank.second, SECRET, POD)
+    leftover = drills.zombie(bank.root, bank.first)
+    assert drills.release(bank.root, bank.first) == (first,)
     assert bank.holders() == {second, leftover}
 
 
 def test_a_leftover_survives_sigterm_without_owner_or_parent(bank, monkeypatch) -> None:
     monkeypatch.setenv(containers.MARK, "pod-of-the-shell")
-    pid = tenants.zombie(bank.root, bank.first)
+    pid = drills.zombie(bank.root, bank.first)
     process = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGTERM)
@@ -118,7 +118,7 @@ def test_a_pods_control_group_counts_more_than_the_mark(running_pod, monkeypatch
 def test_a_mark_names_no_pod_that_had_a_control_group(bank, running_pod) -> None:
     """A process outside the pod could use its GPU and pass for the owner, and keep the GPU after the pod."""
     uid, sandbox = running_pod
-    outside = tenants.occupy(bank.root, bank.first, SECRET, uid)
+    outside = drills.occupy(bank.root, bank.first, SECRET, uid)
     assert bank.backend.container_of(outside) is None
     assert bank.backend.living()[uid] == sandbox
     os.kill(sandbox, signal.SIGKILL)

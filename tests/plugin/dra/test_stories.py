@@ -15,7 +15,7 @@ from demo.standins.do_nothing_driver import NIC, DoNothingDriver, device_slice
 from demo.standins.kubelet import Kubelet, NotRunning
 from demo.standins.pods import Phase, Pod
 from plugin.dra.config import DRIVER
-from scrubber.devices.simulated import drills, layout, tenants
+from scrubber.devices.simulated import drills, layout
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE
 
@@ -60,7 +60,7 @@ class Node:
     def marks(self, pod):
         """How often the mark of a pod is in the memory of the GPUs."""
         simulated = self.service.simulated_dir
-        return sum(tenants.scan(simulated, gpu, mark(pod.uid).encode()) for gpu in self.uuids)
+        return sum(drills.scan(simulated, gpu, mark(pod.uid).encode()) for gpu in self.uuids)
 
     def stall(self):
         for gpu in self.uuids:
