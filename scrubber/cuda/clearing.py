@@ -37,7 +37,7 @@ def clear(
     wrong: Mismatch | None = None
     covered = 0
     for number, pattern in enumerate(chosen):
-        memory.write(pattern, step, look if number == 0 else _nothing)
+        memory.write(pattern, step, look if number == 0 else lambda _span: None)
         covered = memory.size
         if confirm or pattern is not chosen[-1]:
             found = memory.compare(pattern, step)
@@ -50,10 +50,6 @@ def clear(
         residue_at=tuple(found.offset for found in old[:PLACES]),
         searched_bytes=_covered(residue),
     )
-
-
-def _nothing(_span: Span) -> None:
-    """Look for nothing."""
 
 
 def verify(memory: GpuMemory, progress: Progress) -> Findings:

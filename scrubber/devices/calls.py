@@ -65,7 +65,7 @@ class Caller:
         # Read the error even if the caller was cancelled, or asyncio logs it as never retrieved.
         call.add_done_callback(lambda done: done.exception())
         thread = self._thread()
-        alarm = loop.call_at(ends, _give_up, call, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
+        alarm = loop.call_at(ends, call.set_exception, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
 
         def returned(answer: object, error: BaseException | None) -> None:
             del self._calls[key]
@@ -113,10 +113,6 @@ async def in_turn(
         with suppress(DeviceError):
             await caller.ask(key, ask, deadline)
     return found.copy()  # an overdue thread still writes to ``found``
-
-
-def _give_up(call: asyncio.Future[Any], error: UnresponsiveError) -> None:
-    call.set_exception(error)
 
 
 _Job = tuple[Callable[[], object], Callable[[object, BaseException | None], object]]

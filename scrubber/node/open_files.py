@@ -211,10 +211,6 @@ def separate_tables(process: str) -> list[str]:
         tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- in the hot loop of every observation
     except (FileNotFoundError, ProcessLookupError):
         return []
-    others = (task for task in tasks if task != leader and not _share_files(int(leader), int(task)))
-    return [process, *(f"{process}/task/{task}" for task in others)]
-
-
-def _share_files(pid: int, task: int) -> bool:
     # When the kernel refuses kcmp, each thread is read: slow but correct.
-    return open_check.same(pid, task, _KCMP_FILES)
+    others = (task for task in tasks if task != leader and not open_check.same(int(leader), int(task), _KCMP_FILES))
+    return [process, *(f"{process}/task/{task}" for task in others)]

@@ -34,7 +34,9 @@ class ProcessEnds:
         except ProcessLookupError:
             self._report(name)
         except OSError as error:  # not permitted, or too many open files: the monitor's rounds notice the end
-            self._warn(error)
+            if not self._warned:  # once, not at every observation
+                logger.warning("cannot wait for the end of a process; the monitor polls for it", error=error.strerror)
+            self._warned = True
         else:
             self._followed[name] = (pid, handle)
             asyncio.get_running_loop().add_reader(handle, self._on_end, name)
@@ -56,12 +58,6 @@ class ProcessEnds:
         """Follow no process any more."""
         for name in tuple(self._followed):
             self.forget(name)
-
-    def _warn(self, error: OSError) -> None:
-        """Log the error once, not at every observation."""
-        if not self._warned:
-            logger.warning("cannot wait for the end of a process; the monitor polls for it", error=error.strerror)
-        self._warned = True
 
     def _on_end(self, name: str) -> None:
         self.forget(name)

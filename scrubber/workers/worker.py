@@ -295,7 +295,11 @@ class Worker:
     async def _converse(self, request: wire.StepRequest, on_progress: Progress) -> Report:
         self._child.send(strict_json.encode(request))
         while True:
-            answer = _answer(await self._child.receive())
+            line = await self._child.receive()
+            try:
+                answer = strict_json.decode(wire.Answer, line)
+            except ValueError as error:  # without its words: they may quote what was on the device
+                raise BrokenError("the worker sent a line that is no frame") from error
             if (answer.progress is None) == (answer.report is None):
                 raise BrokenError("the worker sent neither progress nor a report")
             if answer.report is not None:
@@ -336,13 +340,6 @@ def _crashed_in_driver(ending: Ending) -> bool:
     service or of the node: the kernel sends SIGKILL when memory is short, a device does not.
     """
     return ending.status is not None and -ending.status in _CRASHES
-
-
-def _answer(line: bytes) -> wire.Answer:
-    try:
-        return strict_json.decode(wire.Answer, line)
-    except ValueError as error:  # without its words: they may quote what was on the device
-        raise BrokenError("the worker sent a line that is no frame") from error
 
 
 def _pipe(made: ExitStack) -> tuple[FileIO, FileIO]:

@@ -54,7 +54,11 @@ class Zygote:
     def _turn(self) -> bool:
         for ready, _ in self._poll.poll():
             if ready in self._children:
-                self._collect(ready)
+                pid = self._children.pop(ready)
+                self._poll.unregister(ready)
+                os.close(ready)
+                _, status = os.waitpid(pid, 0)
+                self._send(wire.Packet(ended=(pid, os.waitstatus_to_exitcode(status))))
             elif not self._answer():
                 return False
         return True
@@ -93,13 +97,6 @@ class Zygote:
         self._children[handle] = pid
         self._poll.register(handle, select.POLLIN)
         return wire.Packet(forked=pid), (handle,)
-
-    def _collect(self, handle: int) -> None:
-        pid = self._children.pop(handle)
-        self._poll.unregister(handle)
-        os.close(handle)
-        _, status = os.waitpid(pid, 0)
-        self._send(wire.Packet(ended=(pid, os.waitstatus_to_exitcode(status))))
 
     def _send(self, packet: wire.Packet, *files: int) -> None:
         wire.send(self._line, strict_json.encode(packet), files)

@@ -45,6 +45,7 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
     place = pci_address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
     compute = nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     architecture = nvml.ask_optional(pynvml.nvmlDeviceGetArchitecture, handle)
+    ecc = nvml.ask_optional(pynvml.nvmlDeviceGetEccMode, handle)  # the present mode first; None: the GPU has no ECC
     return Board(
         uuid=uuid,
         model=nvml.ask(pynvml.nvmlDeviceGetName, handle),
@@ -54,7 +55,7 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         compute=None if compute is None else ".".join(map(str, compute)),
         architecture=_OLDEST if architecture in (None, pynvml.NVML_DEVICE_ARCH_UNKNOWN) else architecture,
         numa_node=_numa_node(host, place),
-        ecc=_corrects_errors(nvml, handle),
+        ecc=ecc is not None and ecc[0] == pynvml.NVML_FEATURE_ENABLED,
     )
 
 
@@ -65,12 +66,6 @@ def _numa_node(host: Host, place: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
-
-
-def _corrects_errors(nvml: Session, handle: Handle) -> bool:
-    """Whether ECC is in force. A GPU that does not support ECC has none."""
-    modes = nvml.ask_optional(pynvml.nvmlDeviceGetEccMode, handle)
-    return modes is not None and modes[0] == pynvml.NVML_FEATURE_ENABLED
 
 
 def memory(nvml: Session, handle: Handle) -> pynvml.c_nvmlMemory_v2_t:

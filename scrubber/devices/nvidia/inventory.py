@@ -79,10 +79,15 @@ class Inventory:
             return self._in_order()
         seen = {each.info.uuid: each for each in found.seen}
         self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
-        self._log(found.notes)
+        for note in found.notes:
+            if note not in self._logged:  # when it first appears, not at every reading
+                logger.warning(note)
+        self._logged = frozenset(found.notes)
         present = {board.uuid for _, _, board, _ in found.present}
         self._gpus |= present
-        self._renew_for(self._gpus - present)
+        if self._gpus - present and time.monotonic() - self._renewed > RENEW_EVERY:
+            self._renewed = time.monotonic()
+            self._library.renew()
         return self._in_order()
 
     def seen(self, uuid: str) -> Seen:
@@ -129,7 +134,11 @@ class Inventory:
 
     def _list(self, nvml: Session) -> _Listing:
         """Read all GPUs first, then their slices: reset domains need the links of all GPUs."""
-        self._forget(self._host.driver_instance(), nvml.opening)
+        instance = self._host.driver_instance()
+        if self._remembered.driver != instance:
+            self.neighbours = Neighbours()
+        if (self._remembered.driver, self._remembered.opening) != (instance, nvml.opening):
+            self._remembered = _Remembered(instance, nvml.opening)
         found = _Listing()
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
@@ -174,24 +183,6 @@ class Inventory:
 
     def _seen(self, info: DeviceInfo, board: Board, partition: Partition | None = None) -> Seen:
         return Seen(info, _files(self._host, board, partition), self._remembered.driver)
-
-    def _forget(self, instance: str, opening: int) -> None:
-        if self._remembered.driver != instance:
-            self.neighbours = Neighbours()
-        if (self._remembered.driver, self._remembered.opening) != (instance, opening):
-            self._remembered = _Remembered(instance, opening)
-
-    def _renew_for(self, missing: set[str]) -> None:
-        if missing and time.monotonic() - self._renewed > RENEW_EVERY:
-            self._renewed = time.monotonic()
-            self._library.renew()
-
-    def _log(self, notes: list[str]) -> None:
-        """Log a note when it first appears, not at every reading."""
-        for note in notes:
-            if note not in self._logged:
-                logger.warning(note)
-        self._logged = frozenset(notes)
 
 
 @contextmanager

@@ -122,16 +122,12 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
             pending_restore.persist(session, target.place.gpu, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
-        _demand_no_holders(target)
+        # The persistence daemon gets a moment to close the GPU.
+        if fault := _wait_for_none(lambda: preconditions.open_holders(target.holders()), target.patience.leaving):
+            raise NotNowError(f"cannot reset: {fault}")
         run_tool(target.place.gpu, target.patience.tool, *held)
     finally:
         target.library.reacquire_driver()
-
-
-def _demand_no_holders(target: ResetTarget) -> None:
-    """NotNowError if the GPU has a holder; the persistence daemon gets a moment to close it."""
-    if fault := _wait_for_none(lambda: preconditions.open_holders(target.holders()), target.patience.leaving):
-        raise NotNowError(f"cannot reset: {fault}")
 
 
 def _wait_for_none(check: Callable[[], str | None], within: float) -> str | None:

@@ -59,12 +59,16 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         pending, failed = _remaps(nvml, gpu)
         action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         usage = holders.read_usage(nvml, handle, is_running)
+        kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        # Any other action counts as a request for a reset.
+        reboots = (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[action]),) if action in _REBOOT else ()
         found = Vitals(
-            ecc_uncorrectable=_uncorrectable(nvml, gpu),
+            # 0 for a GPU without ECC, or with ECC off
+            ecc_uncorrectable=nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
             remap_pending=pending,
             remap_failed=failed,
             reset_required=action not in {None, RecoveryAction.NONE, *_REBOOT},
-            signs=(*_reboots(action), *signs(gpu)),
+            signs=(*reboots, *signs(gpu)),
         )
     except DeviceLostError:
         return Vitals(lost=True), None
@@ -123,12 +127,6 @@ def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
     return nvml.ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
 
 
-def _uncorrectable(nvml: Session, gpu: Handle) -> int:
-    """Uncorrectable errors since the last reset; 0 for a GPU without ECC, or with ECC off."""
-    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0
-
-
 def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
     """Remaps pending and failed. GPUs before Ampere retire pages instead; with MIG on, neither is reported."""
     rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
@@ -136,11 +134,6 @@ def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
         return bool(nvml.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu)), False
     _, _, pending, failed = rows
     return bool(pending), bool(failed)
-
-
-def _reboots(action: int | None) -> tuple[Sign, ...]:
-    """The reboot that the driver asks for, if any. Any other action counts as a request for a reset."""
-    return (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[action]),) if action in _REBOOT else ()
 
 
 def at_once(nvml: Session, gpu: Handle, links_before: frozenset[int]) -> tuple[Sign, ...]:
@@ -247,11 +240,8 @@ def judge_fabric(reading: FabricReading, *, joined_before: bool) -> Sign | None:
     if reading.status != pynvml.NVML_SUCCESS:
         return Sign(AilmentKind.FABRIC, f"it could not join its fabric: error {reading.status} of NVML")
     faults = [words for shift, words in _FABRIC_FAULTS.items() if (reading.health >> shift) & 3 == _YES]
-    if (wrong := _configuration(reading.health)) > pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
+    mask = int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION)
+    wrong = reading.health >> int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION) & mask
+    if wrong > pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
         faults.append(f"its configuration is wrong (kind {wrong})")
     return Sign(AilmentKind.FABRIC, f"in its fabric {'; '.join(faults)}") if faults else None
-
-
-def _configuration(health: int) -> int:
-    mask = int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION)
-    return health >> int(pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION) & mask

@@ -129,11 +129,9 @@ class _GpuSigns:
                 self._read(nvml, gpu, now, whole=whole)
                 self._opening, self._read_at = nvml.opening, now
             unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
-            found = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
-            return tuple(sign for sign in found if self._lasts(sign.kind))
-
-    def _lasts(self, kind: AilmentKind) -> bool:
-        return self._read_at - self._since.get(kind, self._read_at) >= LASTS[kind]
+            used = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
+            now, since = self._read_at, self._since
+            return tuple(sign for sign in used if now - since.get(sign.kind, now) >= LASTS[sign.kind])
 
     def _read(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> None:
         self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))

@@ -70,7 +70,8 @@ def read(text: str) -> GpuError | SwitchError | None:
     if found := _XID.fullmatch(text):
         instance = _INSTANCE.search(found[4])
         code = int(found[5])
-        action = _action(found[6] or "") if code == ACTION else ""
+        change = _TO.fullmatch((found[6] or "").rpartition(_CHANGED)[2]) if code == ACTION else None
+        action = _ACTIONS.get(int(change[1], 16), "") if change else ""
         process = _PID.match(found[6] or "")
         return GpuError(
             place(*(int(it, 16) for it in found.groups()[:3])),
@@ -89,11 +90,6 @@ def place(domain: int, bus: int, device: int) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
-def _action(text: str) -> str:
-    found = _TO.fullmatch(text.rpartition(_CHANGED)[2])
-    return _ACTIONS.get(int(found[1], 16), "") if found else ""
-
-
 def always(_code: int) -> bool:
     """The default without a catalogue of codes: every event concerns the whole GPU."""
     return True
@@ -110,9 +106,13 @@ class XidLog:
 
     def of(self, place: str, instance: int | None = None) -> tuple[Xid, ...]:
         """The events of a GPU, or of the slice with this GPU instance, in order."""
-        kept = [(key, list(xids)) for key, xids in self._kept.items() if key[0] == place]
-        found = (xids for (_, code, named), xids in kept if self._hits(code, named, instance))
-        return tuple(sorted((xid for xids in found for xid in xids), key=lambda xid: xid.number))
+        found = [
+            xid
+            for (gpu, code, named), xids in self._kept.items()
+            if gpu == place and (instance is None or named in (None, instance) or self._whole(code))
+            for xid in xids
+        ]
+        return tuple(sorted(found, key=lambda xid: xid.number))
 
     def add(self, event: GpuError, microseconds: int) -> None:
         """Count an event."""
@@ -121,6 +121,3 @@ class XidLog:
         self._last[event.place] = number
         xid = Xid(number, event.code, microseconds / 1e6, event.action, event.pid)
         self._kept[event.place, event.code, event.instance].append(xid)
-
-    def _hits(self, code: int, named: int | None, instance: int | None) -> bool:
-        return instance is None or named in (None, instance) or self._whole(code)
