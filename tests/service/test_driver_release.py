@@ -15,7 +15,7 @@ from scrubber.jobs.jobs import RETRY_AFTER
 from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
 from scrubber.steps.base import Report
 from tests.service import pretend_worker
-from tests.service.asking import rows
+from tests.service.asking import at_step, rows
 from tests.service.node import Node
 from tests.service.pretend_worker import PretendWorker
 
@@ -169,6 +169,19 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
         if isinstance(it.event, ev.StepFinished)
     }
     assert ended[one, Step.VERIFY] < ended[other, Step.RESET]
+
+
+async def test_a_reset_waits_for_no_evict_of_another_device(world, monkeypatch):
+    """Its worker does the steps on memory later, and uses the driver only then."""
+    monkeypatch.setattr(Node, "one_driver", True)
+    one, other = world.uuids
+    world.node.gpus[one].stalls = True
+    first = await world.operations.scrub(one, ScrubPath.FAST)
+    await at_step(world, one, Step.EVICT)
+    second = await world.operations.scrub(other, ScrubPath.RESET)
+    await second.finished.wait()
+    assert second.receipt is not None
+    assert (first.step, first.finished.is_set()) == (Step.EVICT, False)
 
 
 @pytest.fixture
