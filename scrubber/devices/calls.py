@@ -64,13 +64,19 @@ class Caller:
         call: asyncio.Future[Any] = loop.create_future()
         # Read the error even if the caller was cancelled, or asyncio logs it as never retrieved.
         call.add_done_callback(lambda done: done.exception())
-        thread = self._thread()
+        try:
+            thread = self._idle.pop() if self._idle else _Thread()
+        except (RuntimeError, MemoryError) as error:
+            raise shortage.judged(error)  # noqa: B904 - chained there
         alarm = loop.call_at(ends, call.set_exception, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
 
         def returned(answer: object, error: BaseException | None) -> None:
             del self._calls[key]
             alarm.cancel()
-            self._keep(thread)
+            if len(self._idle) < _IDLE_THREADS:
+                self._idle.append(thread)
+            else:
+                thread.jobs.put(None)
             if call.done():
                 return
             if error is None:
@@ -81,18 +87,6 @@ class Caller:
         self._calls[key] = call
         thread.jobs.put((question, lambda *outcome: loop.call_soon_threadsafe(returned, *outcome)))
         return call
-
-    def _thread(self) -> _Thread:
-        try:
-            return self._idle.pop() if self._idle else _Thread()
-        except (RuntimeError, MemoryError) as error:
-            raise shortage.judged(error)  # noqa: B904 - chained there
-
-    def _keep(self, thread: _Thread) -> None:
-        if len(self._idle) < _IDLE_THREADS:
-            self._idle.append(thread)
-        else:
-            thread.jobs.put(None)
 
 
 async def in_turn(

@@ -35,7 +35,11 @@ def main() -> None:
     """Run steps for one scrub service, which talks to this process over stdin and stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which then closes stdin
     zygote = os.getppid()  # the parent of workers only; the service may be the first process of its pid namespace
-    lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
+    lines = open(0, "rb", closefd=False)  # noqa: SIM115 -- for the life of the process
+    # A library that prints would break the protocol: what is printed from here on goes to stderr.
+    # Never closed here, so that the service sees the end of the output only when the exit status is known.
+    answers = os.fdopen(os.dup(1), "wb", closefd=False)
+    os.dup2(2, 1)
     assignment = strict_json.decode(wire.Assignment, lines.readline())
     proc = Path("/proc")
     container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
@@ -70,14 +74,6 @@ def main() -> None:
         report = roster.perform(request.step, request.order, context)
         busy.clear()
         _send(answers, wire.Answer(report=report))
-
-
-def _answers() -> BinaryIO:
-    # A library that prints would break the protocol: what is printed from here on goes to stderr.
-    # Never closed here, so that the service sees the end of the output only when the exit status is known.
-    answers = os.fdopen(os.dup(1), "wb", closefd=False)
-    os.dup2(2, 1)
-    return answers
 
 
 def _listen(lines: BinaryIO, requests: queue.SimpleQueue[bytes], busy: threading.Event) -> None:

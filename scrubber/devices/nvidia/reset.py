@@ -89,7 +89,9 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
         with target.library.session() as session:
             if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-            joined = _joined(session, target)
+            gpu = target.place.gpu
+            # Whether the GPU has joined an NVSwitch fabric, which CUDA then needs to start. False if unknown.
+            joined = unless_silent(lambda: vitals.read_fabric(session, session.handle(gpu)).joined, otherwise=False)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
@@ -159,12 +161,6 @@ def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRest
         _restore(target, pending)
     except DeviceError as second:
         raise DeviceError(f"{error}; {second}") from error
-
-
-def _joined(session: Session, target: ResetTarget) -> bool:
-    """Whether the GPU has joined an NVSwitch fabric, which CUDA then needs to start. False if unknown."""
-    gpu = target.place.gpu
-    return unless_silent(lambda: vitals.read_fabric(session, session.handle(gpu)).joined, otherwise=False)
 
 
 def wait_until_back(target: ResetTarget, *, joined: bool) -> None:
