@@ -86,11 +86,10 @@ KiB on each. `check` has {check_kib} KiB.
 ## The passes of a scrub
 
 A fast scrub passes over the memory four times: it writes a keyed pattern, compares it, writes zeros and compares
-them. Under `clear.verify: independent` (policy `strict`) there are five passes. The floor is the whole memory at the
-peak. A scrub does not reach what the driver reserves and what its own context takes, which is about a hundredth. The
-expected figures are for the shares of the peak that a kernel with three reads and a write was reported to reach on
-two GPUs of this generation ({least:.1%} and {best:.1%}). Stores alone were reported at 98%, so passes that write may
-be faster.
+them. The floor is the whole memory at the peak. A scrub does not reach what the driver reserves and what its own
+context takes, which is about a hundredth. The expected figures are for the shares of the peak that a kernel with three
+reads and a write was reported to reach on two GPUs of this generation ({least:.1%} and {best:.1%}). Stores alone were
+reported at 98%, so passes that write may be faster.
 
 {passes}
 
@@ -312,9 +311,9 @@ def passes() -> str:
     rows = []
     for gpu in GPUS:
         least, (low, high) = computed.floor(gpu.size, gpu.peak), computed.expected(gpu.size, gpu.peak)
-        cells = (f"{n * least:.0f} ms, {n * low:.0f} to {n * high:.0f} ms" for n in (1, 4, 5))
+        cells = (f"{n * least:.0f} ms, {n * low:.0f} to {n * high:.0f} ms" for n in (1, 4))
         rows.append((gpu.name, f"{gpu.size / 1e9:.2f} GB", f"{gpu.peak:,.0f} GB/s", *cells))
-    return _table(("GPU", "memory", "peak", "one pass: floor, expected", "four passes", "five passes"), *rows)
+    return _table(("GPU", "memory", "peak", "one pass: floor, expected", "four passes"), *rows)
 
 
 def _instructions(images: dict[int, Image]) -> str:

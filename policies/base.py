@@ -19,7 +19,6 @@ def _schema(pattern: re.Pattern[str]) -> WithJsonSchema:
 Duration = Annotated[
     float, BeforeValidator(units.parse_duration), PlainSerializer(units.format_duration), _schema(units.DURATION)
 ]
-Size = Annotated[int, BeforeValidator(units.parse_size), PlainSerializer(units.format_size), _schema(units.SIZE)]
 
 
 class Model(BaseModel):

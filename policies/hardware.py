@@ -147,13 +147,10 @@ class Probation(Model):
     """How a quarantined device is tested again."""
 
     first: Annotated[Duration, Field(gt=0)] = 60.0
-    """The pause before the first probation."""
+    """The pause before the first probation; each further one is twice as long."""
 
     longest: Annotated[Duration, Field(gt=0)] = 3600.0
     """The longest pause, however often a probation failed."""
-
-    factor: Annotated[float, Field(ge=1)] = 2.0
-    """The factor by which each pause is longer than the one before."""
 
     flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
     """After this many returns from quarantine within flap_window, the next quarantine waits for an operator."""

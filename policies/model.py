@@ -16,7 +16,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Size, Word, impossible
+from policies.base import Duration, Model, Word, impossible
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.plain import ScrubPath
 
@@ -26,6 +26,18 @@ PATH = re.compile(r"(/[^/:\s]+)+")
 BYSTANDER = re.compile(f"({NAMESPACE.pattern}:)?{PATH.pattern}")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
+
+# The seconds in which each step of a scrub must be done; the policy multiplies them by ``timeouts``.
+STEP_SECONDS = {
+    "evict": 15.0,  # end processes that are still on the device, or wait for them
+    "reset": 60.0,  # until the device is back on the bus and answers
+    "clear": 60.0,  # takes about a second on a data-centre device, longer on an overloaded node
+    "verify": 60.0,
+    "scratch": 30.0,  # takes moments on a healthy device
+    "selftest": 90.0,  # the time of the tests, and clearing up after them
+    "settings": 10.0,
+    "health": 10.0,  # a driver that needs more than this usually hangs
+}
 
 
 class Mode(Word):
@@ -82,13 +94,6 @@ class OnChip(Word):
 
     EVERY_PATH = "every-path"
     SLOW_PATH = "slow-path"
-
-
-class Verify(Word):
-    """What the step verify reads."""
-
-    LAST_READ = "last-read"
-    INDEPENDENT = "independent"
 
 
 def check_gpu(entry: object) -> object:
@@ -178,34 +183,6 @@ class Paths(Model):
     """Whether a failed path is followed by the path reset before the device is quarantined."""
 
 
-class Timeouts(Model):
-    """The deadline of each step. A step that misses its deadline is killed and fails."""
-
-    evict: Annotated[Duration, Field(gt=0)] = 15.0
-    """The deadline for ending, or waiting for, processes that are still on the device."""
-
-    reset: Annotated[Duration, Field(gt=0)] = 60.0
-    """The deadline for a device reset (path reset only)."""
-
-    clear: Annotated[Duration, Field(gt=0)] = 60.0
-    """The deadline for overwriting the memory."""
-
-    verify: Annotated[Duration, Field(gt=0)] = 60.0
-    """The deadline for reading back all of the memory."""
-
-    scratch: Annotated[Duration, Field(gt=0)] = 30.0
-    """The deadline for overwriting the on-chip memory."""
-
-    selftest: Annotated[Duration, Field(gt=0)] = 90.0
-    """The deadline for the self-test, including clearing up (not on the fast path)."""
-
-    settings: Annotated[Duration, Field(gt=0)] = 10.0
-    """The deadline for restoring clocks, power limit and modes."""
-
-    health: Annotated[Duration, Field(gt=0)] = 10.0
-    """The deadline for reading the health counters."""
-
-
 _DAEMONS = tuple(
     f"/usr/bin/{name}" for name in ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
 )
@@ -276,12 +253,6 @@ class Clear(Model):
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
     """The share of the allocatable memory that must be overwritten and read back, from 0 to 1."""
 
-    own_memory: Annotated[Size, Field(ge=0)] = 640 * 2**20
-    """How much memory that the scrub itself takes counts as covered; it is never overwritten."""
-
-    verify: Verify = Verify.LAST_READ
-    """Whether verify is the read-back of the zeros, or one more read after the clear has read them back itself."""
-
     on_chip: OnChip = OnChip.EVERY_PATH
     """Which scrubs overwrite registers and shared memory: every scrub, or only those of the slow path."""
 
@@ -320,7 +291,10 @@ class Policy(Model):
 
     budgets: Budgets = Budgets()
     paths: Paths = Paths()
-    timeouts: Timeouts = Timeouts()
+
+    timeouts: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    """The factor for the deadlines of all steps. A step that misses its deadline is killed and fails."""
+
     evict: Evict = Evict()
     reset: Reset = Reset()
     settings: SettingsPolicy = SettingsPolicy()
@@ -330,30 +304,28 @@ class Policy(Model):
     quarantine: QuarantinePolicy = QuarantinePolicy()
     periodic: Periodic = Periodic()
 
+    def deadline(self, step: str) -> float:
+        """The seconds in which this step must be done."""
+        return STEP_SECONDS[step] * self.timeouts
+
     @model_validator(mode="after")
     def grace_fits(self) -> Self:
         """TERM, grace and KILL all happen within the evict step."""
-        if self.evict.grace >= self.timeouts.evict:
-            grace, deadline = format_duration(self.evict.grace), format_duration(self.timeouts.evict)
-            raise impossible(
-                f"evict.grace {grace} with timeouts.evict {deadline}",
-                "the grace to be shorter: otherwise the step ends before it sends KILL",
-                "evict.grace",
-                "timeouts.evict",
-            )
-        return self
+        why = "the grace to be shorter: otherwise the step ends before it sends KILL"
+        return self._fits("evict.grace", self.evict.grace, "evict", why)
 
     @model_validator(mode="after")
     def selftest_fits(self) -> Self:
         """The tests and their cleanup must fit into the time of the selftest step."""
-        if self.selftest.time >= self.timeouts.selftest:
-            time, deadline = format_duration(self.selftest.time), format_duration(self.timeouts.selftest)
-            raise impossible(
-                f"selftest.time {time} with timeouts.selftest {deadline}",
-                "the time to be shorter: otherwise the step ends before its cleanup",
-                "selftest.time",
-                "timeouts.selftest",
-            )
+        why = "the time to be shorter: otherwise the step ends before its cleanup"
+        return self._fits("selftest.time", self.selftest.time, "selftest", why)
+
+    def _fits(self, name: str, wait: float, step: str, expected: str) -> Self:
+        """Refuse a wait that is not shorter than the deadline of its step."""
+        if wait >= self.deadline(step):
+            deadline = f"timeouts {self.timeouts:g}, where the step {step} ends after"
+            found = f"{name} {format_duration(wait)} with {deadline} {format_duration(self.deadline(step))}"
+            raise impossible(found, expected, name, "timeouts")
         return self
 
     @model_validator(mode="after")

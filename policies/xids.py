@@ -14,16 +14,20 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Word
+from policies.base import Model, Word
 from policies.plain import Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
 
 __all__ = [
-    "DATE", "PROGRAM_FAULTS", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidFinding", "XidRow",
-    "XidScope", "Xids", "label", "limit", "remedy", "required_action", "treatment", "worst_finding",
+    "DATE", "PROGRAM_FAULTS", "RECOVERY", "REPEATS", "REPEATS_WITHIN", "ROWS", "Action", "Preset", "Treatment",
+    "XidFinding", "XidRow", "XidScope", "Xids", "label", "remedy", "repeats_count", "required_action", "treatment",
+    "worst_finding",
 ]  # fmt: skip
 
 CODE = re.compile(r"[1-9][0-9]{0,8}")
+
+# A code that is only counted may still announce a defect: so many events of it within so many seconds quarantine.
+REPEATS, REPEATS_WITHIN = 5, 600.0
 
 # The presets of other tools, for codes of the catalogue.
 PLUGIN_COUNTS = frozenset(
@@ -77,16 +81,6 @@ def check_code(key: object) -> object:
 Code = Annotated[int, BeforeValidator(check_code), WithJsonSchema({"type": "string", "pattern": f"^{CODE.pattern}$"})]
 
 
-class Repeats(Model):
-    """When a code that is only counted quarantines a device all the same."""
-
-    count: Annotated[int, Field(ge=0, le=32)] = 5  # no log of ours keeps more of one code
-    """After this many events of one code within the window the device is quarantined as well; 0 is never."""
-
-    within: Annotated[Duration, Field(gt=0)] = 600.0
-    """The window over which the events are counted."""
-
-
 class Xids(Model):
     """What driver error codes (XIDs) do to a device."""
 
@@ -97,9 +91,7 @@ class Xids(Model):
     """What a code does that the catalogue does not know, or for which it names no action."""
 
     codes: Mapping[Code, Treatment] = Field(default_factory=dict, json_schema_extra={"additionalProperties": False})
-    """Exceptions by code, such as {94: quarantine}; they have priority over everything else, also over repeats."""
-
-    repeats: Repeats = Repeats()
+    """Exceptions by code, such as {94: quarantine}; they have priority over everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +138,10 @@ def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
             return Treatment.QUARANTINE if code in GKE_QUARANTINES else Treatment.COUNT
 
 
-def limit(rules: Xids, code: int) -> Repeats | None:
-    """How many events of a counted code quarantine the device. None for codes that one process can cause."""
+def repeats_count(rules: Xids, code: int) -> bool:
+    """Whether repeated events of a counted code quarantine the device; False for codes that one process can cause."""
     known = ROWS.get(code)
-    if not rules.repeats.count or code in rules.codes or (known is not None and known.scope is XidScope.APP):
-        return None
-    return rules.repeats
+    return code not in rules.codes and (known is None or known.scope is not XidScope.APP)
 
 
 def label(code: int) -> str:
@@ -170,9 +160,9 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
         asks = f" and asks: {remedy(RECOVERY, worst.action)}" if _announces(worst) else ""
         return XidFinding(worst.code, f"{label(worst.code)} was reported{asks}")
     count, code = max(_repeated(rules, log, new), default=(0, 0))
-    if count < rules.repeats.count or not count:
+    if count < REPEATS:
         return None
-    return XidFinding(code, f"{label(code)} was reported {count} times within {format_duration(rules.repeats.within)}")
+    return XidFinding(code, f"{label(code)} was reported {count} times within {format_duration(REPEATS_WITHIN)}")
 
 
 def _read(action: str) -> Action | None:
@@ -198,9 +188,9 @@ def _as_asked(rules: Xids, code: int, action: str) -> Treatment:
 def _repeated(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> Iterator[tuple[int, int]]:
     """The highest count of a code within the window that ends with a new event, and the code."""
     for code in dict.fromkeys(event.code for event in new):
-        if limit(rules, code) is None:
+        if not repeats_count(rules, code):
             continue
         times = sorted(event.at for event in log if event.code == code)
         for event in new:
             if event.code == code:
-                yield bisect_right(times, event.at) - bisect_left(times, event.at - rules.repeats.within), code
+                yield bisect_right(times, event.at) - bisect_left(times, event.at - REPEATS_WITHIN), code

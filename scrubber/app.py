@@ -103,7 +103,7 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
 def _handling(policy: Policy) -> DeviceHandling:
     """What the policy says about the handling of a device, as backends read it."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    return DeviceHandling(policy.reset.slices.value, settings, policy.timeouts.reset)
+    return DeviceHandling(policy.reset.slices.value, settings, policy.deadline("reset"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,22 @@ INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the probation itself ma
 SPREAD = 0.25  # the pause of a device is longer than the policy's by up to this share; its UUID says by how much
 
 
-def growing(first: float, factor: float, longest: float, times: int) -> float:
-    """The pause ``first``, grown ``times`` times by ``factor`` up to ``longest``."""
+def growing(first: float, longest: float, times: int) -> float:
+    """The pause ``first``, doubled ``times`` times up to ``longest``."""
     pause = first
     for _ in range(times):  # step by step: a power overflows after some weeks of tries
-        pause = min(pause * factor, longest)
+        pause = min(pause * 2, longest)
     return pause
 
 
 def until_probation(rules: Probation, probations: int, chance: float) -> float:
     """How long a quarantined device rests. ``chance`` in [0, 1) spreads the probations of several devices."""
-    return growing(rules.first, rules.factor, rules.longest, probations) * (0.8 + 0.2 * chance)
+    return growing(rules.first, rules.longest, probations) * (0.8 + 0.2 * chance)
 
 
 def after_interruption(quarantine: Quarantine) -> float:
     """How long a device rests after its probation was interrupted."""
-    return growing(INTERRUPTED_FIRST, 2, INTERRUPTED_LONGEST, quarantine.probes)
+    return growing(INTERRUPTED_FIRST, INTERRUPTED_LONGEST, quarantine.probes)
 
 
 def usual_seconds(record: Record) -> float | None:
@@ -62,7 +62,7 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
 
 def until_retry(failed: Setback) -> float:
     """How long after its failure a scrub is tried again."""
-    return growing(RETRY_FIRST, 2, RETRY_LONGEST, failed.count - 1)
+    return growing(RETRY_FIRST, RETRY_LONGEST, failed.count - 1)
 
 
 def given_up(record: Record, policy: Policy, now: Moment) -> bool:

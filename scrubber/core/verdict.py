@@ -22,7 +22,7 @@ from ground.documents.units import format_size
 from policies.model import OnChip, Policy
 from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
-from scrubber.core.measurements import Measurements, Uncovered, own_memory
+from scrubber.core.measurements import OURS_AT_MOST, Measurements, Uncovered, own_memory
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -50,7 +50,6 @@ PLANS: dict[ScrubPath, tuple[Step, ...]] = {
 }
 MEASURED = (Step.CLEAR, Step.VERIFY)
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
-MIB = 2**20
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
 
 Done = Mapping[Step, StepResult]
@@ -303,13 +302,13 @@ def _miscounted(clear: Findings) -> Failed | None:
 def _too_little(done: Done, policy: Policy) -> Failed | None:
     """Clear and verify must each cover the share that the policy orders, of the larger memory size.
 
-    The scrub's own memory counts as covered, as far as the policy allows. Only clear reports it: verify reads the
+    The scrub's own memory counts as covered, up to ``OURS_AT_MOST``. Only clear reports it: verify reads the
     memory that clear wrote.
     """
     allocatable, least = _allocatable(done), policy.clear.min_coverage
     uncovered = done[Step.CLEAR].findings.uncovered
     own = own_memory(uncovered)
-    allowed = min(own, policy.clear.own_memory)
+    allowed = min(own, OURS_AT_MOST)
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
         if covered + allowed >= least * allocatable:
@@ -320,7 +319,10 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
         if step is not Step.CLEAR or covered + own < least * allocatable:
             return failed(step, Blame.DEVICE, short)
         parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))
-        remedy = f"give it a rule with clear.own_memory {format_size(-(-own // MIB) * MIB)}"
+        reached = (
+            (covered + allowed - 1) * 10_000 // allocatable / 10_000
+        )  # one less, so that rounding never asks for more
+        remedy = f"give it a rule with clear.min_coverage {reached}"
         return failed(step, Blame.SERVICE, f"{short}; not covered: {parts}; no fault of the device: {remedy}")
     return None
 

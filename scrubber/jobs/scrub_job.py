@@ -27,7 +27,7 @@ from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.hardware import Slices
-from policies.model import Eviction, Policy, Verify
+from policies.model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover, pauses, presence, proof, upkeep, verdict
 from scrubber.core.answers import Fenced
@@ -268,7 +268,7 @@ class ScrubJob:
     async def _run_watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
         handle = await worker
-        deadline = getattr(self._policy.timeouts, step.value)
+        deadline = self._policy.deadline(step.value)
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
         watching = asyncio.create_task(
             self._until_fenced(lambda seen: self._fence(step, _under_reset(seen) if step is Step.RESET else seen))
@@ -515,7 +515,7 @@ def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | No
         patience=policy.budgets.owner_wait,
         seconds=policy.selftest.time,
         census=CENSUS if path is ScrubPath.FAST else 1,
-        confirm=policy.clear.verify is Verify.INDEPENDENT,
+        confirm=False,
     )
 
 

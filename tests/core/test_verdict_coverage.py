@@ -80,51 +80,60 @@ def test_memory_that_one_step_did_not_reach_is_not_covered(clear, verify, short)
     assert judge(measured(clear, verify)).detail == f"{short}, the policy wants 99.50%"
 
 
-def without(own, others=0, least=995, verified=None, allowed="0B"):
-    """What is judged of a clear that left so much out of 1000 bytes, its own part and that of others."""
-    part = {"covered_bytes": 1000 - own - others, "allocatable_bytes": 1000}
-    causes = (Uncovered(OWN_CONTEXT, own), Uncovered("in use before the scrub", others))
-    policy = ENFORCE.model_copy(update={"clear": Clear(min_coverage=least / 1000, own_memory=allowed)})
+UNIT = 20 * 2**20  # 32 of them are the 640 MiB that a scrub may take for itself
+
+
+def without(own, others=0, least=0.995, verified=None):
+    """What is judged of a clear that left so much out of 1000 units, its own part and that of others."""
+    part = {"covered_bytes": (1000 - own - others) * UNIT, "allocatable_bytes": 1000 * UNIT}
+    causes = (Uncovered(OWN_CONTEXT, own * UNIT), Uncovered("in use before the scrub", others * UNIT))
+    policy = ENFORCE.model_copy(update={"clear": Clear(min_coverage=least)})
     return judge(finished(clear={**part, "uncovered": causes}, verify={**part, **(verified or {})}), policy)
 
 
 def test_the_scrubs_own_memory_is_no_fault_of_the_device():
-    judged = without(own=32)
+    judged = without(own=38)
     assert judged == verdict.failed(
         Step.CLEAR,
         Blame.SERVICE,
-        "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
-        "before the scrub; no fault of the device: give it a rule with clear.own_memory 1MiB",
+        "clear covered 96.20%, the policy wants 99.50% with 640MiB of its own memory; not covered: 760MiB the context "
+        "of the scrub itself, 0B in use before the scrub; no fault of the device: give it a rule with "
+        "clear.min_coverage 0.9939",
     )
     assert (
         verdict.consequence(judged, ScrubPath.SLOW, escalate=True, quarantined=False, given_up=False)
         == Consequence.LEAVE_DIRTY
     )
-    assert isinstance(without(own=32, allowed="1MiB"), Measurements), "what it says is enough"
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "allowed", "blame"),
-    [(32, 5, "32B", None), (32, 5, "640MiB", None), (990, 5, "640MiB", None), (32, 6, "640MiB", Blame.DEVICE),
-     (32, 5, "31B", Blame.SERVICE)],
-)  # fmt: skip
-def test_only_our_own_memory_in_full_explains_a_gap(own, others, allowed, blame):
-    judged = without(own, others, allowed=allowed)
-    assert getattr(judged, "blame", None) is blame
-    if isinstance(judged, Measurements):
-        parts = {part.cause: part.bytes for part in judged.uncovered}
-        assert (parts[OWN_CONTEXT], judged.covered_bytes) == (own, 1000 - own - others)
-
-
-def test_what_clear_may_leave_out_verify_may_not():
-    judged = without(own=32, verified={"covered_bytes": 962}, allowed="640MiB")
-    assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
-    assert judged.detail == "verify covered 96.20%, the policy wants 99.50% with 32B of its own memory"
+    assert isinstance(without(own=38, least=0.9939), Measurements), "what it says is enough"
 
 
 @pytest.mark.parametrize(
     ("own", "others", "blame"),
-    [(6, 0, Blame.SERVICE), (6, 5, Blame.SERVICE), (1, 5, Blame.SERVICE), (6, 6, Blame.DEVICE), (0, 6, Blame.DEVICE)],
+    [(32, 5, None), (1, 5, None), (37, 0, None), (32, 6, Blame.DEVICE), (33, 5, Blame.SERVICE)],
+)
+def test_only_our_own_memory_in_full_explains_a_gap(own, others, blame):
+    judged = without(own, others)
+    assert getattr(judged, "blame", None) is blame
+    if isinstance(judged, Measurements):
+        parts = {part.cause: part.bytes for part in judged.uncovered}
+        assert (parts[OWN_CONTEXT], judged.covered_bytes) == (own * UNIT, (1000 - own - others) * UNIT)
+
+
+def test_what_clear_may_leave_out_verify_may_not():
+    judged = without(own=32, verified={"covered_bytes": 962 * UNIT})
+    assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
+    assert judged.detail == "verify covered 96.20%, the policy wants 99.50% with 640MiB of its own memory"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "blame"),
+    [
+        (38, 0, Blame.SERVICE),
+        (990, 5, Blame.SERVICE),
+        (33, 6, Blame.DEVICE),
+        (6, 6, Blame.DEVICE),
+        (0, 6, Blame.DEVICE),
+    ],
 )
 def test_too_much_memory_used_by_others_blames_the_device(own, others, blame):
     judged = without(own, others)

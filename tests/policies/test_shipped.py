@@ -109,7 +109,7 @@ def test_fast_is_short_and_still_proves():
 def test_every_policy_leaves_the_self_test_time_for_its_cleanup():
     for name in NAMES:
         policy = load.load(name).defaults
-        assert policy.timeouts.selftest - policy.selftest.time >= 30
+        assert policy.deadline("selftest") - policy.selftest.time >= 30
 
 
 def test_the_self_test_time_does_not_change_the_proof_digest():

@@ -177,14 +177,6 @@ def test_known_events_count_but_a_new_one_is_needed():
     assert verdict([*log, event(63, 5000.0)], new=[event(63, 5000.0)]) is None
 
 
-def test_the_policy_sets_count_and_window_of_an_xid():
-    log = [event(63, 0), event(63, 90)]
-    assert verdict(log, repeats={"count": 2, "within": "90s"}).why.endswith("2 times within 90s")
-    assert verdict(log, repeats={"count": 2, "within": "89s"}) is None
-    assert verdict(log, repeats={"count": 0, "within": "90s"}) is None
-    assert verdict([], repeats={"count": 0}) is None
-
-
 def test_a_code_set_to_count_never_quarantines_by_repeats():
     assert verdict([event(63)] * 9, codes={"63": "count"}) is None
     assert verdict([event(79)] * 9, codes={"79": "count"}) is None

@@ -14,7 +14,7 @@ from tests.service.asking import at_step, healthy, rows
 from tests.service.pretend_worker import AMinuteOfTests
 from tests.service.world import World
 
-HOURLY = "defaults: {timeouts: {evict: 5s}, periodic: {every: 1h, keep_free: 1}}"
+HOURLY = "defaults: {periodic: {every: 1h, keep_free: 1}}"
 
 
 @pytest.fixture

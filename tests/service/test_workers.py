@@ -69,5 +69,5 @@ async def test_each_slow_step_gets_its_deadline_from_the_policy(begin):
     wanted = load.load("default").defaults
     for step in Step:
         deadline, order = seen[device, step]
-        assert (deadline, order.seconds) == (getattr(wanted.timeouts, step.value), wanted.selftest.time)
+        assert (deadline, order.seconds) == (wanted.deadline(step.value), wanted.selftest.time)
     assert len({seen[device, step][1].key for step in Step}) == 1, "of the job; each step makes its own of it"

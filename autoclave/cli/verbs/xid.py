@@ -127,10 +127,10 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
 
 def _does(rules: Xids, code: int) -> str:
     """What a policy does when this XID occurs, and how many repeats it tolerates."""
-    done, limit = xids.treatment(rules, code), xids.limit(rules, code)
-    if done is Treatment.QUARANTINE or limit is None:
+    done = xids.treatment(rules, code)
+    if done is Treatment.QUARANTINE or not xids.repeats_count(rules, code):
         return done.value
-    return f"{done.value}, and quarantine at {limit.count} within {units.format_duration(limit.within)}"
+    return f"{done.value}, and quarantine at {xids.REPEATS} within {units.format_duration(xids.REPEATS_WITHIN)}"
 
 
 def _note(code: int) -> str:
@@ -179,6 +179,5 @@ def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
 
 
 def _ruled(rule: str, rules: Xids, code: int) -> dict[str, object]:
-    limit = xids.limit(rules, code)
-    repeats = {"count": limit.count, "within": limit.within} if limit else None
+    repeats = {"count": xids.REPEATS, "within": xids.REPEATS_WITHIN} if xids.repeats_count(rules, code) else None
     return {"rule": rule, "treatment": xids.treatment(rules, code).value, "repeats": repeats}

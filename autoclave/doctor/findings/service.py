@@ -9,7 +9,7 @@ from ground import calendar_time
 from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 from policies.model import Clear
 from scrubber.core import views
-from scrubber.core.measurements import own_memory
+from scrubber.core.measurements import OURS_AT_MOST, own_memory
 from scrubber.core.model import State
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
@@ -155,12 +155,11 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     receipt = device.receipt
     if receipt is None:
         return
-    allowed = min(own_memory(receipt.uncovered), DEFAULT.own_memory)
+    allowed = min(own_memory(receipt.uncovered), OURS_AT_MOST)
     if receipt.covered_bytes + allowed >= DEFAULT.min_coverage * receipt.allocatable_bytes:
         return
     share = receipt.covered_bytes / receipt.allocatable_bytes
-    words = "clear.min_coverage and clear.own_memory"
-    remedy = f"compare {words} in the policy with their defaults, then `autoclave scrub {device.name}`"
+    remedy = f"compare clear.min_coverage in the policy with its default, then `autoclave scrub {device.name}`"
     text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {DEFAULT.min_coverage:.2%}"
     yield base.warning("device", text, remedy)
 
