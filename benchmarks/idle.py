@@ -12,7 +12,7 @@ from benchmarks import processes, rig
 from benchmarks.figures import Figure
 from demo.stage import Stage
 from ground import paths
-from scrubber.core import events, verdict
+from scrubber.core import events, states, verdict
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
 from scrubber.ledger import ledger, sqlite, store
@@ -48,7 +48,7 @@ def _fill(stage: Stage, least: int) -> int:
 
     def collect(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
         first.extend(entry for entry in entries if entry.device == stage.uuids[0])
-        return ledger.replay(records, entries)
+        return states.replay(records, entries)
 
     path, head = paths.ledger(stage.root / "state"), paths.ledger_head(stage.root / "run")
     opened, _ = sqlite.open_or_set_aside(path, clock.now(), run_head=head)
@@ -65,7 +65,7 @@ def _fill(stage: Stage, least: int) -> int:
             opened.append(rows)
             kept, added = kept + len(rows), added + len(rows)
             if kept >= ledger.KEEP + ledger.FOLD_AT_ONCE:
-                kept -= opened.compact(ledger.replay, ledger.KEEP, at, store.Retention(ROWS))
+                kept -= opened.compact(states.replay, ledger.KEEP, at, store.Retention(ROWS))
     return added
 
 

@@ -26,7 +26,7 @@ from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import files, sqlite, store
-from scrubber.ledger.ledger import Ledger, replay
+from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import clock, pods, proc
@@ -157,7 +157,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     def load(opened: sqlite.SqliteStore) -> None:
         """Treat rows that contradict the state table like a broken chain."""
         try:
-            accepted.append(opened.load(replay))
+            accepted.append(opened.load(states.replay))
         except states.IllegalEventError as error:
             raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 

@@ -35,6 +35,7 @@ Devices are not independent: a reset takes down all devices of a reset domain. `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scrubber.core import ailments, leftover, ownership, pauses
@@ -137,6 +138,7 @@ class IllegalEventError(Exception):
     """An event that must not happen to a device in this state: a bug in the service, or an edited ledger."""
 
 
+SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
 MANY_HANDOUTS = 1000  # more than containers of a checkpoint: how many handouts an older ledger lacks is not known
 REMEMBERED = 5  # durations of fast scrubs that show how long one usually takes
 
@@ -158,6 +160,42 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
     guard(record, event)
     moved = replace(fold(record, event, entry.at), state=target)
     return replace(moved, since=entry.at) if target is not record.state else moved
+
+
+def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:
+    """The records after these entries."""
+    result = {record.device.uuid: record for record in records}
+    for entry in entries:
+        result[entry.device] = apply(result.get(entry.device), entry)
+    return tuple(result.values())
+
+
+def to_record_later(earlier: ev.Event | None, event: ev.Event) -> ev.Event | None:
+    """Which event of a device must be recorded once the ledger can be written again: the newest sighting.
+
+    ``event`` could not be recorded, and ``earlier`` neither. A sighting of the owner alone does not replace one that
+    shows another process.
+    """
+    if not isinstance(event, SIGHTINGS):
+        return earlier
+    return event if earlier is None or _shows_others(event) or not _shows_others(earlier) else earlier
+
+
+def _shows_others(sighting: ev.Event) -> bool:
+    return not isinstance(sighting, ev.PutInUse) or sighting.owner.unannounced or sighting.owner.crowded
+
+
+def late(record: Record | None, sighting: ev.Event) -> ev.Event | None:
+    """How a sighting that could not be recorded in time is recorded now; None if it must not be, or says nothing new.
+
+    The write that reported an error may have reached the disk, with events that followed.
+    """
+    if record is None or type(sighting) not in TABLE[record.state]:
+        return None
+    if not isinstance(sighting, ev.PutInUse):
+        return sighting
+    owner = ownership.late(record.owner, sighting.owner)
+    return None if owner is None else ev.PutInUse(owner)
 
 
 def guard(record: Record, event: ev.Event) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ground import private_files
 from ground.errors import FatalError
+from scrubber.core import states
 from scrubber.core.model import Record
-from scrubber.ledger import chain, codec, database, files, ledger, sqlite, store
+from scrubber.ledger import chain, codec, database, files, sqlite, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def read(path: Path) -> LedgerFile:
         where.demand(private_files.demand_regular)
         noted = files.read_head(where.head)
     with _reading(where) as connection:
-        records = sqlite.checked(connection, noted, ledger.replay).records
+        records = sqlite.checked(connection, noted, states.replay).records
         kept = database.kept(connection)
     return LedgerFile(path, {record.device.uuid: record for record in records}, kept)
 

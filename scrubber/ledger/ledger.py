@@ -21,7 +21,7 @@ from typing import TypeVar
 from ground import aio, log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
-from scrubber.core import event_text, ownership, states
+from scrubber.core import event_text, states
 from scrubber.core import events as ev
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
@@ -34,18 +34,9 @@ Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], Non
 
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
-SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
 READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
-
-
-def replay(records: Sequence[Record], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
-    """The records after these entries."""
-    result = {record.device.uuid: record for record in records}
-    for entry in entries:
-        result[entry.device] = states.apply(result.get(entry.device), entry)
-    return tuple(result.values())
 
 
 class Ledger:
@@ -75,7 +66,7 @@ class Ledger:
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
-        loaded = loaded or store.load(replay)
+        loaded = loaded or store.load(states.replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
 
@@ -107,7 +98,10 @@ class Ledger:
                 if first.isdisjoint(device for device, _ in events):
                     await self._record(op, events)
             except LedgerUnavailable:
-                self._keep_sightings(events)
+                for device, event in events:
+                    sighting = states.to_record_later(self._unwritten.get(device), event)
+                    if sighting is not None:
+                        self._unwritten[device] = sighting
                 raise
             if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
                 self.notify()
@@ -125,64 +119,38 @@ class Ledger:
 
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
-        self._set_records(await self._write(lambda: self._store.load(replay)))
+        self._set_records(await self._write(lambda: self._store.load(states.replay)))
         self._stale = False
-        late = ((device, self._late(device, event)) for device, event in self._unwritten.items())
-        seen = {device: event for device, event in late if event is not None}
-        if seen:
-            await self._record(op, tuple(seen.items()))
+        late = ((device, states.late(self._records.get(device), event)) for device, event in self._unwritten.items())
+        events = [(device, event) for device, event in late if event is not None]
+        if events:
+            await self._record(op, events)
         self._unwritten = {}
-        return frozenset(seen)
-
-    def _keep_sightings(self, events: Sequence[tuple[str, Event]]) -> None:
-        """Keep the newest sighting of each device, but the owner's own use does not replace a sighting of others."""
-        for device, event in events:
-            before = self._unwritten.get(device)
-            if isinstance(event, SIGHTINGS) and (before is None or _taints(event) or not _taints(before)):
-                self._unwritten[device] = event
-
-    def _late(self, device: str, event: Event) -> Event | None:
-        """The event as it is still legal, or None: a write that reported an error may have reached the disk."""
-        record = self._records.get(device)
-        if record is None or type(event) not in states.TABLE[record.state]:
-            return None
-        if not isinstance(event, ev.PutInUse):
-            return event
-        owner = ownership.late(record.owner, event.owner)
-        return None if owner is None else ev.PutInUse(owner)
+        return frozenset(device for device, _ in events)
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
         drafts = [LedgerEntry(0, device, at, op, event) for device, event in events]
-        changed, before = self._applied(drafts)
+        changed: dict[str, Record] = {}
+        before: list[Record | None] = []  # before each event
+        for draft in drafts:
+            record = changed.get(draft.device, self._records.get(draft.device))
+            before.append(record)
+            changed[draft.device] = states.apply(record, draft)
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._store.append(drafts))
         self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
         self._recent.extend(entries)
-        self._notify(entries, before, asyncio.get_running_loop().time() - began)
+        if self._listener is not None:
+            try:
+                self._listener(entries, before, asyncio.get_running_loop().time() - began)
+            except Exception:  # the events are recorded: an error in the metrics must not undo that
+                logger.exception("cannot count what was recorded")
         self._rows += len(drafts)
         if self._rows >= self._most:
-            self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at, self._evidence))
+            self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
         self.head = self._store.head
-
-    def _applied(self, drafts: Sequence[LedgerEntry]) -> tuple[dict[str, Record], list[Record | None]]:
-        """The changed records, and the record before each event."""
-        changed: dict[str, Record] = {}
-        found: list[Record | None] = []
-        for draft in drafts:
-            before = changed.get(draft.device, self._records.get(draft.device))
-            found.append(before)
-            changed[draft.device] = states.apply(before, draft)
-        return changed, found
-
-    def _notify(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener(entries, before, seconds)
-        except Exception:  # the events are recorded: an error in the metrics must not undo that
-            logger.exception("cannot count what was recorded")
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -258,8 +226,3 @@ class Ledger:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
         self._readers.shutdown()
-
-
-def _taints(event: Event) -> bool:
-    """Whether a process other than the owner's was seen."""
-    return not isinstance(event, ev.PutInUse) or event.owner.unannounced or event.owner.crowded

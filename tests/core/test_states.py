@@ -7,7 +7,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
-from scrubber.core.states import TABLE, IllegalEventError
+from scrubber.core.states import TABLE, IllegalEventError, late, to_record_later
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 
@@ -290,3 +290,40 @@ def test_a_clear_without_proof_counts_until_the_next_tenant():
     assert not live(half, ev.GrantedUnproven(lives.grant(half, proven=False), "observe")).half_cleared
     untouched = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.ScrubInterrupted("job-1", "it was cancelled"))
     assert not untouched.half_cleared
+
+
+# -- what was seen while the ledger could not be written
+
+SEEN = Owner(lives.A, NOW, seen=True)
+BY_OWNER, NAMED = ev.PutInUse(SEEN), ev.PutInUse(replace(SEEN, name="main"))
+CROWDED, UNANNOUNCED = ev.PutInUse(replace(SEEN, crowded=True)), ev.PutInUse(replace(SEEN, unannounced=True))
+SOILED, REBOOTED = ev.Soiled("it was used without a grant"), ev.Distrusted("a reboot", lives.REBOOTED)
+RELEASED = ev.Released("its pod is gone")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "event", "kept"),
+    [
+        (None, BY_OWNER, BY_OWNER), (BY_OWNER, NAMED, NAMED), (BY_OWNER, SOILED, SOILED), (SOILED, REBOOTED, REBOOTED),
+        (CROWDED, BY_OWNER, CROWDED), (UNANNOUNCED, BY_OWNER, UNANNOUNCED), (SOILED, BY_OWNER, SOILED),
+        (BY_OWNER, CROWDED, CROWDED), (BY_OWNER, UNANNOUNCED, UNANNOUNCED),
+        (SOILED, RELEASED, SOILED), (None, RELEASED, None),
+    ],
+)  # fmt: skip
+def test_the_newest_sighting_of_others_is_recorded_later(earlier, event, kept):
+    assert to_record_later(earlier, event) == kept
+
+
+@pytest.mark.parametrize(
+    ("record", "sighting", "recorded"),
+    [
+        (None, SOILED, None),
+        (lives.CLEAN, SOILED, SOILED),
+        (lives.DIRTY, SOILED, None),
+        (lives.GRANTED, BY_OWNER, BY_OWNER),
+        (lives.IN_USE, BY_OWNER, None),
+        (lives.DIRTY, BY_OWNER, None),
+    ],
+)
+def test_a_late_sighting_is_recorded_if_legal_and_new(record, sighting, recorded):
+    assert late(record, sighting) == recorded

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
+from scrubber.core import states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
-from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.store import EVERYTHING, Window
@@ -79,7 +79,7 @@ async def ledger(store):
 async def test_an_appended_event_is_durable_before_it_is_true(ledger, store):
     await ledger.append("op", found("GPU-1"))
     assert ledger.records["GPU-1"].state is State.UNKNOWN
-    assert ledgers.replay((), unfolded(store).entries) == (ledger.records["GPU-1"],)
+    assert states.replay((), unfolded(store).entries) == (ledger.records["GPU-1"],)
 
 
 async def test_several_devices_are_recorded_all_or_none(ledger, store):
@@ -223,7 +223,7 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
         await caller
     await ledger.append("op", found("GPU-2"))
     assert ledger.records["GPU-1"].device.index == 5
-    assert ledgers.replay((), unfolded(store).entries) == tuple(ledger.records.values())
+    assert states.replay((), unfolded(store).entries) == tuple(ledger.records.values())
 
 
 async def test_a_waiting_listener_gets_the_next_row(ledger):
