@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,10 @@ FIRST_LIST = 5.0  # seconds that Register waits for the first list: a plugin wit
 KEPT = 5.0  # seconds that a list stays valid after its stream has ended: an Allocate waits that long for the vendor
 RENEWALS = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds to wait for a Register before ``kubelet.sock`` is made anew
 BYPASS_AFTER = 40.0  # seconds for a plugin to register; NVIDIA's tries again every 30
-OWNER = "vendor-unhealthy"  # of the devices that are taken only to end their proof
-AGAIN = 1.0  # seconds until a service that did not answer is asked again
+DOUBT = "the vendor's plugin calls it unhealthy"
+AGAIN = 1.0  # seconds until a service that did not end a proof is asked again
 LONGEST = 300  # characters of a name that a plugin gives, in a message
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a resource, by the rules of Kubernetes
-_ASKED_AGAIN = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT, Reason.NOT_READY})
 
 
 class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
@@ -63,7 +62,6 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         self._renewals = 0
         self._changed = Changed()
         self._watch = FileWatch(directory, kubelet_dir)
-        self._doubts: asyncio.Queue[frozenset[str]] = asyncio.Queue()  # devices that a vendor calls unhealthy
 
     @property
     def socket(self) -> Path:
@@ -97,16 +95,30 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     async def end_proofs(self, scrubber: client.ScrubberClient) -> None:
         """Until cancelled, end the proof of each device that a vendor calls unhealthy: its state is unknown here.
 
-        The device is taken and given back, so that it is scrubbed before it goes out again. A device in use needs
-        nothing: it is scrubbed at the end of its use.
+        Until the service has done so, the device stays unhealthy. A device that the service does not know is never
+        offered, and is scrubbed once it is known.
         """
-        await _until_answered(scrubber, ())  # what a killed plugin has left
+        warned: dict[str, str] = {}  # by device: the last error
         while True:
-            for device in sorted(await self._doubts.get()):
-                logger.warning("the vendor's plugin calls a device unhealthy: it is scrubbed again", device=device)
-                await _until_answered(scrubber, (device,))
-                self._offer.trust(device)
+            await self._changed.until(lambda: bool(self._offer.doubts))
+            for device, doubt in sorted(self._offer.doubts.items()):
+                op = operation_id.new()
+                try:
+                    await scrubber.distrust(device, DOUBT, op=op)
+                except AutoclaveError as error:
+                    if error.message != warned.get(device):  # each cause once, not each attempt
+                        logger.warning("cannot end the proof of a device", op=op, device=device, error=error.message)
+                        warned[device] = error.message
+                    if error.reason is not Reason.UNKNOWN_DEVICE:
+                        continue
+                else:
+                    why = "the vendor's plugin calls a device unhealthy: it is scrubbed again"
+                    logger.warning(why, op=op, device=device)
+                    warned.pop(device, None)
+                self._offer.trust(device, doubt)
                 self._listing.offer_again()
+            if self._offer.doubts:
+                await asyncio.sleep(AGAIN)
 
     async def plugin(self, resource: str, within: float) -> VendorPlugin | None:
         """The plugin of a resource, also if it comes within this time; None: it is away."""
@@ -210,11 +222,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         if offered is None:
             self._keep(resource)
         else:
-            doubted = self._offer.put(resource, offered)
+            self._offer.put(resource, offered)
             if resource in self._keeping:  # until a list can be used, the time to its end runs on
                 self._keeping.pop(resource).cancel()
-            if doubted:
-                self._doubts.put_nowait(doubted)
             self._report_refused(resource)
             self._listing.offer_again()
         self._changed.notify()
@@ -275,18 +285,3 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
 def _fits(path: Path) -> bool:
     """Whether the kernel takes the path of a socket."""
     return len(os.fsencode(path)) <= unix_sockets.MAX_PATH_BYTES
-
-
-async def _until_answered(scrubber: client.ScrubberClient, devices: Collection[str]) -> None:
-    while True:
-        op = operation_id.new()
-        try:
-            if devices:
-                await scrubber.acquire(list(devices), exclusive=True, owner=OWNER, op=op)
-            await scrubber.release(owner=OWNER, op=op)
-        except AutoclaveError as error:
-            if error.reason not in _ASKED_AGAIN:
-                return  # it has an owner, or is not clean: it is scrubbed before it goes out
-        else:
-            return
-        await asyncio.sleep(AGAIN)

@@ -67,12 +67,14 @@ class VendorOffer:
     def __init__(self) -> None:
         self._lists: dict[str, VendorList] = {}
         self._named: dict[str, frozenset[str]] = {}  # by resource: each device that was ever listed
-        self._doubted: set[str] = set()
+        self._lists_taken = 0
+        self._doubts: dict[str, int] = {}  # by device: the number of the list that called it unhealthy last
 
-    def put(self, resource: str, offered: VendorList) -> frozenset[str]:
-        """Take a new list. Returns the devices that the vendor calls unhealthy now, and did not in the last list.
+    def put(self, resource: str, offered: VendorList) -> None:
+        """Take a new list. A ValueError says why it is not taken.
 
-        They stay unhealthy until ``trust``, whatever the next list says. A ValueError says why the list is not taken.
+        Devices that the vendor calls unhealthy now, and did not in the last list, are doubted. They stay unhealthy
+        until ``trust``, whatever the next list says.
         """
         named = self._named.get(resource, frozenset()) | offered.entries.keys()
         if len(named) > MOST:
@@ -80,18 +82,24 @@ class VendorOffer:
         self._named[resource] = named
         before = self._lists.get(resource)
         self._lists[resource] = offered
+        self._lists_taken += 1
         doubted = offered.unhealthy - (before.unhealthy if before else frozenset())
-        self._doubted |= doubted
-        return doubted
+        self._doubts |= dict.fromkeys(doubted, self._lists_taken)
 
-    def trust(self, device: str) -> None:
-        """The device is scrubbed before it goes out again."""
-        self._doubted.discard(device)
+    @property
+    def doubts(self) -> Mapping[str, int]:
+        """The doubted devices, each with the number of its last doubt."""
+        return self._doubts
+
+    def trust(self, device: str, doubt: int) -> None:
+        """The device is scrubbed before it goes out again, unless it was doubted once more since this doubt."""
+        if self._doubts.get(device) == doubt:
+            del self._doubts[device]
 
     def healthy(self, resource: str, device: str) -> bool:
         """Whether the vendor's plugin is there, and nothing speaks against this device of it."""
         vendor = self._lists.get(resource)
-        return vendor is not None and vendor.current and device in vendor.healthy and device not in self._doubted
+        return vendor is not None and vendor.current and device in vendor.healthy and device not in self._doubts
 
     def away(self, resource: str) -> None:
         """The vendor's plugin is gone: its devices are unhealthy until its next list."""

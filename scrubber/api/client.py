@@ -124,6 +124,11 @@ class ScrubberClient(Client):
         answer = await self.ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return frozenset(answer.released)
 
+    async def distrust(self, device: str, reason: str, *, op: str = "", timeout: float = SHORT) -> None:
+        """End the proof of a device. After an error it may still be offered with that proof."""
+        request = scrub_pb2.DistrustRequest(device=device, reason=reason)
+        await self.ask(self._stub.Distrust(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
+
     def last_list(self) -> ReportedDevices | None:
         """The list that the service has left in its run directory, and for how long it is still valid.
 
@@ -166,6 +171,8 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
     if code is grpc.StatusCode.CANCELLED:  # by the service when it stops; a caller that cancels gets no gRPC error
         return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered; try again")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Refused(Reason.INTERNAL, "the scrub service is older than this program: it does not know the request")
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
 
 

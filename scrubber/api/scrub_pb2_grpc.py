@@ -50,6 +50,11 @@ class ScrubberStub:
                 request_serializer=scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Distrust = channel.unary_unary(
+                '/autoclave.v1.Scrubber/Distrust',
+                request_serializer=scrubber_dot_api_dot_scrub__pb2.DistrustRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrub__pb2.DistrustResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/autoclave.v1.Scrubber/Watch',
                 request_serializer=scrubber_dot_api_dot_scrub__pb2.WatchRequest.SerializeToString,
@@ -83,6 +88,15 @@ class ScrubberServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Distrust(self, request, context):
+        """Ends the proof of a device that another program calls unhealthy: it is scrubbed before it goes out again. A grant
+        whose announced start was not admitted ends as well, and the start waits for the scrub. A device in use is left
+        alone: its proof ended when its use began. Refused while the device is being scrubbed. Can be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Sends all devices and their health: at once, at every change, and every two seconds without a change.
         """
@@ -107,6 +121,11 @@ def add_ScrubberServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Distrust': grpc.unary_unary_rpc_method_handler(
+                    servicer.Distrust,
+                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.DistrustRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrub__pb2.DistrustResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -196,6 +215,33 @@ class Scrubber:
             '/autoclave.v1.Scrubber/Release',
             scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
             scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Distrust(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/autoclave.v1.Scrubber/Distrust',
+            scrubber_dot_api_dot_scrub__pb2.DistrustRequest.SerializeToString,
+            scrubber_dot_api_dot_scrub__pb2.DistrustResponse.FromString,
             options,
             channel_credentials,
             insecure,

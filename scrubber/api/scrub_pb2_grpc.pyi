@@ -44,6 +44,11 @@ class ScrubberStub:
     """Asks whether a container of this owner may start on these devices. An error means no."""
     Release: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]
     """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
+    Distrust: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.DistrustRequest, _scrub_pb2.DistrustResponse]
+    """Ends the proof of a device that another program calls unhealthy: it is scrubbed before it goes out again. A grant
+    whose announced start was not admitted ends as well, and the start waits for the scrub. A device in use is left
+    alone: its proof ended when its use began. Refused while the device is being scrubbed. Can be repeated.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]
     """Sends all devices and their health: at once, at every change, and every two seconds without a change."""
 
@@ -60,6 +65,11 @@ class ScrubberAsyncStub(ScrubberStub):
     """Asks whether a container of this owner may start on these devices. An error means no."""
     Release: _aio.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
+    Distrust: _aio.UnaryUnaryMultiCallable[_scrub_pb2.DistrustRequest, _scrub_pb2.DistrustResponse]  # type: ignore[assignment]
+    """Ends the proof of a device that another program calls unhealthy: it is scrubbed before it goes out again. A grant
+    whose announced start was not admitted ends as well, and the start waits for the scrub. A device in use is left
+    alone: its proof ended when its use began. Refused while the device is being scrubbed. Can be repeated.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]  # type: ignore[assignment]
     """Sends all devices and their health: at once, at every change, and every two seconds without a change."""
 
@@ -91,6 +101,17 @@ class ScrubberServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scrub_pb2.ReleaseResponse, _abc.Awaitable[_scrub_pb2.ReleaseResponse]]:
         """Takes devices back after their last owner. Refused while a container may still use one of them. Can be repeated."""
+
+    @_abc_1.abstractmethod
+    def Distrust(
+        self,
+        request: _scrub_pb2.DistrustRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scrub_pb2.DistrustResponse, _abc.Awaitable[_scrub_pb2.DistrustResponse]]:
+        """Ends the proof of a device that another program calls unhealthy: it is scrubbed before it goes out again. A grant
+        whose announced start was not admitted ends as well, and the start waits for the scrub. A device in use is left
+        alone: its proof ended when its use began. Refused while the device is being scrubbed. Can be repeated.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

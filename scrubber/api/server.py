@@ -80,6 +80,16 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             asked.devices = asked.devices or released
             return scrub_pb2.ReleaseResponse(released=released)
 
+    async def Distrust(self, request: scrub_pb2.DistrustRequest, context: Context) -> scrub_pb2.DistrustResponse:
+        """See ``scrub.proto``."""
+        async with answered(context, "distrust", self._counters.answered) as asked:
+            asked.devices = request_limits.devices([request.device])
+            reason = request_limits.one_line(request.reason, "the reason", needed=True)
+            await self._service.handover.distrust(
+                request.device, reason, op=asked.op, within=context.time_remaining()
+            )  # fmt: skip
+            return scrub_pb2.DistrustResponse()
+
     async def Watch(
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip

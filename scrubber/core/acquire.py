@@ -190,6 +190,25 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     return answers.final(used) if used is not None else answers.RecordFirst(ev.Released(f"it was given back{by}"))
 
 
+def distrust(record: Record, why: str) -> answers.Wait | answers.RecordFirst | answers.Proceed:
+    """How the proof of a device ends because another program calls it unhealthy. Its word needs no observation.
+
+    A clean device is distrusted. So is a device that was granted to a pod whose start was announced and is not admitted
+    so far: that grant could go out again without a scrub, and the start of the pod waits for one. A job could prove
+    the device by what it saw before the doubt, so its end comes first.
+
+    Nothing is recorded for other devices: they have no proof, or their proof ends with their present use.
+    """
+    grant = record.grant
+    awaited = grant is not None and grant.announced and not grant.until_release and record.owner is None
+    if record.state is State.SCRUBBING:
+        why_not = "it is being scrubbed; try again after the scrub"
+        return answers.Wait(Reason.SCRUBBING, answers.sentence(Action.DISTRUST, record, why_not))
+    if record.state is State.CLEAN or (record.state is State.GRANTED and awaited):
+        return answers.RecordFirst(ev.Distrusted(why, record.incarnation))
+    return answers.Proceed()
+
+
 def still_in_use(action: Action, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
     """Why a granted device is not free: it is in use or about to be used, or its use is not known. None: it is free."""
     if ownership.unannounced_pod_has_left(record, facts):

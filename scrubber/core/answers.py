@@ -123,6 +123,7 @@ class Action(Enum):
     HAND_OUT = "hand out"
     START_ON = "start on"
     TAKE_BACK = "take back"
+    DISTRUST = "end the proof of"
 
 
 def sentence(action: Action, record: Record, why: str) -> str:

@@ -42,7 +42,10 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Distrusted:
-    """What was known about its memory no longer holds: another boot or driver instance, or an older ledger."""
+    """What was known about its memory no longer holds.
+
+    Another boot or driver instance, an older ledger, or another program that calls the device unhealthy.
+    """
 
     why: str
     incarnation: Incarnation

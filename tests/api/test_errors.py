@@ -79,3 +79,14 @@ async def test_a_call_cut_off_by_shutdown_is_no_fault(short_tmp):
             await service.acquire(["GPU-1"])
     assert caught.value.reason is Reason.SHUTTING_DOWN
     await ending.stop(None)
+
+
+async def test_a_call_that_an_older_service_lacks_says_so(short_tmp):
+    older = grpc.aio.server()
+    older.add_insecure_port(f"unix:{short_tmp}/s.sock")
+    await older.start()
+    async with client.ScrubberClient(short_tmp / "s.sock") as service:
+        with pytest.raises(Refused, match="the scrub service is older than this program") as caught:
+            await service.distrust("GPU-1", "another program calls it unhealthy")
+    assert caught.value.reason is Reason.INTERNAL
+    await older.stop(None)

@@ -100,6 +100,10 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
     async def Release(self, request, context):
         return await self._answered("release", request, context, scrub_pb2.ReleaseResponse())
 
+    async def Distrust(self, request, context):
+        asked = scrub_pb2.AcquireRequest(devices=[request.device])
+        return await self._answered("distrust", asked, context, scrub_pb2.DistrustResponse())
+
     async def _notice(self) -> None:
         async with self._seen:
             self._seen.notify_all()

@@ -145,6 +145,9 @@ class DirectClient:
     async def release(self, devices=(), **how):
         return frozenset(await self._ask(lambda: self.world.handover.release(devices, **how), client.SHORT))
 
+    async def distrust(self, device, why, *, op):
+        await self._ask(lambda: self.world.handover.distrust(device, why, op=op, within=client.SHORT), client.SHORT)
+
     async def reachable(self, within):
         """Wait until there is a service, or until the time is over."""
         until = self.world.loop.time() + within

@@ -132,6 +132,11 @@ class Histories(RuleBasedStateMachine):
     def a_caller_says_release(self, devices, pause):
         self._do(self.world.handover.release(self._uuids(devices)), pause)
 
+    @precondition(up)
+    @rule(device=DEVICE, pause=PAUSE)
+    def a_caller_calls_a_device_unhealthy(self, device, pause):
+        self._do(self.world.handover.distrust(self.world.uuids[device], "it calls it unhealthy"), pause)
+
     @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
     def a_foreign_process_comes(self, device, container, goes, pause):
         process = self.world.intrude(self.world.uuids[device], container=container)

@@ -25,13 +25,16 @@ async def test_a_clean_device_is_granted_at_once_in_one_row(world):
     assert (granted.receipt, granted.proof.covered_bytes) == (receipt.id, receipt.covered_bytes)
 
 
-@pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "reconcile"])
+@pytest.mark.parametrize(
+    "ask", ["acquire", "start", "release", "distrust", "scrub", "quarantine", "reinstate", "reconcile"]
+)
 async def test_an_unknown_device_is_refused_by_name(world, ask):
     handover, operations = world.handover, world.operations
     work = {
         "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
         "start": lambda: handover.start(["GPU-no"], "pod"),
         "release": lambda: handover.release(["GPU-no"]),
+        "distrust": lambda: handover.distrust("GPU-no", "smells"),
         "scrub": lambda: operations.scrub("GPU-no", None),
         "quarantine": lambda: operations.quarantine("GPU-no", "smells", "ops"),
         "reinstate": lambda: operations.reinstate("GPU-no", "", "ops"),

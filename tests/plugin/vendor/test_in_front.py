@@ -122,15 +122,14 @@ async def test_health_is_what_vendor_and_service_both_say(scrub_server, kubelet,
 async def test_a_device_that_the_vendor_doubted_is_scrubbed_first(scrub_server, kubelet, front, vendor):
     scrubbed = asyncio.Event()
 
-    async def acquired(devices) -> None:
-        if devices:
-            await scrubbed.wait()
+    async def distrusted(_devices) -> None:
+        await scrubbed.wait()
 
     await front()
-    scrub_server.answer = acquired
+    scrub_server.answer = distrusted
     vendor.devices["GPU-0001"] = UNHEALTHY
     await vendor.begin()
-    await scrub_server.until(lambda it: ("acquire", ("GPU-0001",)) in it.asked)
+    await scrub_server.until(lambda it: ("distrust", ("GPU-0001",)) in it.asked)
     vendor.devices = {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY}
     vendor.show()
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, UNHEALTHY))

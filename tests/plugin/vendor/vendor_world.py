@@ -145,7 +145,7 @@ class VendorWorld(SidedWorld):
         self.shown: dict[str, dict[str, str]] = {}  # what the kubelet knows
         self.holding: dict[str, tuple[str, list[str]]] = {}  # by pod: its resource and devices, in the checkpoint
         self.said: dict[str, dict[str, str]] = {}  # what the vendor's plugin has said last to the gate that runs
-        self.listed: set[str] = set()  # every device that it has named to this gate
+        self.listed: dict[str, set[str]] = {}  # by resource: every device that it has named to this gate
         self.gone_since = 0.0  # seconds; the time at which the vendor's plugin ended
         self.doubted: dict[str, int] = {}  # devices it called unhealthy, and how many scrubs they had
         self.ran: dict[str, tuple[str, int]] = {}  # the last pod on each device, and how many scrubs the device had
@@ -315,7 +315,7 @@ class VendorWorld(SidedWorld):
         """The vendor has told the gate its list."""
         before = self.said.get(vendor.resource, {})
         self.said[vendor.resource] = dict(vendor.devices)
-        self.listed |= vendor.devices.keys()
+        self.listed.setdefault(vendor.resource, set()).update(vendor.devices)
         for name, health in vendor.devices.items():
             if health == UNHEALTHY and before.get(name) != UNHEALTHY:
                 self.doubted[name] = self.scrubs(name)
@@ -345,7 +345,7 @@ class VendorWorld(SidedWorld):
         """What the kubelet is shown."""
         shown, said = self.shown[resource], self.said.get(resource, {})
         for pod, (held, ids) in self.holding.items():
-            if held == resource and self.listed & set(ids) - shown.keys():
+            if held == resource and self.listed.get(resource, set()) & set(ids) - shown.keys():
                 self.accuse(f"{resource} has lost a device of {pod}")
         for name, health in shown.items():
             if health == HEALTHY and said.get(name) != HEALTHY:
@@ -360,3 +360,6 @@ class VendorWorld(SidedWorld):
             offered = [resource for resource, shown in self.shown.items() if shown.get(name) == HEALTHY]
             if offered and self.loop.time() - since > SHOWN_AFTER:
                 self.accuse(f"{name} is quarantined and Healthy")
+        for name, record in self.truth.records.items():
+            if record.grant is not None and record.grant.owner:
+                self.accuse(f"{name} was granted to {record.grant.owner}, and only pods run here")
