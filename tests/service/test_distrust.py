@@ -54,7 +54,7 @@ async def test_a_grant_whose_user_may_run_unseen_is_left_alone(world, exclusive)
     assert (world.state(device), rows(world, ev.Distrusted)) == (State.GRANTED, [])
 
 
-async def test_the_proof_of_a_scrub_that_runs_ends_after_the_scrub(world):
+async def test_a_scrub_that_runs_ends_before_its_proof_does(world):
     device = world.uuids[0]
     job = await world.operations.scrub(device, None)
     with pytest.raises(NotReady, match="it is being scrubbed; try again after the scrub") as refused:
