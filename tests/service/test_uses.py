@@ -32,8 +32,8 @@ OBSERVE: dict[str, Ask] = {
 }
 # They do not observe holders, or ask about devices that are not clean.
 OTHERS = {
-    "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof", "Upkeep.recover",
-    "Upkeep.register", "Upkeep.try_ledger", "Monitor.run",
+    "Handover.distrust", "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof",
+    "Upkeep.recover", "Upkeep.register", "Upkeep.try_ledger", "Monitor.run",
 }  # fmt: skip
 
 
