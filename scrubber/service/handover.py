@@ -195,14 +195,13 @@ class Handover:
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
         """End the proof of a device, as ``acquire.distrust`` says. NotReady while the device is being scrubbed."""
-        context = self._context
-        op = context.operation(op)
-        async with self._locked([device], _deadline([context.policy(device).budgets.allocate], within)):
+        context, request = self._context, self._request(Action.DISTRUST, [device], op, within)
+        async with self._locked(request):
             answer = acquire.distrust(context.record(device), why)
             if isinstance(answer, answers.Wait):
                 raise NotReady(answer.reason, answer.message)
             if isinstance(answer, answers.RecordFirst):
-                await context.ledger.append(op, (device, answer.event))
+                await context.ledger.append(request.op, (device, answer.event))
 
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
