@@ -1,4 +1,4 @@
-"""How a device is reset, which settings it has before it is handed out, and what quarantines it.
+"""When a device is reset, which settings it has before it is handed out, and what quarantines it.
 
 Operators read the text under a field, as in ``model``.
 """
@@ -12,13 +12,6 @@ from pydantic import Field, model_validator
 from ground.documents.units import format_duration
 from policies.base import Duration, Model, Word, impossible
 from policies.xids import Xids
-
-
-class Slices(Word):
-    """How a MIG slice is reset."""
-
-    WAIT = "wait"
-    RECREATE = "recreate"
 
 
 class ComputeMode(Word):
@@ -49,13 +42,10 @@ class WhenReset(Word):
 
 
 class Reset(Model):
-    """When and how a device is reset."""
+    """When a device is reset."""
 
     when: WhenReset = WhenReset.NEEDED
     """Whether a device is reset if it needs it. With never, such a device stays quarantined, and a person resets it."""
-
-    slices: Slices = Slices.WAIT
-    """A MIG slice: wait until all slices are free and reset the GPU, or destroy the slice and create it again."""
 
 
 class Clocks(Model):

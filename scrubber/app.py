@@ -103,7 +103,7 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
 def _handling(policy: Policy) -> DeviceHandling:
     """What the policy says about the handling of a device, as backends read it."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    return DeviceHandling(policy.reset.slices.value, settings, policy.deadline("reset"))
+    return DeviceHandling(settings, policy.deadline("reset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _WorkerStarter:
             self.backend.files(device),
             self.whole_node,
             service=os.getpid(),
-            reach=self.backend.reach(device, handling),
+            reach=self.backend.reach(device),
             bystanders=policy.evict.all_bystanders(self.operator_namespaces),
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,

@@ -68,7 +68,6 @@ class DeviceNode:
 class DeviceHandling:
     """The parts of the policy that a backend needs, as plain values."""
 
-    slices: str = "wait"  # how a slice is reset
     settings: Mapping[str, object] = field(default_factory=dict)  # settings to apply besides the baseline
     reset_seconds: float = 60.0  # the time limit of the reset step
 
@@ -137,7 +136,7 @@ class Backend(Protocol):
     def files(self, uuid: str) -> tuple[str, ...]:
         """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
 
-    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
+    def reach(self, uuid: str) -> tuple[str, ...]:
         """The paths of all devices that a reset of this device affects, with its own paths."""
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:

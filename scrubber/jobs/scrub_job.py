@@ -26,7 +26,6 @@ from itertools import groupby, pairwise
 from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
-from policies.hardware import Slices
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover, pauses, presence, proof, upkeep, verdict
@@ -348,8 +347,6 @@ class ScrubJob:
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
         record = records[self.device]
-        if record.device.parent is not None and self._policy.reset.slices is Slices.RECREATE:
-            return []  # a reset creates this slice again and leaves the other slices alone
         waits = self._context.slots.waits
         return [
             replace(other, state=State.DIRTY) if waits(other.device.uuid) else other

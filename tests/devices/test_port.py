@@ -125,7 +125,7 @@ def test_a_fresh_backend_lists_healthy_unused_and_separate_devices(subject: Subj
     assert ([info.index for info in infos], backend.inventory()) == ([*range(len(infos))], infos)
     for uuid in uuids:
         assert (backend.vitals(uuid), backend.has_holders(uuid)) == (Vitals(), False)
-        assert set(backend.files(uuid)) <= set(backend.reach(uuid, handling)), "a holder counts for its reset domain"
+        assert set(backend.files(uuid)) <= set(backend.reach(uuid)), "a holder counts for its reset domain"
         total, reserved, used = backend.memory(uuid) or (0, 0, 0)
         assert 0 <= used <= total - reserved
     assert len({backend.address(uuid, handling) for uuid in uuids}) == len(uuids)
@@ -280,7 +280,7 @@ def test_an_unknown_name_is_an_error(subject: Subject) -> None:
         backend.files,
         backend.has_holders,
         lambda uuid: backend.address(uuid, DeviceHandling()),
-        lambda uuid: backend.reach(uuid, DeviceHandling()),
+        backend.reach,
     )
     for question in questions:
         with pytest.raises(DeviceError):

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from ground.documents.faults import DocumentError, quote
 from policies import load
-from policies.hardware import Slices
+from policies.hardware import WhenReset
 from policies.model import Mode, PolicySet
 from policies.plain import ScrubPath
 
@@ -122,6 +122,7 @@ WRONG_VALUES = (
     ("timeouts: 10.5", "timeouts: found the number 10.5, expected at most 10.0"),
     ("timeouts: {reset: 90s}", "timeouts: found a mapping, expected a number"),
     ("clear: {own_memory: 1GiB}", "clear.own_memory: found an unknown key, expected one of passes, min_coverage"),
+    ("reset: {slices: recreate}", "reset.slices: found an unknown key, expected one of when"),
     ("reset: {when: never}, paths: {first_look: reset}", "paths.first_look: found reset.when never with paths"),
     ("reset: {when: never}, paths: {new_tenant: reset}", "paths.new_tenant: found reset.when never with paths"),
     ("budgets: {allocate: 4.1s}", 'budgets.allocate: found text "4.1s", expected at most 4s'),
@@ -191,10 +192,10 @@ def test_a_rule_says_only_what_differs_from_the_defaults():
     text = """
 name: a
 defaults: {budgets: {allocate: 4s}, paths: {first_look: fast}}
-rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset: {slices: recreate}}}]
+rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset: {when: never}}}]
 """
     policy = read(text).rules[0].policy
-    assert (policy.mode, policy.reset.slices) == (Mode.OBSERVE, Slices.RECREATE)
+    assert (policy.mode, policy.reset.when) == (Mode.OBSERVE, WhenReset.NEVER)
     assert policy.paths.first_look is ScrubPath.FAST
     assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 3.5)
 

@@ -305,9 +305,8 @@ class Node:
         """One pretend file a device."""
         return (f"/dev/pretend/{uuid}",)
 
-    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
+    def reach(self, uuid: str) -> tuple[str, ...]:
         """What a reset would hit."""
-        del handling
         return self.files(uuid)
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:

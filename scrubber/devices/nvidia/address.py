@@ -13,7 +13,6 @@ from scrubber.devices.nvidia.settings import PolicySettings
 
 UNNAMED = PolicySettings()
 SECONDS = 60.0  # for a reset without a time limit of its step
-WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class WorkerTarget:
     parent: str | None  # the GPU of a slice
     baseline: str  # the file with the settings that the whole GPU was first seen with
     resets: str  # the folder of reset locks
-    slices: str = WAIT
     idle_bytes: int = IDLE_AT_MOST  # in use without a holder
     settings: PolicySettings = UNNAMED
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only

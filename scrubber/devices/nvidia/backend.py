@@ -16,7 +16,7 @@ from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
 from scrubber.devices.nvidia import boards, holders, locks, pending_restore
-from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xids
 from scrubber.devices.nvidia.health.listener import Listener
 from scrubber.devices.nvidia.health.watch import BestSeenFile, SignWatch
@@ -184,10 +184,8 @@ class Nvidia:
         """Device nodes, and for a slice also the driver's access files. Works while NVML is closed."""
         return self._inventory.seen(uuid).files
 
-    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:
+    def reach(self, uuid: str) -> tuple[str, ...]:
         """Device nodes of all GPUs that the reset takes down. A holder of a slice has its GPU's node open as well."""
-        if uuid.startswith(SLICE) and handling.slices == RECREATE:
-            return self.files(uuid)
         return self._inventory.domain_nodes(uuid)
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:
@@ -201,7 +199,6 @@ class Nvidia:
             self._target(gpu, info.pci_address, info.minor),
             uuid=uuid,
             parent=info.parent,
-            slices=handling.slices,
             settings=of_policy(handling.settings),
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),

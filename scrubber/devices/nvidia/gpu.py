@@ -12,13 +12,12 @@ from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import clearing, device, selftest
 from scrubber.cuda.selftest import Clock
-from scrubber.devices.base import Counts, DeviceError, DeviceLostError, NotNowError, Progress, Users
+from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress, Users
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
-from scrubber.devices.nvidia.address import RECREATE, WorkerTarget
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
-from scrubber.devices.nvidia.pending_restore import PendingRestore
 from scrubber.devices.nvidia.preconditions import ResetTarget
 from scrubber.devices.nvidia.restore import Restorer
 from scrubber.devices.nvidia.settings import StoredSettings
@@ -39,10 +38,10 @@ class NvidiaGpu:
     ) -> None:
         """Open nothing yet.
 
-        ``reset_holders`` returns the holders of all that the reset takes down: the GPU and its reset domain, or only
-        the slice if the slice is recreated. It includes bystanders and the service. ``daemon_runs`` says whether root
-        runs a program of that name on the node, outside of pods; None if this cannot be found out. ``memory`` are the
-        counts before the worker began; None: read them.
+        ``reset_holders`` returns the holders of all that the reset takes down: the GPU and its reset domain. It
+        includes bystanders and the service. ``daemon_runs`` says whether root runs a program of that name on the node,
+        outside of pods; None if this cannot be found out. ``memory`` are the counts before the worker began; None: read
+        them.
         """
         self._place = strict_json.decode(WorkerTarget, place)
         self._reset_holders = reset_holders
@@ -53,11 +52,8 @@ class NvidiaGpu:
         self._read_ahead: Vitals | None = None
 
     def reset(self) -> str:
-        """Reset the GPU; or, if the policy says so, destroy the slice and create it again."""
+        """Reset the GPU, of a slice the whole GPU, and create its slices again."""
         with self._closed_after():
-            if self._place.parent is not None and self._place.slices == RECREATE:
-                self._recreate(self._place.parent)
-                return "the slice was recreated"
             self._reset()
             return f"by {reset.PROGRAM}"
 
@@ -190,24 +186,12 @@ class NvidiaGpu:
             self._demand_slice(self._place.parent)
 
     def _apply_pending(self) -> None:
-        notes = self._place.notes
-        pending = notes.read()
-        if not pending:
+        """Restore what an interrupted reset took. No reset and no other worker may create slices meanwhile."""
+        notes, lock = self._place.notes, self._place.lock
+        if not notes.read():
             return
-        try:
-            with self._no_reset(exclusive=True), self._library.session() as session:
-                pending_restore.apply_all(session, notes)
-        except NotNowError:
-            if {notes.file(), notes.file(self._place.uuid)} & pending.keys():
-                raise
-            # Another worker recreates another slice, and that worker applies its own pending restore.
-
-    @contextmanager
-    def _no_reset(self, *, exclusive: bool) -> Iterator[None]:
-        """Keep resets of the GPU away. ``exclusive``: also keep other workers from creating slices."""
-        lock = self._place.lock
-        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not exclusive):
-            yield
+        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock)), self._library.session() as session:
+            pending_restore.apply_all(session, notes)
 
     def _first(self, session: Session) -> StoredSettings:
         """The settings that the whole GPU was first seen with."""
@@ -233,32 +217,3 @@ class NvidiaGpu:
                 return
         why = f"it did not come back with its GPU: lay the slices of {parent} out again"
         raise DeviceLostError(f"cannot reset {self._place.uuid}: {why}")
-
-    def _recreate(self, parent: str) -> None:
-        target = self._target()
-        faults = (preconditions.rights(target), preconditions.open_holders(self._reset_holders()))
-        if found := [fault for fault in faults if fault is not None]:
-            raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(found)}")
-        self._apply_pending()
-        notes = self._place.notes
-
-        def note(one: slices.Instance) -> None:
-            notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))
-
-        def drop_note() -> None:
-            notes.drop([notes.file(self._place.uuid)])
-
-        with self._no_reset(exclusive=False), self._library.session() as session:
-            try:
-                slices.recreate(session, parent, self._place.uuid, note)
-            except DeviceError:
-                if self._slice_exists(session, parent):  # the slice was not destroyed, or was created again
-                    drop_note()
-                raise
-            drop_note()
-
-    def _slice_exists(self, session: Session, parent: str) -> bool:
-        """Whether NVML lists the slice; False if NVML does not answer."""
-        with suppress(DeviceError):
-            return self._place.uuid in slices.uuids(slices.layout(session, parent))
-        return False

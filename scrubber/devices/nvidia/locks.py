@@ -5,8 +5,8 @@ each GPU can be checked by its own name. A lock belongs to the open file, and th
 So the kernel keeps the lock until both have ended, however they end. The files are never removed: two processes could
 lock a removed file and its successor at once.
 
-A worker that creates slices does not reset the GPU. It holds the GPU's lock shared, and a second lock: shared to
-recreate its own slice, exclusively to apply pending restores of other workers.
+A worker that applies the pending restore of an interrupted reset creates slices, but does not reset the GPU. It holds
+the GPU's lock shared, and a second lock exclusively.
 """
 
 from __future__ import annotations

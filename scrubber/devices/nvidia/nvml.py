@@ -91,10 +91,6 @@ class BufferTooSmallError(DeviceError):
     """The list grew while it was read and did not fit into the buffer."""
 
 
-class InUseError(DeviceError):
-    """A process uses what was to be changed: NVML changed nothing."""
-
-
 class NoPermissionError(DeviceError):
     """This process may not read or change this."""
 
@@ -113,7 +109,6 @@ _KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_NOT_FOUND: NotFoundError,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: ArgumentError,
     pynvml.NVML_ERROR_INSUFFICIENT_SIZE: BufferTooSmallError,
-    pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
     pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverGoneError,

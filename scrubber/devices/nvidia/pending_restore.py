@@ -2,8 +2,8 @@
 
 A reset removes slices and persistence mode, and the worker may be killed before it restores them. So the worker stores
 them before it starts. The next worker that resets this GPU, or restores its settings, applies the pending restore.
-A slice that is being recreated has a file of its own. Nothing else is stored: the driver keeps ECC and MIG mode, and
-all other settings are restored from the baseline.
+Nothing else is stored: the driver keeps ECC and MIG mode, and all other settings are restored from the baseline.
+Earlier releases also stored single slices, each in a file of its own.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class PendingRestore:
 
 @dataclass(frozen=True, slots=True)
 class PendingRestoreFiles:
-    """The stored pending restores of one GPU and its slices."""
+    """The stored pending restores of one GPU."""
 
     folder: Path
     gpu: str
 
-    def file(self, slice_: str | None = None) -> Path:
-        """The file of the whole GPU, or of one slice that is being recreated."""
-        return self.folder / ".".join(filter(None, (self.gpu, slice_, _SUFFIX)))
+    def file(self) -> Path:
+        """The file that a reset writes."""
+        return self.folder / f"{self.gpu}.{_SUFFIX}"
 
     def read(self) -> dict[Path, PendingRestore]:
         """All pending restores by file. DeviceError if a file was changed or damaged."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.base import DeviceError, NotNowError
+from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, Session
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, NotFoundError, Session
 
 _PROFILE = re.compile(r"MIG ((?:\d+c\.)?\d+g\.\d+gb)((?:[+-][a-z][a-z.]*)*)$")
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
@@ -195,29 +195,6 @@ def lay_out(session: Session, gpu: str, target: Layout) -> None:
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
 
 
-def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Instance], None]) -> None:
-    """Destroy the GPU instance of a slice and create it again; the driver clears its memory.
-
-    Calls ``first`` with the instance before it is destroyed, so that the caller can store a pending restore.
-    """
-    one = next((one for one in layout(session, gpu) if slice_uuid in uuids((one,))), None)
-    if one is None:
-        raise DeviceError(f"cannot recreate {slice_uuid}: {gpu} has no such slice any more")
-    if len(one.parts) > 1:
-        raise DeviceError(f"cannot recreate {slice_uuid}: other slices share its memory; reset the whole GPU")
-    first(one)
-    try:
-        _destroy(session, session.handle(slice_uuid), session.handle(gpu), one)
-    except InUseError as error:
-        raise NotNowError(f"cannot recreate {slice_uuid}: {error}; end the process that uses it") from error
-    except DeviceError as error:
-        raise type(error)(f"cannot recreate {slice_uuid}: {error}") from error
-    try:
-        lay_out(session, gpu, (one,))
-    except DeviceError as error:
-        raise type(error)(f"cannot recreate {slice_uuid}: {error}") from error
-
-
 def _instance(session: Session, device: Handle, number: int, slices: Iterable[Handle]) -> Instance:
     instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
     info = session.ask(pynvml.nvmlGpuInstanceGetInfo, instance)
@@ -231,20 +208,6 @@ def _part(session: Session, instance: Handle, slice_: Handle) -> Part:
     info = session.ask(pynvml.nvmlComputeInstanceGetInfo_v2, part)
     uuid = session.ask(pynvml.nvmlDeviceGetUUID, slice_)
     return Part(uuid, info.profileId, info.placement.start, info.placement.size)
-
-
-def _destroy(session: Session, slice_: Handle, device: Handle, one: Instance) -> None:
-    """Destroy the part, then its instance. The driver refuses either while a process uses it."""
-    number = session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_)
-    instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
-    which = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
-    part = session.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, which)
-    session.ask(pynvml.nvmlComputeInstanceDestroy, part)
-    try:
-        session.ask(pynvml.nvmlGpuInstanceDestroy, instance)
-    except DeviceError:
-        _create_parts(session, instance, one.parts)  # an instance without its part is not listed as a slice
-        raise
 
 
 def _found(session: Session, device: Handle, one: Instance) -> Handle | None:

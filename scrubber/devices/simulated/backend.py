@@ -117,7 +117,7 @@ class Simulated:
         """The files of the memory and of the memory on the chip."""
         return _files(self._place(uuid))
 
-    def reach(self, uuid: str, handling: DeviceHandling) -> tuple[str, ...]:  # noqa: ARG002 - the port's
+    def reach(self, uuid: str) -> tuple[str, ...]:
         """The paths of the device alone: a reset affects no other device."""
         return self.files(uuid)
 

@@ -17,7 +17,7 @@ from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.settings import PolicySettings
 from tests.fakes.nvml.machine import Slice
 
-HANDLING = DeviceHandling("wait", {"compute_mode": "default"})
+HANDLING = DeviceHandling({"compute_mode": "default"})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,6 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "minor": gpu.minor,
         "parent": None,
         "baseline": str(rig.settings / f"{gpu.uuid}.json"),
-        "slices": "wait",
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
         "settings": json.loads(strict_json.encode(PolicySettings(compute_mode="default"))),
@@ -81,9 +80,8 @@ def test_the_reset_domain_of_a_slice_is_its_gpu(rig) -> None:
     backend = rig.backend()
     uuid, _ = rig.cut(0, Slice(), Slice())
     backend.inventory()
-    assert backend.reach(rig.gpu(1).uuid, HANDLING) == (str(rig.root.node(rig.gpu(1))),)
-    assert backend.reach(uuid, HANDLING) == (str(rig.root.node(rig.gpu(0))),)
-    assert backend.reach(uuid, DeviceHandling(slices="recreate")) == backend.files(uuid)
+    assert backend.reach(rig.gpu(1).uuid) == (str(rig.root.node(rig.gpu(1))),)
+    assert backend.reach(uuid) == (str(rig.root.node(rig.gpu(0))),)
 
 
 def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
@@ -93,12 +91,12 @@ def test_linked_older_gpus_share_a_reset_domain_under_this_driver(rig) -> None:
     backend = rig.seen()
     nodes = [str(rig.root.node(gpu)) for gpu in rig.machine.gpus]
     first, fifth, sixth = (rig.gpu(number).uuid for number in (0, 5, 6))
-    assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}
-    assert backend.reach(rig.gpu(1).uuid, HANDLING) == (nodes[1],)
+    assert {backend.reach(uuid) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}
+    assert backend.reach(rig.gpu(1).uuid) == (nodes[1],)
     rig.gpu(6).set(absent=True)
     rig.reload_driver()
     backend.inventory()
-    assert {backend.reach(uuid, HANDLING) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
+    assert {backend.reach(uuid) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
 
 
 def test_a_library_that_goes_on_to_serve_is_opened_once(rig) -> None:

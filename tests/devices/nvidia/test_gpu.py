@@ -12,11 +12,11 @@ import pynvml
 import pytest
 
 from ground.documents import strict_json
-from policies.hardware import Setting, SettingsPolicy, Slices
+from policies.hardware import Setting, SettingsPolicy
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia import preconditions, reset
-from scrubber.devices.nvidia.address import RECREATE, WAIT, WorkerTarget
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import (
@@ -30,7 +30,6 @@ from tests.devices.nvidia.bench import (
     touch,
     touch_for,
 )
-from tests.fakes.nvml.machine import Process
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
 gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
@@ -199,81 +198,19 @@ def test_slices_of_a_silent_gpu_are_missed_after_its_reset(rig, cut) -> None:
         slice_of(rig, cut[0]).reset()
 
 
-@pytest.mark.usefixtures("root")
-def test_a_slice_is_recreated_beside_running_neighbours(rig, cut) -> None:
-    rig.gpu(0).run(Process(77, gi=6, ci=0))  # on the second
-    before = rig.machine.read()
-    assert slice_of(rig, cut[0], slices="recreate").reset() == "the slice was recreated"
-    assert there(rig) == set(cut)
-    assert {key: value for key, value in rig.machine.read().items() if ".mig." in key or ".gi." in key} == {
-        key: value for key, value in before.items() if ".mig." in key or ".gi." in key
-    }
-    made = [call for _, call, _ in rig.machine.calls() if "Destroy" in call or "Create" in call]
-    assert made == [
-        "nvmlComputeInstanceDestroy",
-        "nvmlGpuInstanceDestroy",
-        "nvmlDeviceCreateGpuInstanceWithPlacement",
-        "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
-    ]
-    assert by_tool(rig) == []
-
-
-@pytest.mark.usefixtures("root")
-def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
-    rig.gpu(0).set(mig_salt="other")
-    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: {cut[0]} did not come back"):
-        slice_of(rig, cut[0], slices="recreate").reset()
-
-
-@pytest.mark.usefixtures("root")
-def test_a_slice_in_use_is_not_recreated(rig, cut) -> None:
-    with pytest.raises(DeviceError, match=f'cannot reset {cut[0]}: it is open in "train"'):
-        slice_of(rig, cut[0], one_holder, slices="recreate").reset()
-    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: its holders are unknown"):
-        slice_of(rig, cut[0], lambda: None, slices="recreate").reset()
-    rig.gpu(0).run(Process(77, gi=1, ci=0))  # seen by the driver alone
-    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: nvmlComputeInstanceDestroy failed"):
-        slice_of(rig, cut[0], slices="recreate").reset()
-    assert there(rig) == set(cut)
-
-
-def test_only_root_recreates_a_slice(rig, cut, monkeypatch) -> None:
-    monkeypatch.setattr(preconditions, "is_root", lambda: False)
-    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it takes root"):
-        slice_of(rig, cut[0], slices="recreate").reset()
-
-
-@pytest.mark.usefixtures("root", "cut")
-def test_a_missing_slice_cannot_be_recreated(rig) -> None:
-    with pytest.raises(DeviceError, match=f"cannot recreate {OTHER}: GPU-.* has no such slice any more"):
-        slice_of(rig, OTHER, slices="recreate").reset()
-
-
-@pytest.mark.usefixtures("root")
-def test_a_slice_with_shared_memory_is_not_recreated(rig, cut) -> None:
-    """Its neighbour in the same instance would be destroyed with it."""
-    first = {key: rig.gpu(0).get(f"mig.0.{key}") for key in ("name", "gi", "profile", "slices")}
-    beside = first | {"uuid": OTHER, "ci": 1, "start": 1, "profile": 0, "slices": 1}
-    rig.gpu(0).set({f"mig.5.{key}": value for key, value in beside.items()})
-    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: other slices share its memory"):
-        slice_of(rig, cut[0], slices="recreate").reset()
-    assert there(rig) == {*cut, OTHER}
-
-
 # --- as the service opens it ---
 
 
 @pytest.mark.usefixtures("root")
 def test_the_backends_address_opens_the_device(rig, cut) -> None:
     backend = rig.seen()
-    handling = DeviceHandling("recreate", {"power_limit": 500})
+    handling = DeviceHandling({"power_limit": 500})
     for uuid in (cut[0], rig.gpu(1).uuid):
         said = strict_json.decode(WorkerTarget, backend.address(uuid, handling).place)
-        assert (said.uuid, said.slices) == (uuid, handling.slices)
+        assert said.uuid == uuid
         NvidiaGpu(backend.address(uuid, handling).place, no_holders, rig.library).restore_settings()
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
 
 
 def test_every_setting_and_word_of_the_policy_is_known() -> None:
     assert {it.value for it in Setting} == {*SettingsPolicy.model_fields} - {"leave"}
-    assert {word.value for word in Slices} == {WAIT, RECREATE}

@@ -152,20 +152,6 @@ def test_a_reset_locks_its_whole_reset_domain(rig) -> None:
         touch(rig, 0, locks=names).reset()
 
 
-@pytest.mark.usefixtures("root", "gpu")
-def test_slices_are_not_recreated_during_a_reset_of_their_gpu(rig) -> None:
-    cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
-    slices = [touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, slices="recreate") for uuid in cut]
-    lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
-    with locks.claimed(lock), pytest.raises(NotNowError):
-        slices[0].reset()
-    with locks.claimed(lock, locks.of_slices(lock), shared=True):
-        slices[1].reset()
-        assert not locks.held(lock)
-        with pytest.raises(NotNowError):
-            touch(rig, 0).reset()
-
-
 def test_a_start_waits_a_limited_time_for_an_old_reset(rig) -> None:
     lock = bench.lock(rig)
     assert locks.wait(lock.parent, 0.0)  # no reset was ever made

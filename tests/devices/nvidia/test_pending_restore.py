@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
@@ -73,7 +72,6 @@ def whole_again(rig, cut) -> None:
         pytest.param(lambda rig, cut: slice_of(rig, cut[1]).reset(), id="the next reset"),
         pytest.param(lambda rig, _cut: whole(rig).restore_settings(), id="the settings of the GPU"),
         pytest.param(lambda rig, cut: slice_of(rig, cut[2]).restore_settings(), id="the settings of a slice"),
-        pytest.param(lambda rig, cut: slice_of(rig, cut[2], slices="recreate").reset(), id="a recreated slice"),
     ],
 )
 def test_the_next_step_restores_what_an_interrupted_reset_took(rig, cut_off, deed) -> None:
@@ -146,10 +144,17 @@ def test_a_restore_stays_pending_however_often_it_fails(rig) -> None:
     assert files(rig) == [f"{rig.gpu(0).uuid}.resetting.json"]
 
 
-def test_no_restore_runs_while_the_reset_still_runs(rig, cut_off) -> None:
-    with locks.claimed(bench.lock(rig)), pytest.raises(NotNowError):
+@pytest.mark.parametrize("of", [Path, locks.of_slices], ids=["a reset", "a worker that creates slices"])
+def test_no_restore_runs_while_another_process_is_at_work(rig, cut_off, of) -> None:
+    with locks.claimed(of(bench.lock(rig))), pytest.raises(NotNowError):
         slice_of(rig, cut_off[0]).restore_settings()
     assert there(rig) == set()
+
+
+def test_an_earlier_releases_restore_of_one_slice_is_applied(rig, cut_off) -> None:
+    notes(rig).file().rename(rig.settings / f"{rig.gpu(0).uuid}.{cut_off[0]}.resetting.json")
+    whole(rig).restore_settings()
+    whole_again(rig, cut_off)
 
 
 @pytest.mark.usefixtures("daemon")
@@ -193,59 +198,6 @@ def test_a_reset_whose_restore_cannot_be_stored_is_not_begun(rig, cut, monkeypat
     assert (bench.by_tool(rig), there(rig)) == ([], set(cut))
 
 
-# --- one slice ---
-
-
-def killed_while_recreating(rig, uuid: str, monkeypatch, where: str = "_create_parts") -> None:
-    """The worker was killed in this function."""
-    with monkeypatch.context() as patch:
-        patch.setattr(slices, where, die)
-        with pytest.raises(Killed):
-            slice_of(rig, uuid, slices="recreate").reset()
-
-
-@pytest.mark.parametrize("where", ["_found", "_created", "_create_parts"])
-def test_an_interrupted_recreation_of_a_slice_is_finished(rig, cut, monkeypatch, where: str) -> None:
-    killed_while_recreating(rig, cut[0], monkeypatch, where)
-    assert there(rig) == set(cut[1:])
-    assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
-    slice_of(rig, cut[0], slices="recreate").reset()
-    assert (there(rig), files(rig)) == (set(cut), [])
-
-
-def test_a_slice_without_its_compute_instance_is_restored(rig, cut, monkeypatch) -> None:
-    rig.gpu(0).fail("nvmlGpuInstanceDestroy", 19)
-    killed_while_recreating(rig, cut[0], monkeypatch)
-    slice_of(rig, cut[0]).restore_settings()
-    assert (there(rig), files(rig)) == (set(cut), [])
-
-
-def test_a_neighbour_restores_a_slice_unless_one_is_at_work(rig, cut, monkeypatch) -> None:
-    killed_while_recreating(rig, cut[0], monkeypatch)
-    lock = bench.lock(rig)
-    with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as a worker that recreates a slice
-        slice_of(rig, cut[1]).restore_settings()
-        assert there(rig) == set(cut[1:])
-    slice_of(rig, cut[1]).restore_settings()
-    assert (there(rig), files(rig)) == (set(cut), [])
-
-
-@pytest.mark.parametrize("call", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"])
-def test_a_slice_that_the_driver_refuses_is_no_fault(rig, cut, call: str) -> None:
-    rig.gpu(0).fail(call, pynvml.NVML_ERROR_IN_USE)
-    with pytest.raises(NotNowError, match=r"cannot recreate MIG-.*: .*in use.*; end the process that uses it"):
-        slice_of(rig, cut[0], slices="recreate").reset()
-    assert (there(rig), files(rig)) == (set(cut), [])
-
-
-def test_a_slice_that_was_not_recreated_stays_pending(rig, cut) -> None:
-    rig.gpu(0).fail(CREATE, pynvml.NVML_ERROR_IN_USE)
-    with pytest.raises(DeviceError) as caught:
-        slice_of(rig, cut[0], slices="recreate").reset()
-    assert not isinstance(caught.value, NotNowError)
-    assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
-
-
 # --- a GPU that is in no inventory ---
 
 
@@ -270,13 +222,6 @@ def test_a_gpu_without_slices_is_found_by_its_pending_restore(rig, cut_off) -> N
     whole_again(rig, cut_off)
     assert rig.gpu(0)["compute_mode"] == "3"  # a restore changes no setting
     assert backend.pending_restores() == {}
-
-
-def test_one_missing_slice_is_a_pending_restore(rig, cut, monkeypatch) -> None:
-    killed_while_recreating(rig, cut[0], monkeypatch)
-    backend = rig.seen()
-    restore_all(rig, backend)
-    assert (there(rig), files(rig)) == (set(cut), [])
 
 
 # --- the file ---

@@ -53,13 +53,3 @@ void capability_shown(const At *at, int ci)
     snprintf(path, sizeof path, "%s/dev/nvidia-caps/nvidia-cap%d", state_text("root"), number);
     write_file(path, "");
 }
-
-void capability_gone(const At *at, int ci)
-{
-    char folder[PATHS], file[PATHS + 16];
-    if (!folder_of(at, ci, folder, sizeof folder))
-        return;
-    snprintf(file, sizeof file, "%s/access", folder);
-    unlink(file);
-    rmdir(folder);
-}

@@ -313,27 +313,6 @@ static int slot_of(const At *at, int ci)
     return -1;
 }
 
-static int drop_all(const char *format, int gpu, int part)
-{
-    char prefix[KEY];
-    snprintf(prefix, sizeof prefix, format, gpu, part);
-    if (!edit_begin())
-        return OPERATING_SYSTEM;
-    edit_drop_all(prefix);
-    return edit_end();
-}
-
-API int nvmlGpuInstanceDestroy(const Handle *instance)
-{
-    OPENED(instance, 1 << GPU_INSTANCE);
-    if (privileged() != OK)
-        return NO_PERMISSION;
-    if (slot_of(&at, -1) >= 0 || used(&at, at.gi, -1))
-        return IN_USE;
-    capability_gone(&at, -1);
-    return drop_all("gpu.%d.gi.%d.", at.gpu, at.gi);
-}
-
 /* --- compute instances ------------------------------------------------------------------------------------------- */
 
 static const u32 ci_slices[CI_PROFILES] = {1, 2, 3, 4, 7, 8, 6, 1, 7};
@@ -460,15 +439,4 @@ API int nvmlGpuInstanceCreateComputeInstanceWithPlacement(const Handle *instance
     OPENED(instance, 1 << GPU_INSTANCE);
     NEEDS(placement);
     return create_ci(&at, profile, placement->start, placement->start, out);
-}
-
-API int nvmlComputeInstanceDestroy(const Handle *instance)
-{
-    OPENED(instance, 1 << COMPUTE_INSTANCE);
-    if (privileged() != OK)
-        return NO_PERMISSION;
-    if (used(&at, at.gi, at.ci))
-        return IN_USE;
-    capability_gone(&at, at.ci);
-    return drop_all("gpu.%d.mig.%d.", at.gpu, slot_of(&at, at.ci));
 }

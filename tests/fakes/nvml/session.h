@@ -46,7 +46,6 @@ void pause_turn(void); /* let others call, and wait a moment */
 void set_up(int gpu);  /* at the first handle of a session */
 void open_nodes(void); /* of all GPUs, until the end of the session */
 void capability_shown(const At *at, int ci); /* at->gi is there now, or that part of it; ci -1: none */
-void capability_gone(const At *at, int ci);
 int gpus(void);        /* how many numbers the state has, the absent ones included */
 bool present(int gpu);
 int find_gpu(const Handle *device);       /* -1: not there any more */

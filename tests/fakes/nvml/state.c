@@ -165,13 +165,6 @@ void edit_drop(const char *key)
         drop((size_t)(line - lines));
 }
 
-void edit_drop_all(const char *prefix)
-{
-    for (size_t i = count; i-- > 0;)
-        if (strncmp(lines[i].key, prefix, strlen(prefix)) == 0)
-            drop(i);
-}
-
 static bool written(const char *path)
 {
     FILE *file = fopen(path, "we");

@@ -35,7 +35,6 @@ const char *state_text(const char *format, ...) __attribute__((format(printf, 1,
 bool edit_begin(void);
 void edit_set(const char *key, const char *value);
 void edit_drop(const char *key);
-void edit_drop_all(const char *prefix);
 int edit_end(void);
 
 /* Memory that living processes have taken: see claims.c. NULL: none. */

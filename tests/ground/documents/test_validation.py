@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ground.documents import validation
 from policies.base import Model, impossible
-from policies.hardware import Slices
+from policies.hardware import WhenReset
 from policies.model import Policy
 
 
@@ -47,7 +47,7 @@ def faults_of(model, data):
 
 def test_valid_data_has_no_problems():
     assert validation.problems(Policy, {}) == ()
-    assert validation.build(Policy, {"reset": {"slices": "recreate"}}).reset.slices is Slices.RECREATE
+    assert validation.build(Policy, {"reset": {"when": "never"}}).reset.when is WhenReset.NEVER
 
 
 def test_invalid_data_cannot_be_built():
