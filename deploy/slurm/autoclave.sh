@@ -46,13 +46,18 @@ fail_for() { # CODE GPU...
 
 # Print why GPUs are not clean, such as "GPU 1 is scrubbing: ready in about 3 s; GPU 3 belongs to job 4710"; or all of them, if nothing says which.
 in_the_way() { # GPU...
-  columns=custom-columns=GPU:.name,STATE:.state,HEALTHY:.healthy,READY:.job.ready_seconds,OWNER:.owner
-  named=$(timeout -k 2 8 autoclave --service-wait 0s status -o "$columns" --no-headers "$@" 2>/dev/null | awk -v job="$JOB" '
-    $2 == "clean" && $3 == "true" { next }
-    { printf "%sGPU %s ", sep, $1; sep = "; " }
-    NF == 5 && $5 ~ /^[0-9]+$/ && $5 != job { printf "belongs to job %s", $5; next }
-    $2 == "scrubbing" && $4 ~ /^[0-9.]+$/ { printf "is scrubbing: ready in about %d s", $4 + 1; next }
-    { printf "is %s (run autoclave explain %s)", $2 == "clean" ? "unhealthy" : $2, $1 }')
+  # One field of a GPU stands on each line, six spaces deep; those of its scrub are deeper.
+  named=$(timeout -k 2 8 autoclave --service-wait 0s status -o json "$@" 2>/dev/null | awk -v job="$JOB" '
+    /^      "/ || /"ready_seconds":/ { key = $1; text = NF == 2 ? $2 : ""; gsub(/[":]/, "", key); gsub(/[",]/, "", text); gpu[key] = text }
+    /^    }/ && (gpu["state"] != "clean" || gpu["healthy"] != "true") {
+      name = gpu["index"] (gpu["slice"] == "null" ? "" : ":" gpu["slice"])
+      printf "%sGPU %s ", sep, name; sep = "; "
+      if (gpu["owner"] ~ /^[0-9]+$/ && gpu["owner"] != job) printf "belongs to job %s", gpu["owner"]
+      else if (gpu["state"] == "scrubbing" && gpu["ready_seconds"] ~ /^[0-9.]+$/) printf "is scrubbing: ready in about %d s", gpu["ready_seconds"] + 1
+      else printf "is %s (run autoclave explain %s)", gpu["state"] == "clean" ? "unhealthy" : gpu["state"], name
+    }
+    /^    }/ { delete gpu["ready_seconds"] }
+    /^  \]/ { exit }')
   echo "${named:-GPUs $*}"
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli import document, table, terminal
+from autoclave.cli import table, terminal
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
 from scrubber.api import admin_client
@@ -123,28 +123,6 @@ def shown(capsys, devices, **form):
     chosen = form.pop("selection", Selection())
     status.show(views.Status(tuple(devices), SERVICE), status.Form(chosen, **form))
     return capsys.readouterr()
-
-
-def test_custom_columns_are_fields_of_the_document(capsys):
-    columns = document.parse_columns("GPU:.name,WHY:.quarantine.reason,PROOF:receipt.id,SINCE:.since,OK:.healthy")
-    printed = shown(capsys, [CLEAN, replace(SICK, slice=2)], output=columns)
-    assert [line.split() for line in printed.out.splitlines()] == [
-        ["GPU", "WHY", "PROOF", "SINCE", "OK"],
-        ["0", "-", "3dac54cd6a98ac39", "2027-01-15T07:55:00.000Z", "true"],
-        ["1:2", "xid", "-", "2027-01-15T07:55:00.000Z", "false"],
-    ]
-
-
-@pytest.mark.parametrize("spec", ["", "GPU", "GPU:", ":.name", "GPU:.name,"])
-def test_custom_columns_without_a_header_or_field_are_refused(spec):
-    with pytest.raises(ValueError, match=r"^expected custom-columns=HEADER:FIELD"):
-        document.parse_columns(spec)
-
-
-@pytest.mark.parametrize("field", ["nme", "receipt", "receipt.steps", "receipt.id.x", "__class__"])
-def test_an_unknown_field_is_refused_with_the_list_of_fields(field):
-    with pytest.raises(ValueError, match=rf"^there is no field {field}; the fields are name, device, .*receipt\.id"):
-        document.parse_columns(f"A:.{field}")
 
 
 def test_without_headers_a_pipe_gets_rows_only(capsys):
@@ -267,8 +245,7 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
         (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
         (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
         (["-l", "vendor=x"], "vendor is no key of a selector; the keys are index, model, resource"),
-        (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml', 'custom-columns='"),
-        (["-o", "custom-columns=A:.b"], "there is no field b; the fields are name, device, index, "),
+        (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml';"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_what_is_allowed(autoclave, args, why):
@@ -280,7 +257,7 @@ def test_a_wrong_flag_is_refused_with_what_is_allowed(autoclave, args, why):
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("--state q", ["quarantined"]), ("--sort-by m", ["memory", "model"]), ("-o c", ["custom-columns="])],
+    [("--state q", ["quarantined"]), ("--sort-by m", ["memory", "model"]), ("-o j", ["json"])],
 )
 def test_values_of_flags_are_completed(autoclave, typed, offered):
     run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=f"autoclave status {typed}", COMP_CWORD="3")

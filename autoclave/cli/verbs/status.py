@@ -130,14 +130,14 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What ``autoclave status`` shows, and how. ``output`` is table, wide, json or yaml, or the columns to show."""
+    """What ``autoclave status`` shows, and how. ``output`` is table, wide, json or yaml."""
 
     selection: Selection
-    output: str | document.Columns
+    output: str
     headers: bool = True
 
 
-def for_people(output: str | document.Columns) -> bool:
+def for_people(output: str) -> bool:
     """Whether the output is a table that a person reads on a terminal."""
     return output in {"table", "wide"} and sys.stdout.isatty()
 
@@ -146,7 +146,7 @@ def show(status: views.Status, form: Form) -> None:
     """Print a status on stdout."""
     devices = form.selection.of(status.devices)
     if form.output in {"json", "yaml"}:
-        document.emit(as_document(replace(status, devices=devices)), str(form.output))
+        document.emit(as_document(replace(status, devices=devices)), form.output)
         return
     if not devices and status.devices:
         human.warn("no GPU matches")
@@ -158,15 +158,9 @@ def show(status: views.Status, form: Form) -> None:
 
 def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str, ...], list[list[str]]]:
     """Headers and rows. Without headers, the first are empty."""
-    now = time.time()
-    match form.output:
-        case document.Columns() as columns:
-            headers, rows = columns.headers, columns.cells(devices)
-        case "wide":
-            headers, rows = table.WIDE, table.wide(devices, now)
-        case _:
-            headers, rows = table.STATUS, table.status(devices, now)
-    return headers if form.headers else (), rows
+    if form.output == "wide":
+        return table.WIDE if form.headers else (), table.wide(devices, time.time())
+    return table.STATUS if form.headers else (), table.status(devices, time.time())
 
 
 def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str]) -> table.Page:
@@ -260,21 +254,6 @@ def _without_progress(device: views.DeviceStatus) -> views.DeviceStatus:
     return replace(device, job=job, quarantine=quarantine)
 
 
-CHOICES = ("table", "wide", "json", "yaml", document.CUSTOM_COLUMNS)
-
-
-class _Output(click.Choice[Any]):
-    """One of the choices; the last one is the beginning of a specification."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        if not (isinstance(value, str) and value.startswith(document.CUSTOM_COLUMNS)):
-            return super().convert(value, param, ctx)
-        try:
-            return document.parse_columns(value.removeprefix(document.CUSTOM_COLUMNS))
-        except ValueError as error:
-            self.fail(f"found {value!r}, {error}", param, ctx)
-
-
 class Filters(TypedDict):
     """The flags that select GPUs."""
 
@@ -304,20 +283,13 @@ class Filters(TypedDict):
     type=click.Choice(list(ORDERS)),
     help="The order; by default trouble for a table on a terminal, gpu elsewhere.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=_Output(CHOICES),
-    default="table",
-    metavar="[table|wide|json|yaml|custom-columns=SPEC]",
-    help="Output format. SPEC is HEADER:FIELD,... with fields of json, as in GPU:.name,SINCE:.since.",
-)
+@options.output("table", "wide", "json", "yaml")
 @click.option("--no-headers", is_flag=True, help="Print a table without headers and without the line of totals.")
 @click.option("-w", "--watch", is_flag=True, help="Keep running and show every change.")
 @options.run_dir
 def status(
     gpus: tuple[str, ...],
-    output: str | document.Columns,
+    output: str,
     no_headers: bool,
     watch: bool,
     run_dir: Path,
