@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from ground.errors import InvalidRequest
 
 MOST_DEVICES = 256
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")  # the kubelet allows 63 characters
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LONGEST_WORDS = 500
@@ -60,3 +62,8 @@ def one_line(text: str, what: str, *, needed: bool = False, longest: int = LONGE
     if any(unicodedata.category(char).startswith("C") for char in text):
         raise InvalidRequest(f"{what} holds a control character: give one line of plain text")
     return text.strip()
+
+
+def is_subdomain(name: str, max_length: int = 253) -> bool:
+    """Whether the name is a DNS subdomain of at most this length, as Kubernetes checks it (RFC 1123)."""
+    return len(name) <= max_length and _SUBDOMAIN.fullmatch(name) is not None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ground import paths, unix_sockets
 from ground.errors import FatalError
+from ground.request_limits import is_subdomain
 from plugin import response
-from plugin.cluster import credentials
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import ReportChoice, Reports, credentials
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 
@@ -88,7 +88,7 @@ def _check_prefix(prefix: str) -> None:
     wrong = ""
     if len(prefix) > LONGEST_PREFIX:
         wrong = f"it is longer than {LONGEST_PREFIX} characters"
-    elif not credentials.is_subdomain(prefix, LONGEST_PREFIX):
+    elif not is_subdomain(prefix, LONGEST_PREFIX):
         wrong = "it is not a lower-case domain name"
     elif prefix.endswith("kubernetes.io"):
         wrong = "Kubernetes reserves names that end in kubernetes.io"

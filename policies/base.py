@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from ground.documents import units
 
@@ -29,10 +28,3 @@ class Model(BaseModel):
 
 class Word(str, Enum):
     """Base of the enums whose values are words in a policy file."""
-
-
-def impossible(found: str, expected: str, *about: str) -> PydanticCustomError:
-    """An error about two values that are valid alone but not together. ``about`` lists both."""
-    return PydanticCustomError(
-        "combination", "found {found}, expected {expected}", {"found": found, "expected": expected, "about": about}
-    )

@@ -9,8 +9,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Word, impossible
+from policies.base import Duration, Model, Word
 from policies.xids import Xids
 
 
@@ -71,7 +72,7 @@ class ClockRange(Model):
     def is_a_range(self) -> Self:
         """The lowest clock must not be above the highest one."""
         if self.min > self.max:
-            raise impossible(f"min {self.min} with max {self.max}", "min to be at most max", "min", "max")
+            raise ImpossibleError(f"min {self.min} with max {self.max}", "min to be at most max", "min", "max")
         return self
 
 
@@ -117,7 +118,7 @@ class SettingsPolicy(Model):
         """A setting cannot be left as it is and set."""
         for name in (it.value for it in self.leave or ()):
             if getattr(self, name) not in (None, LockedClocks()):
-                raise impossible(f"a value for {name}, which leave lists", "one of the two", name, "leave")
+                raise ImpossibleError(f"a value for {name}, which leave lists", "one of the two", name, "leave")
         return self
 
 
@@ -152,7 +153,7 @@ class Probation(Model):
     def pauses_grow(self) -> Self:
         """The first pause must not be longer than the longest one."""
         if self.first > self.longest:
-            raise impossible(
+            raise ImpossibleError(
                 f"first {format_duration(self.first)} with longest {format_duration(self.longest)}",
                 "first to be at most longest, as pauses only grow",
                 "first",

@@ -15,8 +15,9 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Word, impossible
+from policies.base import Duration, Model, Word
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.plain import ScrubPath
 
@@ -161,7 +162,7 @@ class Budgets(Model):
     def owner_wait_fits(self) -> Self:
         """The wait for the last pod is part of the allocate budget."""
         if self.owner_wait > self.allocate:
-            raise impossible(
+            raise ImpossibleError(
                 f"owner_wait {format_duration(self.owner_wait)} with allocate {format_duration(self.allocate)}",
                 "owner_wait to be at most allocate, of which it is a part",
                 "owner_wait",
@@ -325,7 +326,7 @@ class Policy(Model):
         if wait >= self.deadline(step):
             deadline = f"timeouts {self.timeouts:g}, where the step {step} ends after"
             found = f"{name} {format_duration(wait)} with {deadline} {format_duration(self.deadline(step))}"
-            raise impossible(found, expected, name, "timeouts")
+            raise ImpossibleError(found, expected, name, "timeouts")
         return self
 
     @model_validator(mode="after")
@@ -333,7 +334,7 @@ class Policy(Model):
         """A policy that forbids resets cannot demand one of every device."""
         for name in ("first_look", "new_tenant"):
             if self.reset.when is WhenReset.NEVER and getattr(self.paths, name) is ScrubPath.RESET:
-                raise impossible(
+                raise ImpossibleError(
                     f"reset.when never with paths.{name} reset", "a path without a reset", f"paths.{name}", "reset.when"
                 )
         return self

@@ -173,3 +173,12 @@ gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=compl
 needed_gpus = click.argument(
     "gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus, callback=_each_gpu
 )
+
+node_name = click.option(
+    "--node-name",
+    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Name of this node in the cluster; NODE_NAME is read too.",
+)

@@ -37,6 +37,14 @@ class DocumentError(Exception):
         super().__init__("\n".join(map(str, self.faults)))
 
 
+class ImpossibleError(ValueError):
+    """Values that are valid alone, but not together. ``about`` lists them, the best one to correct first."""
+
+    def __init__(self, found: str, expected: str, *about: str) -> None:
+        self.found, self.expected, self.about = found, expected, about
+        super().__init__(f"found {found}, expected {expected}")
+
+
 def path(loc: Loc) -> str:
     """A location in the notation of messages: ``rules[0].policy.budgets``."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in loc)

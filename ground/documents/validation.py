@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ground.documents.faults import DocumentFault, Loc, describe, path
+from ground.documents.faults import DocumentFault, ImpossibleError, Loc, describe, path
 from ground.documents.tree import YamlNode
 from ground.documents.units import format_duration
 
@@ -113,12 +113,12 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
             return Problem(loc, "an unknown key", expected, at_key=True)
         case "missing":
             return Problem(loc, "nothing", f"the key {loc[-1]}", missing=True)
-        case "combination":
-            about = tuple((*loc, *part.split(".")) for part in context["about"])
-            return Problem(loc, context["found"], context["expected"], about=about)
         case "enum":
             words = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             return Problem(loc, found, f"{' or '.join(words)}{_hint(error['input'], words)}")
+        case "value_error" if isinstance(impossible := context["error"], ImpossibleError):
+            about = tuple((*loc, *part.split(".")) for part in impossible.about)
+            return Problem(loc, impossible.found, impossible.expected, about=about)
         case "value_error":
             return Problem(loc, found, str(context["error"]).removeprefix("expected "))
         case "too_long" | "too_short" as kind:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+from ground.request_limits import is_subdomain
+from plugin.cluster import ReportChoice, Reports
 
 
 class Unusable(Exception):
     """The plugin cannot make a client; the message says why."""
-
-
-class Reports(Enum):
-    """Whether the plugin reports its devices to the cluster."""
-
-    OFF = "off"
-    AUTO = "auto"
-    ON = "on"
-
-
-@dataclass(frozen=True, slots=True)
-class ReportChoice:
-    """The options of the reports."""
-
-    reports: Reports = Reports.AUTO
-    node: str = ""
-    taint: bool = False
-    service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
 
 
 def find(choice: ReportChoice, environment: Mapping[str, str]) -> Path | None:
@@ -70,8 +48,3 @@ def missing(choice: ReportChoice, environment: Mapping[str, str]) -> str:
             "or name a kubeconfig, with --cluster-reports on, in KUBECONFIG"
         )
     return ""
-
-
-def is_subdomain(name: str, max_length: int = 253) -> bool:
-    """Whether the name is a DNS subdomain of at most this length, as Kubernetes checks it (RFC 1123)."""
-    return len(name) <= max_length and _SUBDOMAIN.fullmatch(name) is not None

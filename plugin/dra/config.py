@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ground import paths
 from ground.errors import FatalError
+from ground.request_limits import is_subdomain
 from plugin import config as plugin_config
 from plugin import response
-from plugin.cluster import credentials
-from plugin.cluster.credentials import ReportChoice
+from plugin.cluster import ReportChoice, credentials
 
 DRIVER = "gpu.autoclave.dev"
 VENDOR_DRIVER = "gpu.nvidia.com"
@@ -63,7 +63,7 @@ class DraConfig:
 
 def check(config: DraConfig) -> Path:
     """The credentials for the API server; a FatalError for options that cannot work."""
-    if not credentials.is_subdomain(config.driver, LONGEST_DRIVER):
+    if not is_subdomain(config.driver, LONGEST_DRIVER):
         raise FatalError(
             f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"
             f" {LONGEST_DRIVER} characters; give a name such as {DRIVER}"

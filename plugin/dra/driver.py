@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from ground import log, operation_id
 from ground.errors import AutoclaveError, InvalidRequest, Reason, plain
-from plugin.cluster.credentials import is_subdomain
+from ground.request_limits import is_subdomain
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, slices

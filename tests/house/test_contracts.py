@@ -37,8 +37,9 @@ REPORTS = "only one module imports the Kubernetes client"
 METRICS_CONTRACT, COMMAND = "door of the plugin", "autoclave: floors"
 HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
 CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
-STEPS, LOOKS, DRIVER = (
+STEPS, VERBS, LOOKS, DRIVER = (
     "no step imports another step",
+    "no verb imports another verb",
     "observations never act",
     "the plugin never loads a driver library",
 )
@@ -75,6 +76,7 @@ PLANTED = [
     ("ground/log.py", "from policies import load", HOUSES),
     ("autoclave/cli/table.py", "from demo import story", HOUSES),
     ("autoclave/doctor/base.py", "from autoclave.cli import table", COMMAND),
+    ("autoclave/cli/verbs/dra.py", "from autoclave.cli.verbs import plugin", VERBS),
     ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package
     ("autoclave/doctor/findings/node.py", "import os", PURE),
     ("plugin/__init__.py", "import dashboards", HOUSES),

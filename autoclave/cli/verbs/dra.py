@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from autoclave.cli import ENVIRONMENT, options
-from autoclave.cli.verbs.plugin import node_name
 from ground import log
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
 
@@ -30,7 +29,7 @@ from scrubber import __version__
     "Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
 @options.cdi_dir
-@node_name
+@options.node_name
 @options.service_dir
 @options.path("--plugins-dir", config.PLUGINS_DIR, "The kubelet's directory of plugins.")
 @options.path("--registry-dir", config.REGISTRY_DIR, "The kubelet's plugin registry.")

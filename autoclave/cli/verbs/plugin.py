@@ -14,7 +14,7 @@ import click
 from autoclave.cli import ENVIRONMENT, Parsed, options
 from ground import log, paths
 from plugin import app, config, response
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
 
@@ -25,16 +25,6 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
         return response.strategies(re.split(r"[\s,]+", text.strip()))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-node_name = click.option(
-    "--node-name",
-    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
-    default="",
-    show_default=False,
-    metavar="NAME",
-    help="Name of this node in the cluster; NODE_NAME is read too.",
-)
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -59,7 +49,7 @@ node_name = click.option(
     default="auto",
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
-@node_name
+@options.node_name
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @options.path(
     "--vendor-dir",

@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from ground.documents import validation
-from policies.base import Model, impossible
+from ground.documents.faults import ImpossibleError
+from policies.base import Model
 from policies.hardware import WhenReset
 from policies.model import Policy
 
@@ -23,14 +24,14 @@ class Span(Model):
     def low_is_lower(self) -> Self:
         """The first rule."""
         if self.low >= self.high:
-            raise impossible("low with high", "low to be lower", "low", "high")
+            raise ImpossibleError("low with high", "low to be lower", "low", "high")
         return self
 
     @model_validator(mode="after")
     def left_is_left(self) -> Self:
         """The second rule, which pydantic does not check while the first is broken."""
         if self.left >= self.right:
-            raise impossible("left with right", "left to be less", "left", "right")
+            raise ImpossibleError("left with right", "left to be less", "left", "right")
         return self
 
 

@@ -4,7 +4,8 @@ import httpx2
 import pytest
 from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
-from plugin.cluster import api_objects, apiserver, credentials, node_report
+from ground.request_limits import is_subdomain
+from plugin.cluster import api_objects, apiserver, node_report
 from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import FailureKind
@@ -28,7 +29,7 @@ async def test_the_name_of_an_event_is_valid(api, node):
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
     assert letter is not None
-    assert credentials.is_subdomain(letter.name)
+    assert is_subdomain(letter.name)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plugin.cluster import credentials
-from plugin.cluster.credentials import ReportChoice, Reports
+from ground.request_limits import is_subdomain
+from plugin.cluster import ReportChoice, Reports, credentials
 
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
@@ -48,4 +48,4 @@ def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, en
     ],
 )  # fmt: skip
 def test_a_name_is_one_that_a_node_may_have(name, good):
-    assert credentials.is_subdomain(name) is good
+    assert is_subdomain(name) is good

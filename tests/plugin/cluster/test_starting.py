@@ -9,8 +9,7 @@ from structlog.testing import capture_logs
 
 from ground.errors import FatalError
 from plugin import config
-from plugin.cluster import reporter
-from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster import ReportChoice, Reports, reporter
 
 NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
 
