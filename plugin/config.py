@@ -11,7 +11,8 @@ from ground import paths, unix_sockets
 from ground.errors import FatalError
 from ground.request_limits import is_subdomain
 from plugin import response
-from plugin.cluster import ReportChoice, Reports, credentials
+from plugin.cluster import credentials
+from plugin.cluster.choice import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 

@@ -17,7 +17,8 @@ from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import container_toolkit, create_gate, posture, process_facts, safe_read
 from ground import paths, unix_sockets
 from ground.errors import AutoclaveError, Unreachable
-from plugin.cluster import ReportChoice, Reports, credentials, reporter
+from plugin.cluster import credentials, reporter
+from plugin.cluster.choice import ReportChoice, Reports
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.retry_loop import Failure
 from plugin.dra import slices

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from ground import log
 from ground.aio import Changed
 from ground.errors import FatalError
-from plugin.cluster import ReportChoice, Reports, api_objects, credentials, node_report
+from plugin.cluster import api_objects, credentials, node_report
+from plugin.cluster.choice import ReportChoice, Reports
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
 from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop

@@ -11,7 +11,8 @@ from ground.errors import FatalError
 from ground.request_limits import is_subdomain
 from plugin import config as plugin_config
 from plugin import response
-from plugin.cluster import ReportChoice, credentials
+from plugin.cluster import credentials
+from plugin.cluster.choice import ReportChoice
 
 DRIVER = "gpu.autoclave.dev"
 VENDOR_DRIVER = "gpu.nvidia.com"

@@ -10,7 +10,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, options
 from ground import log
-from plugin.cluster import ReportChoice, Reports
+from plugin.cluster.choice import ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
 

@@ -14,7 +14,7 @@ from demo.standins.endpoint import PluginError
 from demo.standins.http_api import Request, ServerAway
 from demo.standins.journal import Journal
 from demo.standins.timing import Timing
-from plugin.cluster import ReportChoice
+from plugin.cluster.choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import driver as dra

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from plugin.cluster import ReportChoice
+from plugin.cluster.choice import ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
 from plugin.stopping import InFlight

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from plugin.cluster import ReportChoice
+from plugin.cluster.choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import app, driver
 from plugin.dra.config import VENDOR_DRIVER, DraConfig

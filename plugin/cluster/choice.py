@@ -1,0 +1,27 @@
+"""What an operator chooses about the reports to the cluster. A pure value, which flags and configurations build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Reports(Enum):
+    """Whether the plugin reports its devices to the cluster."""
+
+    OFF = "off"
+    AUTO = "auto"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportChoice:
+    """The options of the reports."""
+
+    reports: Reports = Reports.AUTO
+    node: str = ""
+    taint: bool = False
+    service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
