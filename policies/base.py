@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from typing import Annotated
 
@@ -10,13 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Wi
 
 from ground.documents import units
 
-
-def _schema(pattern: re.Pattern[str]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": f"^{pattern.pattern}$"})
-
-
 Duration = Annotated[
-    float, BeforeValidator(units.parse_duration), PlainSerializer(units.format_duration), _schema(units.DURATION)
+    float,
+    BeforeValidator(units.parse_duration),
+    PlainSerializer(units.format_duration),
+    WithJsonSchema({"type": "string", "pattern": f"^{units.DURATION.pattern}$"}),
 ]
 
 

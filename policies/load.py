@@ -127,15 +127,15 @@ def _clashes(root: tree.YamlNode) -> Iterator[validation.Problem]:
                 expected = f"a name that neither another rule nor {match.DEFAULTS} has"
                 yield validation.Problem(("rules", index, "name"), f"the name {quote(name)} again", expected)
             names.add(name)
-    readable = [(index, validation.build(Match, rule["match"])) for index, rule in rules if _has_match(rule)]
+    readable = [
+        (index, validation.build(Match, rule["match"]))
+        for index, rule in rules
+        if "match" in rule and not validation.problems(Match, rule["match"])
+    ]
     for later, earlier in match.unreachable([known for _, known in readable]):
         name = rules[readable[earlier][0]][1].get("name")
         expected = f"devices that the earlier rule {name} does not match"
         yield validation.Problem(("rules", readable[later][0], "match"), "a rule that never applies", expected)
-
-
-def _has_match(rule: Mapping[str, Any]) -> bool:
-    return "match" in rule and not validation.problems(Match, rule["match"])
 
 
 def _rules(document: object) -> Iterator[dict[str, Any]]:

@@ -157,7 +157,8 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
     fatal = [event for event in new if treatment(rules, event.code, event.action) is Treatment.QUARANTINE]
     if fatal:  # the first of the strictest: later codes are often consequences
         worst = max(fatal, key=lambda event: list(Action).index(required_action(event.code, event.action)))
-        asks = f" and asks: {remedy(RECOVERY, worst.action)}" if _announces(worst) else ""
+        announces = worst.code == RECOVERY and _read(worst.action) is not None
+        asks = f" and asks: {remedy(RECOVERY, worst.action)}" if announces else ""
         return XidFinding(worst.code, f"{label(worst.code)} was reported{asks}")
     count, code = max(_repeated(rules, log, new), default=(0, 0))
     if count < REPEATS:
@@ -167,10 +168,6 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
 
 def _read(action: str) -> Action | None:
     return next((known for known in Action if known.value == action), None)
-
-
-def _announces(event: Xid) -> bool:
-    return event.code == RECOVERY and _read(event.action) is not None
 
 
 def _as_asked(rules: Xids, code: int, action: str) -> Treatment:

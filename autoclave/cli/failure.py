@@ -42,7 +42,11 @@ def report(error: Exception) -> int:
             return _print(error.message, LEFT_ALONE)
         case AutoclaveError() | DeviceError():
             return _print(str(error), NOT_CLEAN)
-    return _unexpected(error)
+    if os.environ.get("AUTOCLAVE_DEBUG"):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return _print(f"unexpected error: {named}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
 
 
 def _print(message: str, code: int) -> int:
@@ -77,14 +81,3 @@ def _variable(error: click.UsageError) -> str:
     if error.ctx.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
         return ""
     return f" (from {parameter.envvar or f'{error.ctx.auto_envvar_prefix}_{parameter.name.upper()}'})"
-
-
-def _unexpected(error: Exception) -> int:
-    if os.environ.get("AUTOCLAVE_DEBUG"):
-        traceback.print_exception(error)
-    return _print(f"unexpected error: {_named(error)}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
-
-
-def _named(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -167,7 +167,7 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
         beyond = f", {human.size(left)} of it out of reach" if (left := receipt.shared_unreached_bytes) else ""
-        yield f"memory on the chip overwritten on {_units(receipt)} units{beyond}"
+        yield f"memory on the chip overwritten on {receipt.units_reached}/{receipt.units} units{beyond}"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
 
@@ -179,10 +179,6 @@ def _model(device: views.DeviceStatus) -> str:
 
 def _coverage(receipt: views.ReceiptView) -> str:
     return f"{receipt.covered_bytes / receipt.allocatable_bytes:.2%}" if receipt.allocatable_bytes else ""
-
-
-def _units(receipt: views.ReceiptView) -> str:
-    return "" if receipt.units is None else f"{receipt.units_reached}/{receipt.units}"
 
 
 def history(entries: Sequence[views.HistoryEntry]) -> list[list[str]]:

@@ -71,7 +71,8 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
     """
     directories = tuple(dict.fromkeys(directory.resolve() for directory in cdi_dir))
     file = directories[0] / NAME
-    elsewhere = _others(file, directories)
+    read = (spec for directory in directories for spec in container_toolkit.specifications(directory))
+    elsewhere = tuple(spec for spec in read if spec.path != str(file))  # what else container runtimes read
     for spec in elsewhere:
         if spec.fault is not None:
             human.warn(f"cannot use {spec.path}: {spec.fault.text}")
@@ -208,12 +209,6 @@ def _kill(process: subprocess.Popen[bytes]) -> str:
 
 def _refused(message: str) -> Refused:
     return Refused(Reason.VENDOR, message)
-
-
-def _others(file: Path, directories: Iterable[Path]) -> tuple[CdiSpec, ...]:
-    """The specifications that container runtimes read, but for this file."""
-    found = (spec for directory in directories for spec in container_toolkit.specifications(directory))
-    return tuple(spec for spec in found if spec.path != str(file))
 
 
 def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) -> str:

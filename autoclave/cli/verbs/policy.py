@@ -44,7 +44,9 @@ def check(files: tuple[str, ...], output: str) -> int:
 
 def _check(file: str) -> model.PolicySet | DocumentError:
     try:
-        return load.load_bytes(_stdin(), "stdin") if file == "-" else load.load(file)
+        if file == "-":
+            return load.load_bytes(sys.stdin.buffer.read(load.LARGEST + 1), "stdin")
+        return load.load(file)
     except DocumentError as error:
         return error
 
@@ -53,10 +55,6 @@ def _item(file: str, found: model.PolicySet | DocumentError) -> dict[str, object
     if isinstance(found, DocumentError):
         return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, found.faults))}
     return {"file": file, "valid": True, "name": found.name, "rules": len(found.rules), "faults": []}
-
-
-def _stdin() -> bytes:
-    return sys.stdin.buffer.read(load.LARGEST + 1)
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

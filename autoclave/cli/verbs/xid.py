@@ -60,7 +60,7 @@ def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> Non
     running service says which policy is in force; when it does not answer, the shipped default is used. The policy file
     is read from this machine. If the service runs in a container and reads another file, name that file with --policy.
     """
-    chosen = _named(policy) if policy else _in_force(run_dir)
+    chosen = _read(load.load(policy), f"as named: {policy}") if policy else _in_force(run_dir)
     if output != "text" and code is None:
         document.emit(document.listing("Xid", [_fields(known, chosen) for known in xids.ROWS]), output)
     elif output != "text":
@@ -69,10 +69,6 @@ def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> Non
         document.show_table(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
     else:
         human.say(*_story(code, chosen))
-
-
-def _named(policy: str) -> XidPolicy:
-    return _read(load.load(policy), f"as named: {policy}")
 
 
 def _in_force(run_dir: Path) -> XidPolicy:

@@ -73,12 +73,11 @@ def specifications(directory: Path) -> Iterator[CdiSpec]:
     for name in found:
         read = READERS.get(Path(name).suffix)
         if read is not None:
-            yield _spec(directory / name, read)
-
-
-def _spec(file: Path, read: Callable[[str], Any]) -> CdiSpec:
-    said = safe_read.text(file)
-    return CdiSpec(str(file), fault=said) if isinstance(said, CheckFault) else specification(str(file), said, read)
+            file = directory / name
+            text = safe_read.text(file)
+            yield (
+                CdiSpec(str(file), fault=text) if isinstance(text, CheckFault) else specification(str(file), text, read)
+            )
 
 
 def specification(path: str, said: str, read: Callable[[str], Any] = json.loads) -> CdiSpec:

@@ -122,21 +122,17 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         why = f"the scrub service cannot overwrite memory, so it hands out no GPU: {lacks or 'CuPy is not loaded yet'}"
     driver = facts.driver if isinstance(facts.driver, str) else ""
     works = nvidia_advice.extras(driver)
+    extra = next((extra for extra in nvidia_advice.SINCE if extra in cupy), "")  # of ours, which installed CuPy
     if lacks:
         yield base.broken("cupy", why, _install(works, driver))
     elif facts.status is not None and not cupy:
         remedy = "check again in a minute; if CuPy is still missing, read the log of the service"
         yield base.broken("cupy", why, remedy)
-    elif (extra := _extra(cupy)) and extra not in works:
+    elif extra and extra not in works:
         text = f"CuPy {cupy} is {loaded}, but does not work with the driver {driver}: no memory can be overwritten"
         yield base.broken("cupy", text, _install(works, driver))
     else:
         yield base.ok("cupy", f"{f'CuPy {cupy}'.strip()} is {loaded}{_fit(extra, works, driver)}")
-
-
-def _extra(cupy: str) -> str:
-    """Our extra that installed CuPy; empty if it is not known."""
-    return next((extra for extra in nvidia_advice.SINCE if extra in cupy), "")
 
 
 def _fit(extra: str, works: tuple[str, ...], driver: str) -> str:
