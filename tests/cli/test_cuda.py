@@ -227,7 +227,7 @@ def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, l
 def test_a_clear_past_its_deadline_is_ended(service, autoclave):
     """A deadline is no part of a proof: with another policy all GPUs stay clean."""
     service.settled(1, "clean")
-    hurried = POLICY.replace("rules:", "  timeouts: 0.1\nrules:")
+    hurried = POLICY.replace("rules:", "  timeouts: 0.1\n  evict: {grace: 1s}\nrules:")
     service.change(1, stops_at="write 2")
     service.policy(hurried)
     done = autoclave("scrub", 1)
