@@ -15,7 +15,7 @@ from ground import paths
 from scrubber.core import events, states, verdict
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Record
-from scrubber.ledger import ledger, sqlite, store
+from scrubber.ledger import chain, file, ledger
 from scrubber.node import clock
 
 GPUS = 8
@@ -51,7 +51,7 @@ def _fill(stage: Stage, least: int) -> int:
         return states.replay(records, entries)
 
     path, head = paths.ledger(stage.root / "state"), paths.ledger_head(stage.root / "run")
-    opened, _ = sqlite.open_or_set_aside(path, clock.now(), run_head=head)
+    opened, _ = file.open_or_set_aside(path, clock.now(), run_head=head)
     with closing(opened):
         kept = added = opened.load(collect).rows
         began, passed = (
@@ -65,7 +65,7 @@ def _fill(stage: Stage, least: int) -> int:
             opened.append(rows)
             kept, added = kept + len(rows), added + len(rows)
             if kept >= ledger.KEEP + ledger.FOLD_AT_ONCE:
-                kept -= opened.compact(states.replay, ledger.KEEP, at, store.Retention(ROWS))
+                kept -= opened.compact(states.replay, ledger.KEEP, at, chain.Retention(ROWS))
     return added
 
 

@@ -25,7 +25,7 @@ from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.jobs.jobs import Jobs
-from scrubber.ledger import files, sqlite, store
+from scrubber.ledger import chain, file
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
@@ -152,20 +152,20 @@ class _WorkerStarter:
 
 def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     """The ledger, replayed. A damaged one is set aside with an error in the log, and every device is UNKNOWN."""
-    accepted: list[store.Loaded] = []
+    accepted: list[file.Loaded] = []
 
-    def load(opened: sqlite.SqliteStore) -> None:
+    def load(opened: file.SqliteStore) -> None:
         """Treat rows that contradict the state table like a broken chain."""
         try:
             accepted.append(opened.load(states.replay))
         except states.IllegalEventError as error:
-            raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
+            raise chain.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
-    opened, aside = sqlite.open_or_set_aside(path, clock.now(), load, run_head)
+    opened, aside = file.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    evidence = store.Retention(config.evidence_rows, config.evidence_age)
+    evidence = chain.Retention(config.evidence_rows, config.evidence_age)
     ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded, evidence=evidence)
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
@@ -249,7 +249,7 @@ def build(
         simulated_dir="" if whole_node else str(config.simulation),
         state_dir=str(config.state_dir),
         started=clock.now().wall,
-        set_aside=files.Places(paths.ledger(config.state_dir)).aside(),
+        set_aside=file.LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
         gate_specification=str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.

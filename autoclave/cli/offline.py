@@ -17,7 +17,7 @@ from scrubber.api import admin_client
 from scrubber.core import device_status, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, store
+from scrubber.ledger import file
 from scrubber.service.history import MAX_ENTRIES, History
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
@@ -31,7 +31,7 @@ class Offline:
         """Read the ledger. If that is impossible, the error says why neither the service nor the ledger answers."""
         path = paths.ledger(state_dir)
         try:
-            self._file = audit.read(path)
+            self._file = file.read(path)
         except (AutoclaveError, FatalError) as error:
             raise Unreachable(f"{unreachable.message}; without it, {error}") from error
         self._history = History(self._file)
@@ -51,7 +51,7 @@ class Offline:
         self, gpu: str, *, since: float, limit: int, **which: Unpack[admin_client.Which]
     ) -> Sequence[views.HistoryEntry]:
         """The newest events that are asked for, newest last."""
-        window = store.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])
+        window = file.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])
         found: tuple[views.HistoryEntry, ...] = ()
         while len(found) < limit:
             older = replace(window, before=found[0].seq if found else None)

@@ -23,7 +23,7 @@ from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.ledger.store import Window
+from scrubber.ledger.file import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service

@@ -1,32 +1,89 @@
-"""The hash chain: each row carries the hash of the row before, so a changed, missing or moved row is detected.
+"""The rows of a ledger: how an event becomes text, and the hash chain that shows a changed, missing or moved row.
 
 Pure functions. Besides events the chain holds two kinds of notes: how the ledger began (which damaged ledger was set
 aside), and where older rows were folded into a snapshot. The chain alone cannot show that its last rows are missing:
-a :class:`store.Head` in another file shows it.
+a :class:`Head` in another file shows it.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
+
+The kinds below are a stored format: a class may be renamed, a kind never. Increase ``file.VERSION`` with each new kind
+and each new field (which needs a default): an older program must refuse the whole ledger, not fail at one row.
+``tests/ledger/test_chain.py`` fails when the format changes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from types import GenericAlias, MappingProxyType
+from typing import Any, NamedTuple
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ground.errors import LedgerUnavailable
 from scrubber.core import events
-from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment
-from scrubber.ledger import codec, store
+from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.model import Moment, Record
 
-START = store.Head(0, "0" * 64)
-
+CLASSES: Mapping[str, type[Event]] = MappingProxyType(
+    {
+        "discovered": events.Discovered,
+        "described": events.Described,
+        "distrusted": events.Distrusted,
+        "granted": events.Granted,
+        "granted-unproven": events.GrantedUnproven,
+        "in-use": events.PutInUse,
+        "released": events.Released,
+        "soiled": events.Soiled,
+        "past-gate": events.PastGate,
+        "scrub-started": events.ScrubStarted,
+        "probation-started": events.ProbationStarted,
+        "step-started": events.StepStarted,
+        "step-finished": events.StepFinished,
+        "escalated": events.Escalated,
+        "scrub-passed": events.ScrubPassed,
+        "scrub-failed": events.ScrubFailed,
+        "scrub-interrupted": events.ScrubInterrupted,
+        "ailment-found": events.AilmentFound,
+        "quarantined": events.Quarantined,
+        "errors-noted": events.ErrorsNoted,
+        "reinstated": events.Reinstated,
+        "quarantine-withdrawn": events.QuarantineWithdrawn,
+    }
+)
+KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})
 BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 NOTES = frozenset({BEGUN, COMPACTED})
-STEPS = frozenset(codec.KINDS[event] for event in events.STEPS)
+STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
+
+Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
+"""The records after more entries: (records so far, next entries) -> records."""
+
+
+class CorruptLedgerError(LedgerUnavailable):
+    """The stored data is not what was written. ``seq`` is the first damaged row, None if the damage is in no row."""
+
+    def __init__(self, message: str, seq: int | None = None) -> None:
+        super().__init__(message)
+        self.seq = seq
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The number and hash of the newest row. A copy elsewhere shows whether the last rows were cut off."""
+
+    seq: int
+    hash: str
+
+
+START = Head(0, "0" * 64)
 
 
 class ChainRow(NamedTuple):
@@ -43,9 +100,20 @@ class ChainRow(NamedTuple):
     hash: str
 
     @property
-    def head(self) -> store.Head:
+    def head(self) -> Head:
         """The number and hash of this row."""
-        return store.Head(self.seq, self.hash)
+        return Head(self.seq, self.hash)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much evidence is kept: the rows that tell more than how a scrub went. Its oldest batches go first."""
+
+    rows: int = 2**62
+    seconds: float = math.inf
+
+
+KEEP_ALL = Retention()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +127,80 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingTail:
-    """The snapshot of a compaction: the last row that was folded, the records at that row, and the batches kept."""
+class Snapshot:
+    """What a compaction leaves: the last row that was folded, the records at that row, and the batches kept."""
 
-    head: store.Head
+    head: Head
     records: str
     batches: tuple[Batch, ...] = ()
+
+
+# -- events as text
+
+# One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN.
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def encode(event: Event) -> tuple[str, str]:
+    """The kind and the body; ValueError when the event could not be read back."""
+    cls: type = type(event)
+    [plain] = _adapter(cls).dump_python((event,), mode="json", warnings="error")
+    return KINDS[cls], canonical(plain)
+
+
+def decode(kind: str, body: str) -> Event:
+    """The event, or CorruptLedgerError: a value is never guessed, converted or dropped."""
+    if (event := CLASSES.get(kind)) is None:
+        raise CorruptLedgerError(f"cannot read an event: unknown kind {kind!r}")
+    decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
+    if len(decoded) != 1:
+        raise CorruptLedgerError(f"cannot read an event: the row holds {len(decoded)} events instead of one")
+    return decoded[0]
+
+
+def encode_records(records: tuple[Record, ...]) -> str:
+    """The text of a snapshot: all records at one moment."""
+    return canonical(_adapter(Record).dump_python(records, mode="json", warnings="error"))
+
+
+def decode_records(text: str) -> tuple[Record, ...]:
+    """A snapshot's records, or CorruptLedgerError."""
+    return _read(Record, text, "a snapshot")
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[tuple[Any, ...]]:
+    # An adapter of a plain dataclass takes no configuration; a dataclass in a tuple inherits that of the tuple.
+    several: Any = GenericAlias(tuple, (cls, ...))
+    return TypeAdapter(several, config=ConfigDict(strict=True, extra="forbid"))
+
+
+def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
+    try:
+        return _adapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise CorruptLedgerError(f"cannot read {what}: {first['msg']} ({cls.__name__} {field})") from error
+
+
+def entry(row: ChainRow) -> LedgerEntry | None:
+    """The event that a row holds, None for a note; CorruptLedgerError names the row."""
+    if row.kind in NOTES:
+        return None
+    try:
+        event = decode(row.kind, row.body)
+    except CorruptLedgerError as error:
+        raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
+    return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
+
+
+def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
+    """The events among rows, in order."""
+    return tuple(held for row in rows if (held := entry(row)) is not None)
+
+
+# -- new rows
 
 
 def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> ChainRow:
@@ -73,22 +209,17 @@ def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> ChainRow
     return ChainRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
 
 
-def contents(drafts: Iterable[LedgerEntry]) -> list[ChainRow]:
-    """Drafts as unsealed rows; ValueError when one cannot be stored."""
-    return [unsealed(draft.device, draft.at, draft.op, *codec.encode(draft.event)) for draft in drafts]
-
-
 def note(kind: str, at: Moment, body: object) -> ChainRow:
     """An unsealed row that holds a note instead of an event."""
-    return unsealed("", at, "", kind, codec.canonical(body))
+    return unsealed("", at, "", kind, canonical(body))
 
 
-def compaction(at: Moment, cut: MissingTail) -> ChainRow:
+def compaction(at: Moment, snapshot: Snapshot) -> ChainRow:
     """The note that holds the hash of a snapshot."""
-    return note(COMPACTED, at, _vouched(cut))
+    return note(COMPACTED, at, _vouched(snapshot))
 
 
-def seal(head: store.Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
+def seal(head: Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
     """The same rows with the numbers and hashes that follow ``head``."""
     rows = []
     for row in unsealed_rows:
@@ -98,15 +229,41 @@ def seal(head: store.Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow,
     return tuple(rows)
 
 
+def rows_after(head: Head, drafts: Iterable[LedgerEntry]) -> tuple[ChainRow, ...]:
+    """Drafts as the rows that follow ``head``; ValueError when one cannot be stored."""
+    return seal(head, (unsealed(draft.device, draft.at, draft.op, *encode(draft.event)) for draft in drafts))
+
+
+def digest(row: ChainRow) -> str:
+    """The hash that the row must have."""
+    text = canonical([row.prev, *row[:-2]])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest_of(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+# -- a compaction
+
+
 def fold(
-    cut: MissingTail | None, rows: Sequence[ChainRow], how: store.Fold, now: float, keep: store.Retention
-) -> MissingTail:
-    """The new snapshot: the old snapshot with these rows folded into it, and the batches of evidence that are kept."""
-    before = codec.decode_records(cut.records) if cut else ()
-    after = how(before, entries(check_links(cut.head if cut else START, rows)))
+    snapshot: Snapshot | None, rows: Sequence[ChainRow], how: Fold, now: float, keep: Retention
+) -> Snapshot:  # fmt: skip
+    """The new snapshot: the old one with these rows folded into it, and the newest batches of evidence.
+
+    The batches that stay are young enough and have together not too many rows.
+    """
+    before = decode_records(snapshot.records) if snapshot else ()
+    after = how(before, entries(check_links(snapshot.head if snapshot else START, rows)))
     kept = evidence(rows)
-    batches = (*(cut.batches if cut else ()), *([batch(rows[-1].seq, kept)] if kept else []))
-    return MissingTail(rows[-1].head, codec.encode_records(after), _retained(batches, now, keep))
+    total, batches = 0, list[Batch]()
+    for one in ([batch(rows[-1].seq, kept)] if kept else []) + list(reversed(snapshot.batches if snapshot else ())):
+        total += one.rows
+        if total > keep.rows or one.newest < now - keep.seconds:
+            break
+        batches.insert(0, one)
+    return Snapshot(rows[-1].head, encode_records(after), tuple(batches))
 
 
 def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
@@ -119,8 +276,54 @@ def batch(cut: int, kept: Sequence[ChainRow]) -> Batch:
     return Batch(cut, len(kept), max(row.wall for row in kept), _digest_of(row.hash for row in kept))
 
 
-def _digest_of(hashes: Iterable[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+def _vouched(snapshot: Snapshot) -> dict[str, object]:
+    """What the note of a compaction says about its snapshot."""
+    return {
+        "cut": snapshot.head.seq,
+        "hash": snapshot.head.hash,
+        "snapshot": hashlib.sha256(snapshot.records.encode()).hexdigest(),
+        **({"evidence": _digest_of(one.digest for one in snapshot.batches)} if snapshot.batches else {}),
+    }
+
+
+# -- whether the chain holds
+
+
+def check(snapshot: Snapshot | None, rows: Iterable[ChainRow], noted: Head | None) -> Iterator[ChainRow]:
+    """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
+
+    ``noted`` is the head that is stored outside the chain: the chain must reach it.
+    """
+    head, vouched = snapshot.head if snapshot else START, None
+    _check_noted(head, noted)
+    for row in check_links(head, rows):
+        head = row.head
+        _check_noted(head, noted)
+        if row.kind == COMPACTED:
+            vouched = row
+        yield row
+    _check_snapshot(snapshot, vouched)
+    if noted is None:
+        if head.seq != 1:  # a crash can leave the first row without a head file, but no later row
+            raise CorruptLedgerError("cannot verify that the last rows are present: the head file is missing")
+    elif noted.seq > head.seq:
+        raise CorruptLedgerError(
+            f"cannot find row {head.seq + 1}: the last rows are lost, the head file names row {noted.seq}", head.seq + 1
+        )
+
+
+def check_links(head: Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
+    """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
+    for row in rows:
+        if row.seq != head.seq + 1:
+            raise CorruptLedgerError(f"expected row {head.seq + 1}, found row {row.seq}", head.seq + 1)
+        _check_hash(row)
+        if row.prev != head.hash:
+            raise CorruptLedgerError(
+                f"row {row.seq} does not follow row {head.seq}: its link is not the hash of that row", row.seq
+            )
+        head = row.head
+        yield row
 
 
 def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
@@ -128,111 +331,23 @@ def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
     for row in kept:
         _check_hash(row)
     if not kept or batch(expected.cut, kept) != expected:
-        raise store.CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
-
-
-def _retained(batches: tuple[Batch, ...], now: float, keep: store.Retention) -> tuple[Batch, ...]:
-    """The newest batches that are young enough and together not too many rows."""
-    total, kept = 0, list[Batch]()
-    for it in reversed(batches):
-        total += it.rows
-        if total > keep.rows or it.newest < now - keep.seconds:
-            break
-        kept.insert(0, it)
-    return tuple(kept)
-
-
-def digest(row: ChainRow) -> str:
-    """The hash that the row must have."""
-    text = codec.canonical([row.prev, *row[:-2]])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def check(cut: MissingTail | None, rows: Iterable[ChainRow], noted: store.Head | None) -> Iterator[ChainRow]:
-    """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
-
-    ``noted`` is the head that is stored outside the chain: the chain must reach it.
-    """
-    head = cut.head if cut else START
-    _check_noted(head, noted)
-    vouched = None
-    for row in check_links(head, rows):
-        head = row.head
-        _check_noted(head, noted)
-        if row.kind == COMPACTED:
-            vouched = row
-        yield row
-    _check_cut(cut, vouched)
-    _check_tail(head, noted)
-
-
-def check_links(head: store.Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
-    """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
-    for row in rows:
-        _check_row(head, row)
-        head = row.head
-        yield row
-
-
-def entry(row: ChainRow) -> LedgerEntry | None:
-    """The event that a row holds, None for a note; CorruptLedgerError names the row."""
-    if row.kind in NOTES:
-        return None
-    try:
-        event = codec.decode(row.kind, row.body)
-    except store.CorruptLedgerError as error:
-        raise store.CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
-    return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
-
-
-def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
-    """The events among rows, in order."""
-    return tuple(found for row in rows if (found := entry(row)) is not None)
-
-
-def _check_row(head: store.Head, row: ChainRow) -> None:
-    if row.seq != head.seq + 1:
-        raise store.CorruptLedgerError(f"expected row {head.seq + 1}, found row {row.seq}", head.seq + 1)
-    _check_hash(row)
-    if row.prev != head.hash:
-        raise store.CorruptLedgerError(
-            f"row {row.seq} does not follow row {head.seq}: its link is not the hash of that row", row.seq
-        )
+        raise CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
 
 
 def _check_hash(row: ChainRow) -> None:
     if row.hash != digest(row):
-        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
+        raise CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
 
 
-def _check_noted(head: store.Head, noted: store.Head | None) -> None:
+def _check_noted(head: Head, noted: Head | None) -> None:
     if noted is not None and noted.seq == head.seq and noted.hash != head.hash:
-        raise store.CorruptLedgerError(f"row {head.seq} is not the row that the head file names", head.seq)
+        raise CorruptLedgerError(f"row {head.seq} is not the row that the head file names", head.seq)
 
 
-def _check_tail(head: store.Head, noted: store.Head | None) -> None:
-    if noted is None:
-        if head.seq != 1:  # a crash can leave the first row without a head file, but no later row
-            raise store.CorruptLedgerError("cannot verify that the last rows are present: the head file is missing")
-    elif noted.seq > head.seq:
-        raise store.CorruptLedgerError(
-            f"cannot find row {head.seq + 1}: the last rows are lost, the head file names row {noted.seq}", head.seq + 1
-        )
-
-
-def _check_cut(cut: MissingTail | None, vouched: ChainRow | None) -> None:
-    if cut is None and vouched is None:
+def _check_snapshot(snapshot: Snapshot | None, vouched: ChainRow | None) -> None:
+    if snapshot is None and vouched is None:
         return
-    if cut is None or vouched is None or vouched.body != codec.canonical(_vouched(cut)):
+    if snapshot is None or vouched is None or vouched.body != canonical(_vouched(snapshot)):
         seq = vouched.seq if vouched else None
         why = "no row holds its hash" if seq is None else f"its hash is not the one in row {seq}"
-        raise store.CorruptLedgerError(f"the snapshot is not valid: {why}", seq)
-
-
-def _vouched(cut: MissingTail) -> dict[str, object]:
-    return {
-        "cut": cut.head.seq,
-        "hash": cut.head.hash,
-        "snapshot": hashlib.sha256(cut.records.encode()).hexdigest(),
-        **({"evidence": _digest_of(it.digest for it in cut.batches)} if cut.batches else {}),
-    }
+        raise CorruptLedgerError(f"the snapshot is not valid: {why}", seq)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ground import aio, log
 from ground.aio import Changed
@@ -25,8 +25,9 @@ from scrubber.core import event_text, states
 from scrubber.core import events as ev
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import codec
-from scrubber.ledger.store import EVERYTHING, KEEP_ALL, REMEMBERED, Kept, Loaded, Page, Retention, Store, Window
+from scrubber.ledger import chain
+from scrubber.ledger.chain import KEEP_ALL, Fold, Head, Retention
+from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
@@ -37,6 +38,53 @@ SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a de
 READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
+
+
+class Store(Protocol):
+    """Ordered, durable events, in a file. The docstring of each call says what is true once the call has returned.
+
+    A store does not interpret events: ``core.states`` decides what is legal, ``Ledger`` what is true. One thread
+    writes; any thread may call ``history``.
+    """
+
+    @property
+    def head(self) -> Head:
+        """The newest acknowledged row."""
+
+    def load(self, fold: Fold) -> Loaded:
+        """Everything that was appended, verified and folded into the records; CorruptLedgerError if it is damaged.
+
+        ``fold`` gets the entries in parts: the memory that a load takes does not grow with the ledger.
+        """
+
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+        """All events are durable, in this order. The numbers of the drafts do not count; the result has rising ones.
+
+        After an error none of them counts: rows that reached the file are deleted before the next write or load of
+        this store (only a process that dies before that may find them). A later call succeeds once the cause is gone.
+        ValueError means that an event can never be stored.
+        """
+
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest ``limit`` entries of the window since a wall time, of one device or of all, newest last."""
+
+    @property
+    def kept(self) -> Kept:
+        """From when on there are rows, as of the last load or compaction."""
+
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = KEEP_ALL) -> int:
+        """Fold all but the newest ``keep`` rows into the snapshot; returns how many rows were folded.
+
+        The folded rows that are evidence stay in the history, as long as ``retention`` says.
+
+        ``fold`` gets the old snapshot and the folded entries only. After an error ``load`` returns the data either
+        before or after the compaction; both give the same records.
+        """
+
+    def close(self) -> None:
+        """Release all files and locks; may be called twice."""
 
 
 class Ledger:
@@ -195,7 +243,9 @@ class Ledger:
             return False
         return True
 
-    async def history(self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING) -> Page:
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> HistoryPage:
         """The newest entries of the window, of one device or of all, newest last.
 
         If the disk hangs, they are the newest ones in memory. A later page, of rows before a certain one, waits for the
@@ -206,17 +256,17 @@ class Ledger:
         try:
             await asyncio.wait([reading], timeout=READ if window.before is None else None)
             if reading.done():
-                return Page(reading.result())
+                return HistoryPage(reading.result())
         finally:
             reading.cancel()  # if it has not begun
         logger.error("the ledger cannot be read: the newest rows are answered from memory", seconds=READ)
         entries = tuple(reversed(list(islice(self._remembered(device, since, window), limit))))
-        return Page(entries, partial=len(entries) < limit)
+        return HistoryPage(entries, partial=len(entries) < limit)
 
     def _remembered(self, device: str | None, since: float | None, window: Window) -> Iterator[LedgerEntry]:
         for entry in reversed(self._recent):
             in_time = (since or 0.0) <= entry.at.wall <= (window.until or entry.at.wall)
-            wanted = not window.kinds or codec.KINDS[type(entry.event)] in window.kinds
+            wanted = not window.kinds or chain.KINDS[type(entry.event)] in window.kinds
             if device in (None, entry.device) and in_time and entry.seq > window.after and wanted:
                 yield entry
 

@@ -17,7 +17,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import drills, layout
-from scrubber.ledger import sqlite
+from scrubber.ledger import file
 from scrubber.node import open_check
 
 
@@ -27,7 +27,7 @@ def state(tmp_path):
     at = Moment(1_800_000_000.0, 5.0)
     device = DeviceInfo("GPU-1", 0, "Simulated GPU", 4096)
     found = events.Discovered(device, Incarnation("boot", "driver"))
-    opened, _ = sqlite.open_or_set_aside(tmp_path / "ledger.db", at)
+    opened, _ = file.open_or_set_aside(tmp_path / "ledger.db", at)
     opened.append(
         [LedgerEntry(0, "GPU-1", at, "op1", found), LedgerEntry(0, "GPU-1", at, "op2", events.Described(device))]
     )

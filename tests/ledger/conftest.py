@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import sqlite, store
+from scrubber.ledger import chain, file
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -26,7 +26,7 @@ class Unfolded:
 
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
-    head: store.Head
+    head: chain.Head
 
 
 def unfolded(kept):
@@ -53,10 +53,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_ledger(path):
-    opened: list[sqlite.SqliteStore] = []
+    opened: list[file.SqliteStore] = []
 
-    def open_() -> tuple[sqlite.SqliteStore, sqlite.SetAside | None]:
-        it, aside = sqlite.open_or_set_aside(path, NOW)
+    def open_() -> tuple[file.SqliteStore, file.SetAside | None]:
+        it, aside = file.open_or_set_aside(path, NOW)
         opened.append(it)
         return it, aside
 

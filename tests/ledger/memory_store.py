@@ -9,41 +9,41 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, codec, store
+from scrubber.ledger import chain, file
 
 
 class MemoryStore:
     """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
 
     def __init__(self) -> None:
-        self._cut: chain.MissingTail | None = None
+        self._snapshot: chain.Snapshot | None = None
         self._rows: tuple[chain.ChainRow, ...] = ()
         self._evidence: tuple[chain.ChainRow, ...] = ()
         self._closed = False
 
     @property
-    def head(self) -> store.Head:
+    def head(self) -> chain.Head:
         """The newest row."""
         if self._rows:
             return self._rows[-1].head
         return chain.START
 
-    def load(self, fold: store.Fold) -> store.Loaded:
+    def load(self, fold: chain.Fold) -> file.Loaded:
         """Everything, verified."""
         self._check_open()
-        snapshot = codec.decode_records(self._cut.records) if self._cut else ()
-        entries = chain.entries(chain.check(self._cut, self._rows, self.head))
-        return store.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
+        snapshot = chain.decode_records(self._snapshot.records) if self._snapshot else ()
+        entries = chain.entries(chain.check(self._snapshot, self._rows, self.head))
+        return file.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = chain.seal(self.head, chain.contents(drafts))
+        rows = chain.rows_after(self.head, drafts)
         self._rows += rows
         return chain.entries(rows)
 
     def history(
-        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+        self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
         wanted = (
@@ -59,23 +59,23 @@ class MemoryStore:
         return chain.entries(reversed(list(islice(wanted, limit))))
 
     @property
-    def kept(self) -> store.Kept:
+    def kept(self) -> file.Kept:
         """From when on there are rows."""
         firsts = [rows[0] for rows in (self._evidence, self._rows) if rows]
         walls = [0.0 if row.seq == 1 else row.wall for row in firsts] or [0.0]
-        return store.Kept(walls[0], walls[-1])
+        return file.Kept(walls[0], walls[-1])
 
-    def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
+    def compact(self, fold: chain.Fold, keep: int, at: Moment, retention: chain.Retention = chain.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows."""
         self._check_open()
         folded = self._rows[: max(len(self._rows) - keep, 0)]
         if len(folded) < chain.WORTH_FOLDING:
             return 0
-        cut = chain.fold(self._cut, folded, fold, at.wall, evidence)
+        snapshot = chain.fold(self._snapshot, folded, fold, at.wall, retention)
         kept = self._evidence + chain.evidence(folded)
-        self._evidence = kept[len(kept) - sum(it.rows for it in cut.batches) :]
-        note = chain.seal(self.head, [chain.compaction(at, cut)])
-        self._cut, self._rows = cut, self._rows[len(folded) :] + note
+        self._evidence = kept[len(kept) - sum(it.rows for it in snapshot.batches) :]
+        note = chain.seal(self.head, [chain.compaction(at, snapshot)])
+        self._snapshot, self._rows = snapshot, self._rows[len(folded) :] + note
         return len(folded)
 
     def close(self) -> None:

@@ -1,30 +1,170 @@
-"""The chain as values: what it notices. A change of any column is in ``test_audit``, the formula in ``test_codec``."""
+"""Rows as values: events as text, where nothing is lost or guessed; and what the chain notices.
+
+A change of any column is in ``test_audit``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from enum import Enum
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from scrubber.core import events, model
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, store
+from scrubber.ledger import chain, file
+
+HERE = Path(__file__).parent
+EVENTS = typing.get_args(events.Event)
+
+
+def values(wanted):
+    """Any value of a type, floats finite: a clock or a counter is never NaN."""
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        hints = typing.get_type_hints(wanted)
+        return st.builds(wanted, **{it.name: values(hints[it.name]) for it in dataclasses.fields(wanted)})
+    if wanted is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    parts = typing.get_args(wanted)
+    if typing.get_origin(wanted) is tuple:
+        several = st.lists(values(parts[0]), max_size=2).map(tuple)
+        return several if parts[-1] is ... else st.tuples(*map(values, parts))
+    if isinstance(wanted, types.UnionType):
+        return st.one_of(*map(values, parts))
+    return st.from_type(typing.cast("type", wanted))
+
+
+def test_every_event_of_the_union_has_a_kind():
+    assert set(chain.CLASSES.values()) == set(EVENTS)
+    assert not chain.NOTES & set(chain.CLASSES)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda it: it.__name__)
+def test_every_event_comes_back_as_it_went(event):
+    @given(values(event))
+    def comes_back(it) -> None:
+        assert chain.decode(*chain.encode(it)) == it
+
+    comes_back()
+
+
+@given(st.lists(values(model.Record), max_size=2).map(tuple))
+def test_a_decoded_record_equals_the_encoded_one(records):
+    assert chain.decode_records(chain.encode_records(records)) == records
+
+
+def test_a_body_is_canonical():
+    holder = model.Holder(7, 0.1, "é x", None)
+    assert chain.encode(events.Soiled("why", (holder,))) == (
+        "soiled",
+        '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"why":"why"}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "complaint"),
+    [
+        ("no-such-kind", "{}", "unknown kind 'no-such-kind'"),
+        ("released", "{", "Invalid JSON"),
+        ("released", "{}", "Field required"),
+        ("released", '{"why":1}', "valid string"),
+        ("released", '{"why":"x","more":1}', "Unexpected keyword"),
+        ("soiled", '{"why":"x","holders":[{"pid":"7","started":1.0,"command":"","container":null}]}', "valid integer"),
+        ("soiled", '{"why":"x","holders":[{"pid":7,"started":1,"command":"","container":null,"x":0}]}', "Unexpected"),
+        ("step-started", '{"job":"j","step":"dance","path":"fast"}', "step"),
+        ("released", '{"why":"x"},{"why":"y"}', "2 events"),
+    ],
+)
+def test_an_inexact_event_is_corrupt(kind, body, complaint):
+    with pytest.raises(chain.CorruptLedgerError, match=complaint):
+        chain.decode(kind, body)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
+def test_an_inexact_snapshot_is_corrupt(text):
+    with pytest.raises(chain.CorruptLedgerError, match="cannot read a snapshot"):
+        chain.decode_records(text)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.Released(typing.cast("str", 3)),
+        events.Soiled("x", (model.Holder(1, math.nan, "c", None),)),
+        events.Soiled("x", (model.Holder(1, math.inf, "c", None),)),
+    ],
+)
+def test_an_unreadable_value_is_not_written(event):
+    with pytest.raises(ValueError, match=r"."):
+        chain.encode(event)
+
+
+def golden() -> list[chain.ChainRow]:
+    lines = (HERE / "golden.jsonl").read_text().splitlines()
+    return [chain.ChainRow(**json.loads(line)) for line in lines]
+
+
+def test_rows_written_by_older_versions_are_still_read():
+    """One stored row of each kind, frozen: never regenerate this file, only add to its end."""
+    rows = golden()
+    held = list(chain.check_links(chain.START, rows))
+    decoded = chain.entries(held)
+    assert {chain.KINDS[type(it.event)] for it in decoded} == set(chain.CLASSES)
+    assert [row.kind for row in rows if row.kind in chain.NOTES] == [chain.BEGUN, chain.COMPACTED]
+
+
+def test_snapshots_written_by_older_versions_are_still_read():
+    [full, bare] = chain.decode_records((HERE / "golden_records.json").read_text().strip())
+    assert full.quarantine is not None
+    assert bare.quarantine is None
+
+
+def described(wanted):
+    """Everything that decides how a type is stored, and no class name: a class may be renamed."""
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return sorted(str(it.value) for it in wanted)
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        return {name: described(hint) for name, hint in typing.get_type_hints(wanted).items()}
+    parts = [described(part) for part in typing.get_args(wanted)]
+    return [type(wanted).__name__, *parts] if parts else str(wanted)
+
+
+def test_the_stored_format_changes_only_with_the_schema_version():
+    stored = {kind: described(event) for kind, event in chain.CLASSES.items()} | {"snapshot": described(model.Record)}
+    found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    version = str(file.VERSION)
+    assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
+        f"the stored events changed: a released version could not read them. Raise file.VERSION, and put it with "
+        f"{found!r} into golden_format.json; as long as version {version} was never released, replace its line"
+    )
+
+
+# -- the chain
 
 AT = Moment(1.5, 2.5)
 ROWS = chain.seal(chain.START, [chain.unsealed("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
 HEAD = ROWS[-1].head
-CUT = chain.MissingTail(HEAD, "[]")
-AFTER = chain.seal(HEAD, [chain.compaction(AT, CUT)])
+SNAPSHOT = chain.Snapshot(HEAD, "[]")
+AFTER = chain.seal(HEAD, [chain.compaction(AT, SNAPSHOT)])
 
 
-def broken_at(cut, rows, noted) -> int | None:
-    with pytest.raises(store.CorruptLedgerError) as caught:
-        list(chain.check(cut, rows, noted))
+def broken_at(snapshot, rows, noted) -> int | None:
+    with pytest.raises(chain.CorruptLedgerError) as caught:
+        list(chain.check(snapshot, rows, noted))
     return caught.value.seq
 
 
 def test_a_whole_chain_holds():
     assert tuple(chain.check(None, ROWS, HEAD)) == ROWS
-    assert tuple(chain.check(CUT, AFTER, AFTER[-1].head)) == AFTER
+    assert tuple(chain.check(SNAPSHOT, AFTER, AFTER[-1].head)) == AFTER
 
 
 FORGED = chain.seal(chain.START, [chain.unsealed("GPU-2", AT, "op", "released", "{}")])
@@ -39,7 +179,7 @@ FORGED = chain.seal(chain.START, [chain.unsealed("GPU-2", AT, "op", "released", 
         (ROWS[:2], HEAD, 3),
         ((ROWS[0], ROWS[2], ROWS[1], ROWS[3]), HEAD, 2),
         (FORGED + ROWS[1:], HEAD, 2),
-        (ROWS, store.Head(2, ROWS[2].hash), 2),
+        (ROWS, chain.Head(2, ROWS[2].hash), 2),
         (ROWS, None, None),
         ((), None, None),
     ],
@@ -60,16 +200,16 @@ def test_a_crash_breaks_no_chain(rows, noted):
 
 
 @pytest.mark.parametrize(
-    ("cut", "rows"),
+    ("snapshot", "rows"),
     [
-        (replace(CUT, records="[ ]"), AFTER),
-        (replace(CUT, head=store.Head(3, HEAD.hash)), AFTER),
-        (replace(CUT, head=store.Head(4, "f" * 64)), AFTER),
+        (dataclasses.replace(SNAPSHOT, records="[ ]"), AFTER),
+        (dataclasses.replace(SNAPSHOT, head=chain.Head(3, HEAD.hash)), AFTER),
+        (dataclasses.replace(SNAPSHOT, head=chain.Head(4, "f" * 64)), AFTER),
         (None, AFTER),
         (None, ROWS + AFTER),
-        (CUT, chain.seal(HEAD, [chain.note(chain.BEGUN, AT, {})])),
+        (SNAPSHOT, chain.seal(HEAD, [chain.note(chain.BEGUN, AT, {})])),
     ],
     ids=["records", "seq", "hash", "snapshot gone", "rows came back", "no head"],
 )
-def test_a_snapshot_outside_the_chain_is_found(cut, rows):
-    broken_at(cut, rows, rows[-1].head)
+def test_a_snapshot_outside_the_chain_is_found(snapshot, rows):
+    broken_at(snapshot, rows, rows[-1].head)

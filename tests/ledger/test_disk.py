@@ -19,7 +19,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, database, sqlite, store
+from scrubber.ledger import chain, file
 from tests.ledger.conftest import unfolded
 
 HERE = Path(__file__).parent
@@ -29,11 +29,11 @@ KILLS = 12
 
 def numbers(path):
     """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
-    ledger, aside = sqlite.open_or_set_aside(path, NOW)
+    ledger, aside = file.open_or_set_aside(path, NOW)
     entries = unfolded(ledger).entries
     ledger.close()
     assert aside is None
-    assert audit.verify(path).broken is None
+    assert file.verify(path).broken is None
     return [int(it.event.why.split()[0]) for it in entries if isinstance(it.event, events.Released)]
 
 
@@ -103,23 +103,23 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
     with pytest.raises(LedgerUnavailable, match="cannot write to the ledger "):  # it can be read
         ledger.load()
     limit_file_size(None)
-    assert audit.verify(path).broken is None
+    assert file.verify(path).broken is None
 
 
 def test_a_full_disk_leaves_the_lock_free(path, limit_file_size):
     limit_file_size(0)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="the disk is full or a size limit is reached"):
-            sqlite.open_or_set_aside(path, NOW)
+            file.open_or_set_aside(path, NOW)
 
 
 def test_a_full_disk_names_the_remedy(open_ledger, path):
     open_ledger()
-    with closing(database.connect(path)) as connection, database.transaction(connection):
+    with closing(file.connect(path)) as connection, file.transaction(connection):
         connection.execute("PRAGMA max_page_count = 1")
         with (
             pytest.raises(LedgerUnavailable, match=f"disk is full or .* reached; free some space under {path.parent}"),
-            database.translated("write to the ledger", path),
+            file.translated("write to the ledger", path),
         ):
             connection.execute("CREATE TABLE more (a)")
 
@@ -181,7 +181,7 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     }
 
 
-NO_EVIDENCE = store.Retention(rows=0)
+NO_EVIDENCE = chain.Retention(rows=0)
 
 
 def test_compaction_gives_the_space_back(ledger, path, draft):
@@ -197,14 +197,14 @@ def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE seq = 2")
-    with pytest.raises(store.CorruptLedgerError, match="the last rows are lost"):
+    with pytest.raises(chain.CorruptLedgerError, match="the last rows are lost"):
         unfolded(ledger)
-    with pytest.raises(store.CorruptLedgerError, match="another program changed it"):
+    with pytest.raises(chain.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
 
 def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(file, "BUSY_SECONDS", 0.05)
     ledger.disconnect()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -14,8 +14,8 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
 from scrubber.ledger import ledger as module
+from scrubber.ledger.file import EVERYTHING, Window
 from scrubber.ledger.ledger import Ledger
-from scrubber.ledger.store import EVERYTHING, Window
 from tests.ledger.conftest import unfolded
 from tests.ledger.memory_store import MemoryStore
 

@@ -18,7 +18,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import audit, chain, database, files, sqlite, store
+from scrubber.ledger import chain, file
 from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -57,18 +57,18 @@ def test_files_of_an_interrupted_start_do_not_matter(open_ledger, path):
 
 def test_a_crash_before_the_first_head_does_not_matter(open_ledger, path):
     open_ledger()[0].close()
-    files.Places(path).head.unlink()
+    file.LedgerPaths(path).head.unlink()
     assert open_ledger()[1] is None
 
 
 def test_a_second_writer_is_refused_by_name(open_ledger, path):
     open_ledger()
-    program = "import sys; from pathlib import Path; from scrubber.ledger import files; \
-files.Lock(files.Places(Path(sys.argv[1])))"
+    program = "import sys; from pathlib import Path; from scrubber.ledger import file; \
+file.lock(file.LedgerPaths(Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "cannot open the ledger" in found.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
-        sqlite.open_or_set_aside(path, NOW)
+        file.open_or_set_aside(path, NOW)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_newer_schema_is_refused_and_left_alone(open_ledger, draft, path):
     with pytest.raises(FatalError, match="version 99"):
         open_ledger()
     with pytest.raises(FatalError, match="version 99"):
-        audit.verify(path)
+        file.verify(path)
     assert contents(path.parent) == before
 
 
@@ -134,11 +134,11 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
     assert after[f"{NAME}.head"] == before["ledger.head"]
-    assert audit.verify(aside.path).broken == audit.Broken(17, aside.why), "it can still be read where it lies"
+    assert file.verify(aside.path).broken == file.Broken(17, aside.why), "it can still be read where it lies"
     ledger.append([draft()])
-    [first, _] = audit.export(path)
+    [first, _] = file.export(path)
     assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
-    assert audit.verify(path).set_aside == (NAME,)
+    assert file.verify(path).set_aside == (NAME,)
 
 
 GOLDEN = (Path(__file__).parent / "golden.jsonl").read_text().splitlines()
@@ -147,10 +147,10 @@ PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-p
 
 def write(path, kind, body):
     """One more row whose hash and links are right, as another version would have written it."""
-    with closing(database.connect(path)) as connection, database.transaction(connection):
-        [row] = chain.seal(database.head(connection), [chain.unsealed("GPU-1", NOW, "op-1", kind, body)])
-        database.insert(connection, [row])
-    with closing(files.HeadFiles(files.Places(path))) as kept:
+    with closing(file.connect(path)) as connection, file.transaction(connection):
+        [row] = chain.seal(file.head_of(connection), [chain.unsealed("GPU-1", NOW, "op-1", kind, body)])
+        file.insert(connection, [row])
+    with closing(file.HeadFiles(file.LedgerPaths(path))) as kept:
         kept.write(row.head, vouch=False)
 
 
@@ -168,7 +168,7 @@ def test_an_incompatible_ledger_is_set_aside_whole(open_ledger, draft, path, kin
     change(body)
     write(path, kind, json.dumps(body))
     before = path.read_bytes()
-    broken = audit.verify(path).broken
+    broken = file.verify(path).broken
     assert broken is not None
     assert re.search(f"^row 5: cannot read an event: .*{why}", broken.why)
     ledger, aside = open_ledger()
@@ -193,7 +193,7 @@ def test_a_compatible_row_of_another_version_is_read(open_ledger, draft, path):
 def test_a_clock_without_a_calendar_does_not_stop_the_start(open_ledger, draft, path, wall, stamp):
     fill(open_ledger, draft)
     path.write_bytes(b"damaged")
-    ledger, aside = sqlite.open_or_set_aside(path, Moment(wall, 1.0))
+    ledger, aside = file.open_or_set_aside(path, Moment(wall, 1.0))
     ledger.close()
     assert aside is not None
     assert aside.path.name == f"{path.name}.corrupt-{stamp}"
@@ -204,7 +204,7 @@ def test_a_second_damage_makes_a_second_file(open_ledger, draft, path):
         fill(open_ledger, draft, 3)
         path.write_bytes(b"not a database at all" * 100)
         open_ledger()[0].close()
-    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(audit.verify(path).set_aside)
+    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(file.verify(path).set_aside)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -212,7 +212,7 @@ def test_a_truncated_ledger_is_set_aside(open_ledger, draft, path, share):
     fill(open_ledger, draft)
     left = path.read_bytes()[: int(path.stat().st_size * share)]
     path.write_bytes(left)
-    verdict = audit.verify(path)
+    verdict = file.verify(path)
     ledger, aside = open_ledger()
     assert verdict.broken is not None
     assert aside.path.read_bytes() == left
@@ -230,8 +230,8 @@ def test_a_truncated_log_is_noticed_and_not_touched(open_ledger, draft, path, tm
     log = crashed / "ledger.sqlite-wal"
     cut = log.read_bytes()[: int(log.stat().st_size * share)]
     log.write_bytes(cut)
-    broken = audit.verify(crashed / path.name).broken
-    opened, aside = sqlite.open_or_set_aside(crashed / path.name, NOW)
+    broken = file.verify(crashed / path.name).broken
+    opened, aside = file.open_or_set_aside(crashed / path.name, NOW)
     opened.close()
     assert broken is not None
     assert "the last rows are lost" in broken.why
@@ -245,7 +245,7 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     entries = ledger.append([draft("a")]) + ledger.append([draft("b")])
     crashed = tmp_path / "crashed"
     shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
-    opened, aside = sqlite.open_or_set_aside(crashed / path.name, NOW)
+    opened, aside = file.open_or_set_aside(crashed / path.name, NOW)
     assert aside is None
     assert unfolded(opened).entries == entries
     opened.close()
@@ -268,7 +268,7 @@ def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path,
     change(path, old)
     aside = open_ledger()[1]
     assert why in aside.why
-    head = files.read_head(files.Places(path).head)
+    head = file.read_head(file.LedgerPaths(path).head)
     assert head is not None
     assert head.seq == 1
 
@@ -292,12 +292,12 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
 
 
 def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft, path):
-    def refuse(opened: sqlite.SqliteStore) -> None:
+    def refuse(opened: file.SqliteStore) -> None:
         if opened.load().rows:
-            raise store.CorruptLedgerError("row 2 cannot follow")
+            raise chain.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
-    ledger, aside = sqlite.open_or_set_aside(path, NOW, refuse)
+    ledger, aside = file.open_or_set_aside(path, NOW, refuse)
     ledger.close()
     assert aside is not None
     assert aside.why == "row 2 cannot follow"
@@ -307,14 +307,14 @@ def test_when_it_cannot_be_opened_the_lock_is_free_again(path):
     path.mkdir(parents=True)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="it is not a regular file"):
-            sqlite.open_or_set_aside(path, NOW)
+            file.open_or_set_aside(path, NOW)
 
 
 def test_a_load_holds_few_rows_at_once(open_ledger, draft, monkeypatch):
     """Else the memory of the service would grow with its ledger, and stay."""
     ledger, _ = open_ledger()
     ledger.append([draft(letter) for letter in "abcdefgh"])
-    monkeypatch.setattr(sqlite, "AT_ONCE", 3)
+    monkeypatch.setattr(file, "AT_ONCE", 3)
     parts: list[int] = []
 
     def count(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:

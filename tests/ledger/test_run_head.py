@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from ground.errors import LedgerUnavailable
-from scrubber.ledger import sqlite
+from scrubber.ledger import file
 from tests.ledger.conftest import NOW, unfolded
 
 
@@ -18,11 +18,11 @@ class Node:
         self.state, self.copy, self.head = root / "state", root / "copy", root / "run" / "ledger.head"
         self.head.parent.mkdir()
         self.draft, self.written = draft, 0
-        self.opened: list[sqlite.SqliteStore] = []
+        self.opened: list[file.SqliteStore] = []
 
     def may_be_old(self, *, rows=0):
         """What a service finds that starts, writes some rows and ends."""
-        ledger, aside = sqlite.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
+        ledger, aside = file.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
         self.opened.append(ledger)
         assert aside is None
         found = ledger.load().may_be_old
@@ -89,7 +89,7 @@ def test_a_kill_between_row_and_head_is_no_rollback(node):
 def test_a_row_whose_head_cannot_be_stored_never_counts(tmp_path, draft):
     run = tmp_path / "run"
     run.mkdir()
-    ledger, _ = sqlite.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
+    ledger, _ = file.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
     ledger.disconnect()  # as after a failed write
     run.rename(tmp_path / "away")
     with pytest.raises(LedgerUnavailable):

@@ -22,7 +22,8 @@ from scrubber.core.model import (
     State,
     Step,
 )
-from scrubber.ledger import codec, store
+from scrubber.ledger import chain, file
+from scrubber.ledger.ledger import Store
 from tests.ledger import memory_store
 from tests.ledger.conftest import unfolded
 
@@ -32,7 +33,7 @@ FIRST = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"),
 
 @pytest.fixture(params=["memory", "sqlite"])
 def kept(request):
-    it: store.Store = memory_store.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
+    it: Store = memory_store.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
     unfolded(it)
     return it
 
@@ -100,18 +101,18 @@ def test_history_can_be_read_page_by_page_in_both_directions(kept, draft):
     for number in range(6):
         kept.append([draft(str(number))])
     rows = [entry.seq for entry in kept.history(None, None, 100)]
-    assert whys(kept.history(None, None, 2, store.Window(before=rows[4]))) == ["2", "3"]
-    assert whys(kept.history(None, None, 2, store.Window(before=rows[4], after=rows[2]))) == ["3"]
-    assert whys(kept.history(None, None, 9, store.Window(after=rows[3]))) == ["4", "5"]
-    assert whys(kept.history(None, None, 9, store.Window(after=rows[5]))) == []
+    assert whys(kept.history(None, None, 2, file.Window(before=rows[4]))) == ["2", "3"]
+    assert whys(kept.history(None, None, 2, file.Window(before=rows[4], after=rows[2]))) == ["3"]
+    assert whys(kept.history(None, None, 9, file.Window(after=rows[3]))) == ["4", "5"]
+    assert whys(kept.history(None, None, 9, file.Window(after=rows[5]))) == []
 
 
 def test_history_can_be_read_by_the_kinds_of_events(kept, draft):
     kept.append([draft("a")])
     [entry] = kept.history(None, None, 9)
-    kind, _ = codec.encode(entry.event)
-    assert whys(kept.history(None, None, 9, store.Window(kinds=frozenset({"quarantined", kind})))) == ["a"]
-    assert kept.history(None, None, 9, store.Window(kinds=frozenset({"quarantined"}))) == ()
+    kind, _ = chain.encode(entry.event)
+    assert whys(kept.history(None, None, 9, file.Window(kinds=frozenset({"quarantined", kind})))) == ["a"]
+    assert kept.history(None, None, 9, file.Window(kinds=frozenset({"quarantined"}))) == ()
 
 
 def test_history_may_be_asked_from_another_thread(kept, draft):
@@ -147,24 +148,24 @@ def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
     whole = kept.history(None, None, 100)
     assert whys(whole) == ["a0", "a1", "a2", "a3", "b"]
     assert [entry.event for entry in whole].count(step.event) == 2
-    assert whys(kept.history(None, None, 2, store.Window(before=rows[3]))) == ["a0", "a1"]
-    assert whys(kept.history(None, 101.0, 9, store.Window(until=102.0))) == ["a1", "a2"]
-    assert kept.history(None, None, 9, store.Window(before=rows[5], warnings=True))[0].event == sick.event
+    assert whys(kept.history(None, None, 2, file.Window(before=rows[3]))) == ["a0", "a1"]
+    assert whys(kept.history(None, 101.0, 9, file.Window(until=102.0))) == ["a1", "a2"]
+    assert kept.history(None, None, 9, file.Window(before=rows[5], warnings=True))[0].event == sick.event
 
 
 def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
-    def shown(wall: float, retention: store.Retention) -> object:
+    def shown(wall: float, retention: chain.Retention) -> object:
         kept.compact(concatenate, 1, Moment(wall, 1.0), retention)
         return whys(kept.history(None, None, 100))
 
     kept.append([draft("a", wall=1.0), draft("b", wall=2.0), draft("c", wall=3.0)])
-    assert shown(1000.0, store.Retention(3, 1e9)) == ["a", "b", "c"]
+    assert shown(1000.0, chain.Retention(3, 1e9)) == ["a", "b", "c"]
     kept.append([draft("d", wall=900.0), draft("e", wall=901.0)])
-    assert shown(1000.0, store.Retention(3, 1e9)) == ["c", "d", "e"]
+    assert shown(1000.0, chain.Retention(3, 1e9)) == ["c", "d", "e"]
     unfolded(kept)
     assert (kept.kept.since, kept.kept.steps_since) == (3.0, 901.0)
     kept.append([draft("f", wall=2000.0)])
-    assert shown(2000.0, store.Retention(9, 1099.5)) == ["e", "f"]
+    assert shown(2000.0, chain.Retention(9, 1099.5)) == ["e", "f"]
 
 
 def test_compaction_may_keep_no_rows(kept, draft):

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import store
+from scrubber.ledger import chain, file
+from scrubber.ledger.ledger import Store
 from tests.service.virtual import KilledError
 
 
 class Disk:
     """A real store behind it outlives it."""
 
-    def __init__(self, inner: store.Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
+    def __init__(self, inner: Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
         """``witness`` is called with each durable row, ``dying`` when the requested kill happens."""
         self.inner = inner
         self.dead = False
@@ -27,11 +28,11 @@ class Disk:
         self._dying = dying
 
     @property
-    def head(self) -> store.Head:
+    def head(self) -> chain.Head:
         """The newest row."""
         return self.inner.head
 
-    def load(self, fold: store.Fold) -> store.Loaded:
+    def load(self, fold: chain.Fold) -> file.Loaded:
         """Everything."""
         self._live()
         return self.inner.load(fold)
@@ -55,22 +56,22 @@ class Disk:
         return entries
 
     def history(
-        self, device: str | None, since: float | None, limit: int, window: store.Window = store.EVERYTHING
+        self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries."""
         return self.inner.history(device, since, limit, window)
 
     @property
-    def kept(self) -> store.Kept:
+    def kept(self) -> file.Kept:
         """As the inner store says."""
         return self.inner.kept
 
-    def compact(self, fold: store.Fold, keep: int, at: Moment, evidence: store.Retention = store.KEEP_ALL) -> int:
+    def compact(self, fold: chain.Fold, keep: int, at: Moment, retention: chain.Retention = chain.KEEP_ALL) -> int:
         """Fold what is old."""
         self._live()
         if self.full:
             raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
-        return self.inner.compact(fold, keep, at, evidence)
+        return self.inner.compact(fold, keep, at, retention)
 
     def heal_one(self) -> None:
         """Nothing is wrong with it any more."""

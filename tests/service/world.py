@@ -26,8 +26,7 @@ from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.ledger import store
-from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.ledger import Ledger, Store
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import UNOBSERVED, ObservedSince
@@ -82,7 +81,7 @@ class World:
         *,
         gpus: int = 2,
         policy: str = "default",
-        kept: store.Store | None = None,
+        kept: Store | None = None,
         worker: type[PretendWorker] = PretendWorker,
         job: type[ScrubJob] = ScrubJob,
         seed: int = 0,
@@ -101,7 +100,7 @@ class World:
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
         self.passages: dict[str, Passage] = {}  # device -> the last container that the create gate let through
-        self._kept: store.Store = kept or memory_store.MemoryStore()
+        self._kept: Store = kept or memory_store.MemoryStore()
         self._arm = arm
         self._interval = interval
         self._worker = worker

@@ -33,7 +33,7 @@ from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.core import ownership, views
 from scrubber.devices.simulated import drills
-from scrubber.ledger import audit
+from scrubber.ledger import file
 from tests import forking
 from tests.flows.node import Node
 from tests.soak.hostile import Hostile
@@ -179,7 +179,7 @@ class History:
 
     def _audit(self) -> None:
         """The ledger is whole."""
-        found = audit.verify(self.stage.ledger)
+        found = file.verify(self.stage.ledger)
         if found.broken is not None or found.set_aside:
             self.findings.append(f"the ledger is damaged: {found}")
 

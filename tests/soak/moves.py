@@ -24,7 +24,7 @@ from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.core import views
 from scrubber.devices.simulated import drills
-from scrubber.ledger import database
+from scrubber.ledger import file
 from scrubber.node import checkpoint
 from tests.flows.node import Node
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
@@ -185,8 +185,8 @@ class Moves:
         If it had one, the process counts as a leftover, and the service ends it.
         """
         device = await self._stage.settled(self._stage.uuids.index(gpu), _left_alone, NOTICED_WITHIN)
-        with closing(database.connect(self._stage.ledger, "mode=ro")) as connection:
-            since = {row.kind for row in database.rows(connection, before + 1) if row.device == gpu}
+        with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
+            since = {row.kind for row in file.rows(connection, before + 1) if row.device == gpu}
         return _left_alone(device) and not {"granted", "in_use"} & since and not self._is_held(gpu)
 
     def _is_held(self, gpu: str) -> bool:

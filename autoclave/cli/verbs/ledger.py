@@ -9,7 +9,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options
 from ground import paths
-from scrubber.ledger import audit
+from scrubber.ledger import file as ledger_file
 
 file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 
@@ -30,7 +30,7 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
     with the first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
-    found = audit.verify(path)
+    found = ledger_file.verify(path)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
     elif found.broken is None:
@@ -52,11 +52,11 @@ def export(file: Path | None, state_dir: Path) -> None:
 
     FILE is a ledger, for example one that was set aside. Use verify to check it.
     """
-    for row in audit.export(file or paths.ledger(state_dir)):
+    for row in ledger_file.export(file or paths.ledger(state_dir)):
         document.emit_line(row)
 
 
-def _rows(found: audit.Audit, intact: str = "") -> str:
+def _rows(found: ledger_file.Audit, intact: str = "") -> str:
     head = f", the last is {found.head.seq} ({found.head.hash[:16]})" if found.head else ""
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
     return f"{found.rows} {one if found.rows == 1 else many}{head}"

@@ -1,0 +1,904 @@
+"""The file of a ledger: SQLite in WAL mode, one fdatasync a commit, each row chained to the row before.
+
+``open_or_set_aside`` creates a ledger if it is missing. A damaged one is set aside unchanged, and a new one is created;
+it is never deleted or repaired. A new ledger knows no device, so each is UNKNOWN until the service observes it.
+``verify``, ``read`` and ``export`` only read: a service may write to the ledger meanwhile.
+
+After a failed write the connection is closed. The next call opens a new one, reads the head from the disk and deletes
+the rows that a failed append may have left: an event that was reported as not recorded does not become true later.
+
+A schema newer than this program is refused. Increase ``VERSION`` when the schema or the stored events change after a
+release: it makes an older program refuse the file. The first such change also needs code that brings a file of the
+version before to the new one. It may not change a column that the chain covers: every hash would break.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ground import calendar_time, private_files
+from ground.errors import FatalError, LedgerUnavailable
+from ground.private_files import ForeignFileError
+from scrubber.core import events, states
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Moment, Record
+from scrubber.ledger import chain
+from scrubber.ledger.chain import CorruptLedgerError, Fold, Head, Retention
+
+REMEMBERED = 1_000  # rows in memory, about seventy scrubs
+AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded
+APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
+BUSY_SECONDS = 2.0
+WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
+
+EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
+
+VERSION = 2  # of the schema and of the stored events
+SCHEMA = """
+    CREATE TABLE entries (
+        seq    INTEGER PRIMARY KEY,
+        device TEXT NOT NULL,
+        wall   REAL NOT NULL,
+        uptime REAL NOT NULL,
+        op     TEXT NOT NULL,
+        kind   TEXT NOT NULL,
+        body   TEXT NOT NULL,
+        prev   TEXT NOT NULL,
+        hash   TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE snapshot (
+        one     INTEGER PRIMARY KEY CHECK (one = 1),
+        seq     INTEGER NOT NULL,
+        hash    TEXT NOT NULL,
+        records TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE evidence (
+        seq     INTEGER PRIMARY KEY,
+        device  TEXT NOT NULL,
+        wall    REAL NOT NULL,
+        uptime  REAL NOT NULL,
+        op      TEXT NOT NULL,
+        kind    TEXT NOT NULL,
+        body    TEXT NOT NULL,
+        prev    TEXT NOT NULL,
+        hash    TEXT NOT NULL,
+        warning INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX evidence_warnings ON evidence (seq) WHERE warning;
+    CREATE TABLE batches (
+        cut    INTEGER PRIMARY KEY,
+        rows   INTEGER NOT NULL,
+        newest REAL NOT NULL,
+        digest TEXT NOT NULL
+    ) STRICT;
+"""
+
+_COLUMNS = ", ".join(chain.ChainRow._fields)
+_INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_RANGE = "SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq"
+_ENTRIES = _RANGE.format(columns=_COLUMNS, table="entries")
+_EVIDENCE = _RANGE.format(columns=_COLUMNS, table="evidence")
+_NEWEST = """
+    SELECT {columns} FROM {table}
+    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
+    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) AND (?7 IS NULL OR wall <= ?7)
+    AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
+    ORDER BY seq DESC LIMIT ?3
+"""
+_NEWEST_ENTRIES = _NEWEST.format(columns=_COLUMNS, table="entries")
+_NEWEST_EVIDENCE = _NEWEST.format(columns=_COLUMNS, table="evidence")
+_NEWEST_WARNINGS = _NEWEST_EVIDENCE.replace("WHERE", "WHERE warning AND")
+_HEAD = re.compile(r"(\d{20}) ([0-9a-f]{64})\n")
+
+# SQLite makes these tables when a person runs ANALYZE. They only help it to choose how to search.
+_MADE_BY_ANALYZE = frozenset(
+    (b"table", name, b"CREATE TABLE %b(%b)" % (name, columns))
+    for name, columns in ((b"sqlite_stat1", b"tbl,idx,stat"), (b"sqlite_stat4", b"tbl,idx,neq,nlt,ndlt,sample"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The stored data: the records after the newest row, the number of events since the last compaction, the newest."""
+
+    records: tuple[Record, ...]
+    rows: int
+    recent: tuple[LedgerEntry, ...]  # at most ``REMEMBERED``
+    head: Head
+    may_be_old: bool = False  # nothing outside the state directory shows that this is the newest copy
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which rows of the history are asked for. ``before`` None: up to the newest. No ``kinds``: events of each kind."""
+
+    before: int | None = None
+    after: int = 0
+    kinds: frozenset[str] = frozenset()
+    until: float | None = None  # a wall time
+    warnings: bool = False  # leave out evidence that is no warning; the caller leaves out other rows
+
+
+EVERYTHING = Window()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From which wall time on the ledger has rows, and from when on it has the steps of scrubs; 0: none has gone."""
+
+    since: float = 0.0
+    steps_since: float = 0.0
+
+
+class HistoryPage(NamedTuple):
+    """Entries of the history, newest last. ``partial``: older ones may be missing, because the disk did not answer."""
+
+    entries: tuple[LedgerEntry, ...]
+    partial: bool = False
+
+
+# -- the files
+
+
+class LedgerPaths:
+    """The files of a ledger; their names follow from that of the database."""
+
+    def __init__(self, database: Path, run_head: Path | None = None) -> None:
+        """``run_head``: a second file for the head, outside the state directory."""
+        name = database.name.removesuffix(".sqlite")
+        self.database = database
+        self.wal = database.with_name(database.name + "-wal")  # SQLite's write-ahead log: part of the data
+        self.shm = database.with_name(database.name + "-shm")  # SQLite's index of the log: rebuilt at need
+        self.head = database.with_name(name + ".head")  # the newest row's number and hash
+        self.run_head = run_head
+        self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
+        self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
+
+    def check(self, demand: Callable[[Path], None]) -> None:
+        """Check each file: SQLite follows links and opens any kind of file. ``demand`` raises ForeignFileError."""
+        for path in (self.database, self.wal, self.shm, self.head, self.run_head):
+            if path is not None:
+                demand(path)
+
+    def set_aside(self) -> tuple[str, ...]:
+        """The names of damaged ledgers that were set aside in this directory."""
+        names = (path.name for path in self.database.parent.glob(f"{self.database.name}.corrupt-*"))
+        return tuple(sorted(name for name in names if not name.endswith(("-wal", "-shm", ".head"))))
+
+
+def lock(paths: LedgerPaths) -> int:
+    """The file that holds the writer's lock until it is closed; FatalError names the process that holds it now."""
+    file = private_files.try_lock(paths.lock)
+    if file is None:
+        holder = paths.lock.read_bytes()[:10].decode("ascii", errors="replace").strip()
+        raise FatalError(
+            f"cannot open the ledger {paths.database}: process {holder} writes to it; stop that process first"
+        )
+    try:
+        os.pwrite(file, f"{os.getpid():<10}\n".encode(), 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+class HeadFiles:
+    """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
+
+    A second file of this kind is in the run directory. If an older copy of the state directory was put
+    back, its head differs from that file. Then no proof in the ledger counts (``may_be_old``). The same if that file
+    is missing.
+
+    The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
+    content survives a crash of the service. After a power loss a file may be behind the ledger, which is no error: the
+    boot id has changed by then, so no proof in the ledger counts any more.
+    """
+
+    def __init__(self, paths: LedgerPaths) -> None:
+        self._paths = paths
+        self._open: dict[Path, int] = {}
+
+    def write(self, head: Head, *, vouch: bool) -> None:
+        """Store this head, in one write of a fixed length. ``vouch``: also in the run directory."""
+        line = f"{head.seq:020d} {head.hash}\n".encode()
+        # The file in the state directory last: a row that it names may not be deleted after an error.
+        for path in (self._paths.run_head if vouch else None, self._paths.head):
+            if path is None:
+                continue
+            if path not in self._open:
+                self._open[path] = private_files.opened(path, os.O_RDWR | os.O_CREAT)
+            if (written := os.pwrite(self._open[path], line, 0)) != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written")
+
+    def sync(self) -> None:
+        """Force the file in the state directory to the disk."""
+        if self._paths.head in self._open:
+            os.fsync(self._open[self._paths.head])
+
+    def close(self) -> None:
+        """Close the files; the next write opens them again."""
+        for file in self._open.values():
+            os.close(file)
+        self._open = {}
+
+
+def read_head(path: Path) -> Head | None:
+    """The stored head, None when there is no file; CorruptLedgerError when the file cannot be parsed."""
+    try:
+        text = path.read_bytes().decode("ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+    if (head := _HEAD.fullmatch(text)) is None:
+        raise CorruptLedgerError(f"cannot read the head file: {path} is damaged")
+    return Head(int(head[1]), head[2])
+
+
+# -- SQLite
+
+
+def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
+    """A connection in autocommit mode. Text is returned as bytes, because damaged text may not be valid UTF-8."""
+    # check_same_thread: the file has one writer, but another thread may close it.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{query}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.text_factory = bytes
+    return connection
+
+
+def _make_durable(connection: sqlite3.Connection) -> None:
+    """From now on, each commit is on the disk when it returns. It costs one fdatasync."""
+    [(mode,)] = connection.execute("PRAGMA journal_mode = WAL")
+    if mode != b"wal":
+        raise LedgerUnavailable("cannot use the ledger: its file system has no shared memory; use a local disk")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+    # A crash or a failed write may have left rows in the -wal file: move them before new rows follow.
+    _checkpoint(connection)
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    """Move the write-ahead log into the database file on the disk. A concurrent reader is no error."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Commit at the end of the block; roll back on any error."""
+    connection.execute(begin)
+    try:
+        yield
+    except BaseException:  # any error, a cancellation too: roll back and raise it again
+        if connection.in_transaction:  # SQLite may have rolled back by itself
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def insert(connection: sqlite3.Connection, new: Sequence[chain.ChainRow]) -> None:
+    """Append rows."""
+    connection.executemany(_INSERT, new)
+
+
+def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
+    """Rows in order. The default range includes rows with a damaged number."""
+    return map(_row, connection.execute(_ENTRIES, (first, last)))
+
+
+def _evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
+    """The evidence among the folded rows, in order."""
+    return map(_row, connection.execute(_EVIDENCE, (first, last)))
+
+
+def _newest(
+    connection: sqlite3.Connection, device: str | None, since: float | None, limit: int, window: Window
+) -> tuple[LedgerEntry, ...]:
+    """The newest events, newest last. All evidence is older than all other rows."""
+    kinds = json.dumps(sorted(window.kinds)) if window.kinds else None
+    newest: list[tuple[object, ...]] = []
+    for statement in (_NEWEST_ENTRIES, _NEWEST_WARNINGS if window.warnings else _NEWEST_EVIDENCE):
+        wanted = (device, since, limit - len(newest), window.after, window.before, kinds, window.until)
+        newest += connection.execute(statement, wanted)
+    return chain.entries(_row(columns) for columns in reversed(newest))
+
+
+def _kept(connection: sqlite3.Connection) -> Kept:
+    oldest = "SELECT CASE seq WHEN 1 THEN 0.0 ELSE wall END FROM {} ORDER BY seq LIMIT 1"
+    [steps] = connection.execute(oldest.format("entries")).fetchone()
+    [since] = connection.execute(oldest.format("evidence")).fetchone() or [steps]
+    return Kept(since, steps)
+
+
+def head_of(connection: sqlite3.Connection) -> Head:
+    """The newest row's number and hash, unverified."""
+    newest = connection.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+    return Head(newest[0], _text(newest[1], newest[0])) if newest else chain.START
+
+
+def _snapshot(connection: sqlite3.Connection) -> chain.Snapshot | None:
+    """The snapshot of the last compaction, if any."""
+    match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
+        case None:
+            return None
+        case (int(seq), bytes(digest), bytes(records)):
+            head = Head(seq, _text(digest, None))
+        case _:
+            raise CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
+    batches = []
+    for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
+        match columns:
+            case (int(cut), int(count), float(newest), bytes(digest)):
+                batches.append(chain.Batch(cut, count, newest, _text(digest, None)))
+            case _:
+                raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
+    return chain.Snapshot(head, _text(records, None), tuple(batches))
+
+
+def _row(columns: tuple[object, ...]) -> chain.ChainRow:
+    match columns:
+        case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes(), bytes()) if (
+            math.isfinite(wall) and math.isfinite(uptime)
+        ):
+            return chain.ChainRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
+        case (int(seq), *_):
+            raise CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
+        case _:
+            raise CorruptLedgerError("cannot read a row: it has no number")
+
+
+def _text(stored: bytes, seq: int | None) -> str:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError as error:
+        changed = "the snapshot" if seq is None else f"row {seq}"
+        raise CorruptLedgerError(f"{changed} was changed: a column is not text", seq) from error
+
+
+def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    """FatalError if the schema is newer than this program."""
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if version > VERSION:
+        raise FatalError(
+            f"cannot open the ledger {path}: its schema is version {version}, this program knows up to {VERSION}; "
+            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
+        )
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """CorruptLedgerError unless the file is a ledger with no other tables, and SQLite finds no damage in it."""
+    _refuse_newer(connection, path)
+    marks = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
+    if marks != [(APPLICATION_ID,), (VERSION,)]:
+        raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id or version)")
+    # Not quick_check: compaction keeps the file small enough for the complete check at every start.
+    [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
+    if verdict != b"ok":
+        raise CorruptLedgerError(f"cannot read the ledger: the SQLite file is damaged ({verdict.decode()})")
+    # A table, index, view or trigger that differs or is missing. A trigger could change or drop rows as they are
+    # written.
+    different = (_schema(connection) - _MADE_BY_ANALYZE) ^ _expected_schema()
+    if different:
+        unknown = min(b" ".join(each[:2]).decode(errors="replace") for each in different)
+        raise CorruptLedgerError(f"cannot read the ledger: {unknown} is not as this program creates it")
+
+
+@cache
+def _expected_schema() -> frozenset[tuple[bytes, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return _schema(connection)
+
+
+def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
+    columns = "CAST(type AS BLOB), CAST(name AS BLOB), CAST(ifnull(sql, '') AS BLOB)"  # damaged text is not UTF-8
+    return frozenset(connection.execute(f"SELECT {columns} FROM sqlite_schema"))  # noqa: S608 - our own column names
+
+
+def _load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loaded:
+    """All rows, folded into the records, if the chain holds. ``noted``: the newest row by the head file."""
+    snapshot = _snapshot(connection)
+    records, count = chain.decode_records(snapshot.records) if snapshot else (), 0
+    checked = chain.check(snapshot, rows(connection), noted)
+    recent = deque[LedgerEntry](maxlen=REMEMBERED)
+    while part := tuple(islice(checked, AT_ONCE)):
+        entries = chain.entries(part)
+        records, count = fold(records, entries), count + len(entries)
+        recent.extend(entries)
+    return Loaded(records, count, tuple(recent), head_of(connection))
+
+
+# -- its errors, as messages that say what to do
+
+
+@contextmanager
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the kernel into LedgerUnavailable; ``action`` as in "write to the ledger"."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a bug of this program, not a fault of the ledger
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:  # SQLite's message may name a damaged name
+        why = _why(error, path)
+        if why is not None:
+            raise LedgerUnavailable(f"cannot {action} {path}: {why}") from error
+        why = f"the file is damaged ({error}); restart the service, which sets the file aside"
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            why = "it is not a ledger, or its first bytes are damaged; if it is the service's own, restart the service"
+        raise CorruptLedgerError(f"cannot {action} {path}: {why}") from error
+
+
+def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str | None:
+    """Why the file cannot be used now, and what to do; None if it is damaged."""
+    full = f"the disk is full or a size limit is reached; free some space under {path.parent}"
+    read_only = f"it is read-only; mount {path.parent} writable, or correct its permissions"
+    if isinstance(error, OSError):
+        if isinstance(error, ForeignFileError):
+            return f"{error.filename}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return full
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return read_only
+        return f"{error.strerror or error}; check the kernel log and the disk"
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
+        case sqlite3.SQLITE_FULL:
+            return full
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return read_only
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+            return "another program has it locked; close that program (an open sqlite3 shell, a backup)"
+        case sqlite3.SQLITE_CANTOPEN:
+            return f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
+            name = getattr(error, "sqlite_errorname", type(error).__name__)
+            return f"the disk reports an I/O error ({name}); check the kernel log and the disk"
+        case _:
+            return None
+
+
+# -- the writer
+
+
+class SqliteStore:
+    """The writer's side of a ledger file; opened by ``open_or_set_aside``, which passes the lock on."""
+
+    def __init__(self, paths: LedgerPaths, locked: int) -> None:
+        self._paths = paths
+        self._lock: int | None = locked
+        self._connection: sqlite3.Connection | None = None
+        self._headfiles = HeadFiles(paths)
+        self._loaded = False
+        self.kept = Kept()  # from when on there are rows
+        self.head = chain.START  # the newest row that was acknowledged
+
+    def load(self, fold: Fold = lambda records, _: records) -> Loaded:
+        """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
+        path = self._paths.database
+        with self._disconnecting():
+            if self._loaded:
+                with translated("write to the ledger", path):
+                    self._connected()  # deletes the rows that a failed append may have left
+            # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
+            with translated("read the ledger", path), self._read_only() as connection:
+                _check_format(connection, path)
+                with transaction(connection, "BEGIN"):
+                    loaded = _load(connection, read_head(self._paths.head), fold)
+                    loaded = replace(loaded, may_be_old=self._may_be_old(connection))
+                    self.kept = _kept(connection)
+            with translated("write to the ledger", path):
+                self._connected()  # fails now, not at the first write, when the disk is read-only
+                self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
+            return loaded
+
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+        """Write the events to the disk in one transaction."""
+        with self._ready() as connection:
+            new = chain.rows_after(self.head, drafts)
+            with transaction(connection):
+                insert(connection, new)
+            self._acknowledge(new[-1].head if new else self.head, vouch=True)
+        return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
+
+    def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> tuple[LedgerEntry, ...]:
+        """The newest entries, newest last. It opens a new connection, so any thread may call it."""
+        with translated("read the ledger", self._paths.database), self._read_only() as connection:
+            return _newest(connection, device, since, limit, window)
+
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = chain.KEEP_ALL) -> int:
+        """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
+        with self._ready() as connection:
+            with transaction(connection):
+                folded = tuple(rows(connection, last=self.head.seq - keep))
+                if len(folded) < chain.WORTH_FOLDING:
+                    return 0
+                snapshot = chain.fold(_snapshot(connection), folded, fold, at.wall, retention)
+                _store(connection, snapshot, folded)
+                [note] = chain.seal(self.head, [chain.compaction(at, snapshot)])
+                insert(connection, [note])
+                self.kept = _kept(connection)
+            self._acknowledge(note.head, vouch=True)
+        with translated("shrink the ledger", self._paths.database), self._disconnecting():
+            connection = self._connected()
+            # It returns free pages to the file system, one page a step; execute() does one step only.
+            connection.executescript("PRAGMA incremental_vacuum")
+            _checkpoint(connection)
+        return len(folded)
+
+    def disconnect(self) -> None:
+        """Close the files but keep the lock; the next call connects again."""
+        connection, self._connection = self._connection, None
+        self._headfiles.close()
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the database, force the head file to the disk, release the lock."""
+        locked, self._lock = self._lock, None
+        try:
+            with translated("close the ledger", self._paths.database):
+                self._headfiles.sync()
+        finally:
+            self.disconnect()
+            if locked is not None:
+                os.close(locked)
+
+    def _read_only(self) -> closing[sqlite3.Connection]:
+        self._paths.check(private_files.demand_own)
+        return closing(connect(self._paths.database, "mode=ro"))
+
+    def _may_be_old(self, connection: sqlite3.Connection) -> bool:
+        """Whether the run directory does not name a row of this ledger as the newest one that it has seen."""
+        if self._paths.run_head is None:
+            return False
+        try:
+            newest = read_head(self._paths.run_head)
+        except CorruptLedgerError:  # the file is damaged, not the ledger
+            return True
+        return newest is None or [newest.hash] != [row.hash for row in rows(connection, newest.seq, newest.seq)]
+
+    @contextmanager
+    def _ready(self) -> Iterator[sqlite3.Connection]:
+        """The connection, to write with."""
+        with translated("write to the ledger", self._paths.database), self._disconnecting():
+            connection = self._connected()
+            if not self._loaded:
+                raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
+            yield connection
+
+    @contextmanager
+    def _disconnecting(self) -> Iterator[None]:
+        # After any error, a cancellation too, the state of the connection is unknown: the next call opens a new one.
+        try:
+            yield
+        except BaseException:
+            self.disconnect()
+            raise
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._lock is None:
+            raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
+        if self._connection is None:
+            self._paths.check(private_files.demand_own)
+            self._connection = connect(self._paths.database)
+            _make_durable(self._connection)
+            if self._loaded:
+                self.head = _remove_unacknowledged(self._connection, self.head)
+        return self._connection
+
+    def _acknowledge(self, head: Head, *, vouch: bool) -> None:
+        """Store the head. ``vouch``: also in the run directory.
+
+        The head of a ledger that may be old is not stored there before its next row. That row says which proofs do not
+        count any more. If the service ends before that row, the next start decides again.
+        """
+        self._headfiles.write(head, vouch=vouch)
+        self.head, self._loaded = head, True
+
+
+def _store(connection: sqlite3.Connection, snapshot: chain.Snapshot, folded: Sequence[chain.ChainRow]) -> None:
+    """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
+    for row in chain.evidence(folded):
+        entry = chain.entry(row)
+        connection.execute(_KEEP, (*row, entry is not None and events.is_warning(entry.event)))
+    remaining = sum(batch.rows for batch in snapshot.batches)
+    gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
+    connection.execute(f"DELETE FROM evidence WHERE seq <= ({gone})", (remaining,))  # noqa: S608 - our own words
+    connection.execute("DELETE FROM batches")
+    connection.executemany(
+        "INSERT INTO batches (cut, rows, newest, digest) VALUES (?, ?, ?, ?)", map(astuple, snapshot.batches)
+    )
+    connection.execute("DELETE FROM entries WHERE seq <= ?", (snapshot.head.seq,))
+    connection.execute(
+        "INSERT OR REPLACE INTO snapshot (one, seq, hash, records) VALUES (1, ?, ?, ?)",
+        (snapshot.head.seq, snapshot.head.hash, snapshot.records),
+    )
+
+
+def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Head) -> Head:
+    """Delete the rows of an append that raised an error but reached the file."""
+    if head_of(connection) == acknowledged:
+        return acknowledged
+    beyond = list(rows(connection, first=acknowledged.seq + 1))
+    if [row.kind for row in beyond] == [chain.COMPACTED]:
+        return head_of(connection)  # a compaction that was completed changes no fact
+    with transaction(connection):
+        connection.execute("DELETE FROM entries WHERE seq > ?", (acknowledged.seq,))
+        if head_of(connection) != acknowledged:
+            raise CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
+    return acknowledged
+
+
+# -- to open it
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A damaged ledger: where it is now, and what is damaged."""
+
+    path: Path
+    why: str
+
+
+Load = Callable[[SqliteStore], object]
+"""Loads the ledger; raises CorruptLedgerError also when the transition table does not allow its rows."""
+
+
+def open_or_set_aside(
+    path: Path, at: Moment, load: Load = SqliteStore.load, run_head: Path | None = None
+) -> tuple[SqliteStore, SetAside | None]:
+    """A store that was loaded once without an error, and the damaged ledger that was set aside, if any.
+
+    LedgerUnavailable (disk full, read-only, locked): call again later. FatalError (another writer, a newer schema):
+    a person has to act. Neither changes the stored data. ``run_head``: where the head is stored a second time.
+    """
+    paths = LedgerPaths(path, run_head)
+    with translated("open the ledger", path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        locked = lock(paths)
+        try:
+            paths.check(private_files.demand_own)
+            return _open(paths, locked, at, load)
+        except BaseException:  # any error, a cancellation too: release the lock and raise it again
+            os.close(locked)
+            raise
+
+
+def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[SqliteStore, SetAside | None]:
+    try:
+        if not paths.database.exists():
+            _check_nothing_left(paths)
+            _create(paths, chain.note(chain.BEGUN, at, {}))
+        return _loaded(paths, locked, load), None
+    except CorruptLedgerError as error:
+        aside = SetAside(_move(paths, at), error.message)
+    try:
+        with translated("create a new ledger at", paths.database):
+            _create(paths, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+        return _loaded(paths, locked, load), aside
+    except LedgerUnavailable as error:
+        raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
+
+
+def _check_nothing_left(paths: LedgerPaths) -> None:
+    left = [path.name for path in (paths.wal, paths.shm, paths.head) if path.exists()]
+    if left:
+        raise CorruptLedgerError(f"the ledger {paths.database} is missing, although {', '.join(left)} exists")
+
+
+def _loaded(paths: LedgerPaths, locked: int, load: Load) -> SqliteStore:
+    opened = SqliteStore(paths, locked)
+    try:
+        load(opened)
+    except BaseException:  # any error, a cancellation too: disconnect and raise it again
+        opened.disconnect()
+        raise
+    return opened
+
+
+def _move(paths: LedgerPaths, at: Moment) -> Path:
+    """Rename every file of a ledger. After a crash in between, the next start finds the rest damaged too."""
+    stamp = calendar_time.utc(at.wall).strftime("%4Y%m%dT%H%M%SZ")
+    name, number = f"{paths.database.name}.corrupt-{stamp}", 0
+    taken, free = paths.set_aside(), name
+    while any(other in {free, f"{free}-wal", f"{free}-shm", f"{free}.head"} for other in taken):
+        number += 1
+        free = f"{name}-{number}"
+    aside = LedgerPaths(paths.database.with_name(free))
+    # The log before the database, so that a new database never reads an old log. The head last: it shows the damage.
+    for old, new in (
+        (paths.wal, aside.wal),
+        (paths.shm, aside.shm),
+        (paths.database, aside.database),
+        (paths.head, aside.head),
+    ):
+        if old.exists():
+            old.rename(new)
+    _sync_directory(paths)
+    return aside.database
+
+
+def _create(paths: LedgerPaths, first: chain.ChainRow) -> None:
+    """Create a ledger with its first row under another name, then rename it: it exists completely or not at all."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        paths.fresh.with_name(paths.fresh.name + suffix).unlink(missing_ok=True)
+    os.close(os.open(paths.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
+    [row] = chain.seal(chain.START, [first])
+    with closing(connect(paths.fresh)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
+        _make_durable(connection)
+        with transaction(connection):
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            insert(connection, [row])
+        _checkpoint(connection)  # closing does it too, but does not report an error
+    paths.fresh.rename(paths.database)
+    with closing(HeadFiles(paths)) as headfiles:
+        headfiles.write(row.head, vouch=False)
+        headfiles.sync()
+    _sync_directory(paths)
+
+
+def _sync_directory(paths: LedgerPaths) -> None:
+    directory = os.open(paths.database.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+# -- to verify, read and export it
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The damage that was found; ``seq`` is None when the damage is in no single row."""
+
+    seq: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result for a ledger. ``rows`` counts the valid rows of the chain, ``head`` is the last of them."""
+
+    rows: int
+    head: Head | None
+    broken: Broken | None
+    set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """A ledger whose chain holds, as it is on the disk, and the devices after its newest row."""
+
+    path: Path
+    records: Mapping[str, Record]
+    kept: Kept
+
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> HistoryPage:
+        """The newest entries of the window, of one device or of all, newest last."""
+        with _reading(LedgerPaths(self.path)) as connection:
+            return HistoryPage(_newest(connection, device, since, limit, window))
+
+
+def verify(path: Path) -> Audit:
+    """Check the chain, every event, the snapshot, the tail and SQLite's format, in one consistent view."""
+    paths = LedgerPaths(path)
+    count, head, broken = 0, None, None
+    try:
+        noted = _noted(paths)
+        with _reading(paths) as connection:
+            snapshot = _snapshot(connection)
+            for row in chain.check(snapshot, rows(connection), noted):
+                chain.entry(row)
+                count, head = count + 1, row.head
+            if snapshot is not None:
+                chain.decode_records(snapshot.records)
+                _check_evidence(connection, snapshot)
+            _check_format(connection, path)
+    except CorruptLedgerError as error:
+        broken = Broken(error.seq, error.message)
+    return Audit(count, head, broken, paths.set_aside())
+
+
+def _check_evidence(connection: sqlite3.Connection, snapshot: chain.Snapshot) -> None:
+    """Check each batch of evidence, and that there is no evidence outside the batches."""
+    first = EARLIEST
+    for batch in snapshot.batches:
+        last = LATEST if batch is snapshot.batches[-1] else batch.cut
+        kept = tuple(_evidence(connection, first, last))
+        chain.check_evidence(batch, kept)
+        chain.entries(kept)
+        first = batch.cut + 1
+
+
+def read(path: Path) -> LedgerFile:
+    """Read a ledger; LedgerUnavailable if it is damaged or cannot be read, FatalError if there is none."""
+    paths = LedgerPaths(path)
+    noted = _noted(paths)
+    with _reading(paths) as connection:
+        records = _load(connection, noted, states.replay).records
+        return LedgerFile(path, {record.device.uuid: record for record in records}, _kept(connection))
+
+
+def export(path: Path) -> Iterator[dict[str, object]]:
+    """The evidence, the snapshot, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
+    with _reading(LedgerPaths(path)) as connection:
+        if (snapshot := _snapshot(connection)) is not None:
+            yield from map(_exported, _evidence(connection))
+            head = snapshot.head
+            yield {"seq": head.seq, "hash": head.hash, "kind": "snapshot", "body": _parsed(snapshot.records)}
+        yield from map(_exported, rows(connection))
+
+
+def _exported(row: chain.ChainRow) -> dict[str, object]:
+    return {**row._asdict(), "body": _parsed(row.body)}
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _noted(paths: LedgerPaths) -> Head | None:
+    """The head in its file. It is read before the rows: a writer may add rows meanwhile, so they may be ahead of it."""
+    with translated("read the ledger", paths.database):
+        paths.check(private_files.demand_regular)
+        return read_head(paths.head)
+
+
+@contextmanager
+def _reading(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
+    """A connection in one consistent view, for a program that is not the writer."""
+    if not paths.database.exists():
+        raise FatalError(f"cannot read the ledger {paths.database}: there is no such file; name the state directory")
+    with translated("read the ledger", paths.database):
+        paths.check(private_files.demand_regular)
+        connection = _connect_to_read(paths)
+        try:
+            _refuse_newer(connection, paths.database)
+            with transaction(connection, "BEGIN"):
+                yield connection
+        finally:
+            connection.close()
+
+
+def _connect_to_read(paths: LedgerPaths) -> sqlite3.Connection:
+    connection = connect(paths.database, "mode=ro")
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        # SQLite cannot create the index of the log in a read-only directory. Without a log it needs no index.
+        connection.close()
+        if paths.wal.exists() and paths.wal.stat().st_size:
+            raise
+        return connect(paths.database, "mode=ro&immutable=1")
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection
