@@ -155,11 +155,6 @@ class Ledger:
                 self.notify()
                 why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
                 raise LedgerUnavailable(why)
-        for device, event in events:
-            logs_itself = isinstance(event, ev.ScrubFailed)  # the job logs its own end
-            level = logging.WARNING if ev.is_warning(event) and not logs_itself else logging.DEBUG
-            if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
-                logger.log(level, event_text.tell(event), op=op, device=device, row=self.seq)
         self.notify()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
@@ -195,6 +190,11 @@ class Ledger:
                 self._listener(entries, before, asyncio.get_running_loop().time() - began)
             except Exception:  # the events are recorded: an error in the metrics must not undo that
                 logger.exception("cannot count what was recorded")
+        for entry in entries:
+            logs_itself = isinstance(entry.event, ev.ScrubFailed)  # the job logs its own end
+            level = logging.WARNING if ev.is_warning(entry.event) and not logs_itself else logging.DEBUG
+            if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
+                logger.log(level, event_text.tell(entry.event), op=op, device=entry.device, row=entry.seq)
         self._rows += len(drafts)
         if self._rows >= self._most:
             self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))

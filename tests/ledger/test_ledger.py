@@ -116,6 +116,22 @@ async def test_holders_seen_during_a_disk_failure_are_recorded_later(ledger, sto
     assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.IN_USE] * 2
 
 
+async def test_each_recorded_event_is_logged_with_its_row(ledger, store):
+    """Also a sighting that was recorded late: it may be a warning."""
+    await ledger.append("op", found("GPU-1"))
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", ("GPU-1", ev.Distrusted("a reboot", BOOT)))
+    store.broken = False
+    with capture_logs() as lines:
+        await ledger.append("op", found("GPU-2"), described("GPU-2", 7))
+    assert [(line["row"], line["device"], line["log_level"]) for line in lines] == [
+        (2, "GPU-1", "warning"),
+        (3, "GPU-2", "debug"),
+        (4, "GPU-2", "debug"),
+    ]
+
+
 async def test_a_failed_admission_keeps_the_earlier_owner(ledger, store):
     await ledger.append("op", found("GPU-1"))
     store.broken = True
