@@ -56,13 +56,13 @@ def open_ledger(path):
     opened: list[file.SqliteStore] = []
 
     def open_() -> tuple[file.SqliteStore, file.SetAside | None]:
-        it, aside = file.open_or_set_aside(path, NOW)
-        opened.append(it)
-        return it, aside
+        ledger, aside = file.open_or_set_aside(path, NOW)
+        opened.append(ledger)
+        return ledger, aside
 
     yield open_
-    for it in opened:
-        it.close()
+    for ledger in opened:
+        ledger.close()
 
 
 @pytest.fixture

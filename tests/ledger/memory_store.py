@@ -73,7 +73,7 @@ class MemoryStore:
             return 0
         snapshot = chain.fold(self._snapshot, folded, fold, at.wall, retention)
         kept = self._evidence + chain.evidence(folded)
-        self._evidence = kept[len(kept) - sum(it.rows for it in snapshot.batches) :]
+        self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
         note = chain.seal(self.head, [chain.compaction(at, snapshot)])
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :] + note
         return len(folded)

@@ -31,7 +31,7 @@ def main(disk: Path) -> None:
     rows = file.verify(path).rows
     subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
     again, aside = file.open_or_set_aside(path, Moment(NOW.wall, 1.0))
-    entries = [getattr(it.event, "why", "") for it in unfolded(again).entries]
+    entries = [getattr(entry.event, "why", "") for entry in unfolded(again).entries]
     print(json.dumps({"refusals": refusals, "rows": rows, "entries": entries, "aside": aside is not None}))  # noqa: T201 - its output is what the test reads
 
 

@@ -21,9 +21,9 @@ from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
-READ = {it: f"SELECT {it} FROM entries WHERE seq = ?" for it in COLUMNS}  # noqa: S608 - our own column names
+READ = {name: f"SELECT {name} FROM entries WHERE seq = ?" for name in COLUMNS}  # noqa: S608 - our own column names
 CAST = "CASE typeof(?1) WHEN 'blob' THEN CAST(?1 AS TEXT) ELSE ?1 END"  # bytes that are no longer text, as text
-WRITE = {it: f"UPDATE entries SET {it} = {CAST} WHERE seq = ?2" for it in COLUMNS}  # noqa: S608 - our own column names
+WRITE = {name: f"UPDATE entries SET {name} = {CAST} WHERE seq = ?2" for name in COLUMNS}  # noqa: S608 - our own column names
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def scratch(sample, tmp_path_factory):
 
 
 def renew(sample, scratch):
-    for it in scratch.parent.iterdir():
-        it.unlink()
+    for child in scratch.parent.iterdir():
+        child.unlink()
     for name in (sample.name, "ledger.head"):
         shutil.copy(sample.with_name(name), scratch.with_name(name))
 
@@ -93,7 +93,7 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
 @given(seq=st.integers(16, 36), other=st.integers(-(2**63), 2**63 - 1))
 def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
     with changing(sample, scratch) as connection:
-        taken = {it[0] for it in connection.execute("SELECT seq FROM entries")}
+        taken = {row[0] for row in connection.execute("SELECT seq FROM entries")}
         if other in taken:
             return
         connection.execute("UPDATE entries SET seq = ? WHERE seq = ?", (other, seq))
@@ -127,8 +127,8 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     """Never a traceback, and never "sound" when anything that was stored reads differently."""
     renew(sample, scratch)
     raw = bytearray(sample.read_bytes())
-    place = data.draw(st.one_of(st.integers(0, 99), st.integers(0, len(raw) - 1)))
-    raw[place] ^= data.draw(st.integers(1, 255))
+    offset = data.draw(st.one_of(st.integers(0, 99), st.integers(0, len(raw) - 1)))
+    raw[offset] ^= data.draw(st.integers(1, 255))
     scratch.write_bytes(raw)
     try:
         verdict = file.verify(scratch)
@@ -147,7 +147,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "why"),
     [
         ("CREATE TABLE more (a)", "table more is not as this program creates it"),
         ("CREATE INDEX quick ON entries (op)", "index quick is not as"),
@@ -159,14 +159,14 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         ("PRAGMA application_id = 1", "the file is not a ledger"),
     ],
 )
-def test_an_object_outside_the_schema_is_named(sample, scratch, change, found):
+def test_an_object_outside_the_schema_is_named(sample, scratch, change, why):
     with changing(sample, scratch) as connection:
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
         connection.executescript(change)
         connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?, ?)", rows)
     broken = file.verify(scratch).broken
     assert broken is not None
-    assert found in broken.why
+    assert why in broken.why
     ledger, aside = file.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is not None
@@ -185,13 +185,13 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample, scratch):
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("read", [file.verify, lambda path: list(file.export(path))], ids=["verify", "export"])
 def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
-    place = tmp_path / "place.sqlite"
+    path = tmp_path / "place.sqlite"
     if kind == "link":
-        place.symlink_to(sample)
+        path.symlink_to(sample)
     else:
-        os.mkfifo(place)
-    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(place))}: it is .*, and remove it"):
-        read(place)
+        os.mkfifo(path)
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(path))}: it is .*, and remove it"):
+        read(path)
 
 
 def test_beside_a_running_writer_it_sees_what_was_acknowledged(ledger, path, draft):
@@ -204,10 +204,10 @@ def test_beside_a_running_writer_it_sees_what_was_acknowledged(ledger, path, dra
 def test_an_export_says_every_row_and_the_snapshot(sample):
     [*evidence, snapshot] = list(file.export(sample))[:16]
     rows = list(file.export(sample))[16:]
-    assert [it["seq"] for it in evidence] == list(range(1, 16))
+    assert [row["seq"] for row in evidence] == list(range(1, 16))
     assert (snapshot["kind"], snapshot["seq"], snapshot["body"]) == ("snapshot", 15, [])
     assert rows[0]["prev"] == snapshot["hash"]
-    assert [it["seq"] for it in rows] == list(range(16, 37))
+    assert [row["seq"] for row in rows] == list(range(16, 37))
     assert rows[0]["body"] == {"why": "reason 14", "restart": False}
 
 

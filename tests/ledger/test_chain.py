@@ -30,7 +30,7 @@ def values(wanted):
     """Any value of a type, floats finite: a clock or a counter is never NaN."""
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         hints = typing.get_type_hints(wanted)
-        return st.builds(wanted, **{it.name: values(hints[it.name]) for it in dataclasses.fields(wanted)})
+        return st.builds(wanted, **{field.name: values(hints[field.name]) for field in dataclasses.fields(wanted)})
     if wanted is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     parts = typing.get_args(wanted)
@@ -47,11 +47,11 @@ def test_every_event_of_the_union_has_a_kind():
     assert not chain.NOTES & set(chain.CLASSES)
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda it: it.__name__)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda kind: kind.__name__)
 def test_every_event_comes_back_as_it_went(event):
     @given(values(event))
-    def comes_back(it) -> None:
-        assert chain.decode(*chain.encode(it)) == it
+    def comes_back(value) -> None:
+        assert chain.decode(*chain.encode(value)) == value
 
     comes_back()
 
@@ -117,7 +117,7 @@ def test_rows_written_by_older_versions_are_still_read():
     rows = golden()
     held = list(chain.check_links(chain.START, rows))
     decoded = chain.entries(held)
-    assert {chain.KINDS[type(it.event)] for it in decoded} == set(chain.CLASSES)
+    assert {chain.KINDS[type(entry.event)] for entry in decoded} == set(chain.CLASSES)
     assert [row.kind for row in rows if row.kind in chain.NOTES] == [chain.BEGUN, chain.COMPACTED]
 
 
@@ -130,7 +130,7 @@ def test_snapshots_written_by_older_versions_are_still_read():
 def described(wanted):
     """Everything that decides how a type is stored, and no class name: a class may be renamed."""
     if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return sorted(str(it.value) for it in wanted)
+        return sorted(str(member.value) for member in wanted)
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return {name: described(hint) for name, hint in typing.get_type_hints(wanted).items()}
     parts = [described(part) for part in typing.get_args(wanted)]
@@ -139,11 +139,11 @@ def described(wanted):
 
 def test_the_stored_format_changes_only_with_the_schema_version():
     stored = {kind: described(event) for kind, event in chain.CLASSES.items()} | {"snapshot": described(model.Record)}
-    found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
     version = str(file.VERSION)
-    assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
+    assert json.loads((HERE / "golden_format.json").read_text()).get(version) == digest, (
         f"the stored events changed: a released version could not read them. Raise file.VERSION, and put it with "
-        f"{found!r} into golden_format.json; as long as version {version} was never released, replace its line"
+        f"{digest!r} into golden_format.json; as long as version {version} was never released, replace its line"
     )
 
 

@@ -34,7 +34,7 @@ def numbers(path):
     ledger.close()
     assert aside is None
     assert file.verify(path).broken is None
-    return [int(it.event.why.split()[0]) for it in entries if isinstance(it.event, events.Released)]
+    return [int(entry.event.why.split()[0]) for entry in entries if isinstance(entry.event, events.Released)]
 
 
 def acknowledged(output):
@@ -64,10 +64,10 @@ def test_killed_again_and_again_it_loses_no_acknowledged_row(path):
     expected: list[int] = []
     for kill in range(KILLS):
         expected += acknowledged(kill_mid_append(path, 2 + kill * 7))
-        found = numbers(path)
-        assert found[: len(expected)] == expected
-        assert len(found) <= len(expected) + 1, "more than the one row that was under way"
-        expected = found
+        stored = numbers(path)
+        assert stored[: len(expected)] == expected
+        assert len(stored) <= len(expected) + 1, "more than the one row that was under way"
+        expected = stored
 
 
 def test_killed_while_it_compacts_the_chain_is_whole(path):
@@ -89,12 +89,12 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
     written, refusals = [], []
     for number in range(100):
         try:
-            written += [it.event.why for it in ledger.append([draft(f"{number} " + "x" * 5000)])]
+            written += [entry.event.why for entry in ledger.append([draft(f"{number} " + "x" * 5000)])]
         except LedgerUnavailable as error:
             refusals.append(error.message)
     limit_file_size(None)
     ledger.append([draft("again")])
-    assert [it.event.why for it in unfolded(ledger).entries] == [*written, "again"]
+    assert [entry.event.why for entry in unfolded(ledger).entries] == [*written, "again"]
     assert len(written) > 10
     assert len(refusals) > 1
     assert all("disk" in message for message in refusals)
@@ -140,22 +140,22 @@ def with_failing_syncs(when, path, *words):
 def test_rows_whose_sync_failed_do_not_reappear(open_ledger, path, when):
     """They have reached the file by then, and SQLite alone would find them again."""
     open_ledger()[0].close()
-    found = with_failing_syncs(when, path, "40", "patient")
-    refused = [line for line in found if line.startswith("refused")]
+    output = with_failing_syncs(when, path, "40", "patient")
+    refused = [line for line in output if line.startswith("refused")]
     assert refused
     assert all("the disk reports an I/O error" in line for line in refused)
-    assert acknowledged(found)[-1] > int(refused[0].split()[1]), "it did not go on by itself"
-    assert numbers(path) == acknowledged(found)
+    assert acknowledged(output)[-1] > int(refused[0].split()[1]), "it did not go on by itself"
+    assert numbers(path) == acknowledged(output)
 
 
 @needs_strace
 def test_no_row_is_acknowledged_without_a_sync(open_ledger, path):
     open_ledger()[0].close()
-    found = with_failing_syncs("10+", path, "30", "patient")
-    answers = [line.split()[0] for line in found[1:30]]
+    output = with_failing_syncs("10+", path, "30", "patient")
+    answers = [line.split()[0] for line in output[1:30]]
     assert answers == sorted(answers), "a row was acknowledged after the syncs had begun to fail"
     assert set(answers) == {"acknowledged", "refused"}
-    assert numbers(path)[: len(acknowledged(found))] == acknowledged(found)
+    assert numbers(path)[: len(acknowledged(output))] == acknowledged(output)
 
 
 @needs_strace
@@ -170,10 +170,10 @@ def test_a_birth_that_failed_is_begun_again(path, when):
 def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$0" "$2" "$1"'
     command = ["unshare", "-rm", "sh", "-c", script, sys.executable, tmp_path, HERE / "read_only.py"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     message = f"cannot open the ledger {tmp_path}/ledger.sqlite: it is read-only; mount {tmp_path} writable, "
-    assert json.loads(found.stdout) == {
+    assert json.loads(ended.stdout) == {
         "refusals": [message + "or correct its permissions"] * 2,
         "rows": 2,
         "entries": ["a"],
@@ -212,4 +212,4 @@ def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monke
             ledger.append([draft("a")])
         connection.execute("ROLLBACK")
     ledger.append([draft("b")])
-    assert [it.event for it in unfolded(ledger).entries] == [events.Released("b")]
+    assert [entry.event for entry in unfolded(ledger).entries] == [events.Released("b")]

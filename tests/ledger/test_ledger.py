@@ -23,7 +23,7 @@ BOOT = Incarnation("boot-1", "driver-1")
 NOW = Moment(1_750_000_000.0, 100.0)
 
 
-def found(name):
+def discovered(name):
     return name, ev.Discovered(DeviceInfo(name, 0, "GPU", 1000), BOOT)
 
 
@@ -77,54 +77,54 @@ async def ledger(store):
 
 
 async def test_an_appended_event_is_durable_before_it_is_true(ledger, store):
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     assert ledger.records["GPU-1"].state is State.UNKNOWN
     assert states.replay((), unfolded(store).entries) == (ledger.records["GPU-1"],)
 
 
 async def test_several_devices_are_recorded_all_or_none(ledger, store):
     with pytest.raises(IllegalEventError):
-        await ledger.append("op", found("GPU-1"), described("GPU-2", 1))
+        await ledger.append("op", discovered("GPU-1"), described("GPU-2", 1))
     assert (store.appended, dict(ledger.records)) == (0, {})
-    await ledger.append("op", found("GPU-1"), found("GPU-2"), described("GPU-2", 7))
+    await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"), described("GPU-2", 7))
     assert ledger.records["GPU-2"].device.index == 7
 
 
 async def test_after_a_failed_write_the_disk_is_read_again(ledger, store):
     store.broken = True
     with pytest.raises(LedgerUnavailable):
-        await ledger.append("op", found("GPU-1"))
+        await ledger.append("op", discovered("GPU-1"))
     assert dict(ledger.records) == {}
     faults: list[str | None] = []
     store.on_append = lambda: faults.append(ledger.fault)  # a disk that can be read again may not be writable
     store.broken, before = False, store.loaded
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     assert (store.loaded, ledger.fault) == (before + 1, None)
     assert faults == ["cannot write: the disk is full"]
 
 
 @pytest.mark.parametrize("unreadable", [True, False])
 async def test_holders_seen_during_a_disk_failure_are_recorded_later(ledger, store, unreadable):
-    await ledger.append("op", found("GPU-1"), found("GPU-2"))
+    await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"))
     store.broken, store.unreadable = True, unreadable
     for _ in range(2):
         for device in ("GPU-1", "GPU-2"):
             with pytest.raises(LedgerUnavailable):
                 await ledger.append("op", used(device))
     store.broken = store.unreadable = False
-    await ledger.append("op", found("GPU-3"))
-    assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.IN_USE] * 2
+    await ledger.append("op", discovered("GPU-3"))
+    assert [ledger.records[device].state for device in ("GPU-1", "GPU-2")] == [State.IN_USE] * 2
 
 
 async def test_each_recorded_event_is_logged_with_its_row(ledger, store):
     """Also a sighting that was recorded late: it may be a warning."""
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", ("GPU-1", ev.Distrusted("a reboot", BOOT)))
     store.broken = False
     with capture_logs() as lines:
-        await ledger.append("op", found("GPU-2"), described("GPU-2", 7))
+        await ledger.append("op", discovered("GPU-2"), described("GPU-2", 7))
     assert [(line["row"], line["device"], line["log_level"]) for line in lines] == [
         (2, "GPU-1", "warning"),
         (3, "GPU-2", "debug"),
@@ -133,18 +133,18 @@ async def test_each_recorded_event_is_logged_with_its_row(ledger, store):
 
 
 async def test_a_failed_admission_keeps_the_earlier_owner(ledger, store):
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     store.broken = True
     for event in (used("GPU-1"), ("GPU-1", ev.PutInUse(Owner("pod", NOW, seen=True)))):
         with pytest.raises(LedgerUnavailable):
             await ledger.append("op", event)
     store.broken = False
-    await ledger.append("op", found("GPU-2"))
+    await ledger.append("op", discovered("GPU-2"))
     assert ledger.records["GPU-1"].owner.container == "somebody"
 
 
 async def test_a_decision_before_an_unrecorded_event_is_repeated(ledger, store):
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", used("GPU-1"))
@@ -157,25 +157,25 @@ async def test_a_decision_before_an_unrecorded_event_is_repeated(ledger, store):
 
 
 async def test_a_row_left_by_a_failed_write_counts_once(ledger, store):
-    await ledger.append("op", found("GPU-1"), found("GPU-2"))
+    await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", used("GPU-1"), used("GPU-2"))
     store.broken = False
     MemoryStore.append(store, [LedgerEntry(0, "GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True))),
                                LedgerEntry(0, "GPU-1", NOW, "op", ev.Released("it left"))])  # fmt: skip
-    await ledger.append("op", found("GPU-3"))
+    await ledger.append("op", discovered("GPU-3"))
     assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.IN_USE)
 
 
 async def test_a_pod_seen_during_a_failed_write_crowds_the_device(ledger, store):
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     store.broken = True
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", ("GPU-1", ev.PutInUse(Owner("other", NOW, seen=True, unannounced=True))))
     store.broken = False
     MemoryStore.append(store, [LedgerEntry(0, "GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True)))])
-    await ledger.append("op", found("GPU-2"))
+    await ledger.append("op", discovered("GPU-2"))
     assert ledger.records["GPU-1"].owner == Owner("somebody", NOW, seen=True, crowded=True)
 
 
@@ -183,7 +183,7 @@ async def test_the_ledger_reports_a_fault_while_a_write_hangs(ledger, store, mon
     monkeypatch.setattr(module, "SLOW", 0.05)
     go = threading.Event()
     store.on_append = go.wait
-    writing = asyncio.create_task(ledger.append("op", found("GPU-1")))
+    writing = asyncio.create_task(ledger.append("op", discovered("GPU-1")))
     with capture_logs() as lines:
         async with asyncio.timeout(5):
             await ledger.until_notified(ledger.notifications, 5)
@@ -204,7 +204,7 @@ WINDOWS = (
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize(("device", "since", "limit"), [(None, None, 9), ("GPU-1", NOW.wall, 1), (None, 1e12, 9)])
 async def test_a_history_comes_from_memory_while_a_read_hangs(ledger, store, monkeypatch, window, device, since, limit):
-    await ledger.append("op", found("GPU-1"), found("GPU-2"), described("GPU-1", 7), described("GPU-2", 8))
+    await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"), described("GPU-1", 7), described("GPU-2", 8))
     wanted = await ledger.history(device, since, limit, window)
     assert not wanted.partial
     monkeypatch.setattr(module, "READ", 0.05)
@@ -219,7 +219,7 @@ async def test_a_history_comes_from_memory_while_a_read_hangs(ledger, store, mon
 
 async def test_a_later_page_of_the_history_waits_for_the_disk(ledger, store, monkeypatch):
     """Memory does not reach that far back: a page from memory would end the history in the middle."""
-    await ledger.append("op", found("GPU-1"), found("GPU-2"), described("GPU-1", 7))
+    await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"), described("GPU-1", 7))
     ledger._recent.clear()
     monkeypatch.setattr(module, "READ", 0.0)
     go = threading.Event()
@@ -231,13 +231,13 @@ async def test_a_later_page_of_the_history_waits_for_the_disk(ledger, store, mon
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     caller = asyncio.create_task(ledger.append("op", described("GPU-1", 5)))
     await asyncio.sleep(0)  # it has begun, and no more
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    await ledger.append("op", found("GPU-2"))
+    await ledger.append("op", discovered("GPU-2"))
     assert ledger.records["GPU-1"].device.index == 5
     assert states.replay((), unfolded(store).entries) == tuple(ledger.records.values())
 
@@ -245,7 +245,7 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
 async def test_a_waiting_listener_gets_the_next_row(ledger):
     waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     assert await waiting is True
     assert await ledger.newer_row(ledger.seq - 1, 60) is True
     assert await ledger.newer_row(ledger.seq, 0.001) is False
@@ -269,7 +269,7 @@ async def test_a_cancelled_listener_gets_no_row(ledger, turns):
 
 async def test_folding_old_rows_changes_no_record(store):
     ledger = Ledger(store, lambda: NOW, keep=20, fold_at_once=10)
-    await ledger.append("op", found("GPU-1"))
+    await ledger.append("op", discovered("GPU-1"))
     for index in range(100):
         await ledger.append("op", described("GPU-1", index))
     believed = dict(ledger.records)

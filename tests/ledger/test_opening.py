@@ -34,7 +34,11 @@ def fill(open_ledger, draft, rows=40):
 
 def contents(directory):
     """What is stored; SQLite's empty log and its index come and go with every look."""
-    return {it.name: it.read_bytes() for it in directory.iterdir() if not it.name.endswith((".lock", "-wal", "-shm"))}
+    return {
+        child.name: child.read_bytes()
+        for child in directory.iterdir()
+        if not child.name.endswith((".lock", "-wal", "-shm"))
+    }
 
 
 def test_a_new_ledger_is_private(open_ledger, draft, path):
@@ -42,10 +46,10 @@ def test_a_new_ledger_is_private(open_ledger, draft, path):
     ledger.append([draft()])
     assert aside is None
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert {it.name for it in path.parent.iterdir()} == {
+    assert {child.name for child in path.parent.iterdir()} == {
         "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head", "ledger.lock",
     }  # fmt: skip
-    assert {it.stat().st_mode & 0o777 for it in path.parent.iterdir()} == {0o600}
+    assert {child.stat().st_mode & 0o777 for child in path.parent.iterdir()} == {0o600}
 
 
 def test_files_of_an_interrupted_start_do_not_matter(open_ledger, path):
@@ -65,8 +69,8 @@ def test_a_second_writer_is_refused_by_name(open_ledger, path):
     open_ledger()
     program = "import sys; from pathlib import Path; from scrubber.ledger import file; \
 file.lock(file.LedgerPaths(Path(sys.argv[1])))"
-    found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
-    assert "cannot open the ledger" in found.stderr
+    refused = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert "cannot open the ledger" in refused.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
         file.open_or_set_aside(path, NOW)
 
@@ -77,12 +81,12 @@ file.lock(file.LedgerPaths(Path(sys.argv[1])))"
 @pytest.mark.parametrize("target", ["precious", "absent"])
 def test_a_foreign_file_is_refused_and_left_alone(open_ledger, draft, path, tmp_path, name, target):
     fill(open_ledger, draft, 2)
-    place, precious = path.with_name(name), tmp_path / "precious"
-    before = place.read_bytes() if place.exists() else b"precious"
+    linked, precious = path.with_name(name), tmp_path / "precious"
+    before = linked.read_bytes() if linked.exists() else b"precious"
     precious.write_bytes(before)
-    place.unlink(missing_ok=True)
-    place.symlink_to(tmp_path / target)
-    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(place))}: it is a link; find out who made it"):
+    linked.unlink(missing_ok=True)
+    linked.symlink_to(tmp_path / target)
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(linked))}: it is a link; find out who made it"):
         open_ledger()
     assert precious.read_bytes() == before
     assert not (tmp_path / "absent").exists()
@@ -278,7 +282,7 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
     """Killed between two renames, the next start finds some of a ledger: it must not take it for all of it."""
     ledger, _ = open_ledger()
     ledger.append([draft()])
-    kept = {it.name: it.read_bytes() for it in path.parent.iterdir()}
+    kept = {child.name: child.read_bytes() for child in path.parent.iterdir()}
     ledger.close()
     for name in ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite", "ledger.head")[moved:]:
         (path.parent / name).write_bytes(kept[name])

@@ -25,12 +25,12 @@ class Node:
         ledger, aside = file.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
         self.opened.append(ledger)
         assert aside is None
-        found = ledger.load().may_be_old
+        may_be_old = ledger.load().may_be_old
         for _ in range(rows):
             self.written += 1
             ledger.append([self.draft(f"row {self.written}")])
         ledger.close()
-        return found
+        return may_be_old
 
     def keep_copy(self):
         shutil.copytree(self.state, self.copy)
@@ -64,10 +64,10 @@ def test_an_older_copy_may_be_old_until_its_next_row(node):
 def test_an_older_copy_that_has_grown_since_may_be_old(node):
     node.keep_copy()
     node.may_be_old(rows=1)
-    seen = node.head.read_bytes()
+    head = node.head.read_bytes()
     node.put_copy_back()
     node.may_be_old(rows=5)
-    node.head.write_bytes(seen)
+    node.head.write_bytes(head)
     assert node.may_be_old()
 
 
@@ -80,9 +80,9 @@ def test_a_ledger_without_a_run_head_may_be_old(node, content):
 
 
 def test_a_kill_between_row_and_head_is_no_rollback(node):
-    seen = node.head.read_bytes()
+    head = node.head.read_bytes()
     node.may_be_old(rows=1)
-    node.head.write_bytes(seen)
+    node.head.write_bytes(head)
     assert not node.may_be_old()
 
 

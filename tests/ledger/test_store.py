@@ -39,14 +39,14 @@ def kept(request):
 
 
 def whys(entries):
-    return [it.event.why for it in entries if isinstance(it.event, events.Released)]
+    return [entry.event.why for entry in entries if isinstance(entry.event, events.Released)]
 
 
 def concatenate(records, entries):
     """A fold that shows what it was given, and in which order."""
     before = records[0] if records else FIRST
-    said = "".join([before.device.model if records else "", *whys(entries)])
-    return (replace(before, device=replace(before.device, model=said)),)
+    whole = "".join([before.device.model if records else "", *whys(entries)])
+    return (replace(before, device=replace(before.device, model=whole)),)
 
 
 def test_appended_rows_are_loaded_in_order(kept, draft):
@@ -54,10 +54,10 @@ def test_appended_rows_are_loaded_in_order(kept, draft):
     second = kept.append([draft("c")])
     loaded = unfolded(kept)
     assert loaded.entries == first + second
-    assert [it.seq for it in loaded.entries] == sorted({it.seq for it in loaded.entries})
+    assert [entry.seq for entry in loaded.entries] == sorted({entry.seq for entry in loaded.entries})
     assert loaded.head.seq == loaded.entries[-1].seq
-    assert [(it.device, it.at, it.op) for it in first] == [
-        (it.device, it.at, it.op) for it in (draft("a"), draft("b", "GPU-2"))
+    assert [(entry.device, entry.at, entry.op) for entry in first] == [
+        (entry.device, entry.at, entry.op) for entry in (draft("a"), draft("b", "GPU-2"))
     ]
 
 
@@ -68,7 +68,7 @@ def test_an_empty_batch_is_no_error(kept):
 def test_odd_moments_and_texts_come_back_as_they_are(kept, draft):
     for wall in (0.1 + 0.2, -0.0, 5e-324, 1.7976931348623157e308, 3):
         kept.append([draft("x\x00\n'é\U0001f9ea", "GPU-\x00'", wall)])
-    assert [it.at.wall for it in unfolded(kept).entries] == [
+    assert [entry.at.wall for entry in unfolded(kept).entries] == [
         0.30000000000000004,
         0.0,
         5e-324,
@@ -121,18 +121,18 @@ def test_history_may_be_asked_from_another_thread(kept, draft):
     thread = threading.Thread(target=lambda: seen.append(kept.history(None, None, 10)))
     thread.start()
     thread.join()
-    assert [whys(it) for it in seen] == [["a"]]
+    assert [whys(entries) for entries in seen] == [["a"]]
 
 
 def test_compaction_folds_what_is_old_and_keeps_the_newest(kept, draft):
     kept.append([draft(letter) for letter in "abcdefgh"])
     assert kept.compact(concatenate, 3, AT) >= 5
     loaded = unfolded(kept)
-    assert [it.device.model for it in loaded.snapshot] == ["abcde"]
+    assert [record.device.model for record in loaded.snapshot] == ["abcde"]
     assert whys(loaded.entries) == ["f", "g", "h"]
     kept.append([draft("i")])
     kept.compact(concatenate, 1, AT)
-    assert [it.device.model for it in unfolded(kept).snapshot] == ["abcdefgh"]
+    assert [record.device.model for record in unfolded(kept).snapshot] == ["abcdefgh"]
     assert whys(unfolded(kept).entries) == ["i"]
 
 
@@ -172,7 +172,7 @@ def test_compaction_may_keep_no_rows(kept, draft):
     kept.append([draft("a"), draft("b")])
     kept.compact(concatenate, 0, AT)
     loaded = unfolded(kept)
-    assert ([it.device.model for it in loaded.snapshot], loaded.entries) == (["ab"], ())
+    assert ([record.device.model for record in loaded.snapshot], loaded.entries) == (["ab"], ())
     assert kept.append([draft("c")])[0].seq > loaded.head.seq
     assert whys(unfolded(kept).entries) == ["c"]
 
