@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
+from scrubber.core import verdict
 from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
@@ -49,6 +51,7 @@ class Jobs:
         self.locks = DeviceLocks()
         self.slots = Slots(observer)
         self._running: dict[str, ScrubJob] = {}
+        self._starting = 0  # jobs whose start is being recorded
         self._context = JobContext(
             ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running
         )
@@ -77,12 +80,20 @@ class Jobs:
     ) -> ScrubJob:  # fmt: skip
         context = self._context
         self.require_running()
-        recorded = Job(context.token(6), path, trigger, context.now())
-        quarantined = context.ledger.records[device].state is State.QUARANTINED
-        event = ev.ProbationStarted(recorded, by) if quarantined else ev.ScrubStarted(recorded)
-        await context.ledger.append(op, (device, event))
-        self.require_running()  # again: if it was stopped meanwhile, its next start closes the job in the ledger
-        job = self._running[device] = self.job_type(context, device, recorded, device_policy, op)
+        record, started = context.ledger.records[device], Job(context.token(6), path, trigger, context.now())
+        quarantined = record.state is State.QUARANTINED
+        events: list[ev.Event] = [ev.ProbationStarted(started, by) if quarantined else ev.ScrubStarted(started)]
+        if self.slots.free_for(record, len(self._running) + self._starting):
+            first = verdict.plan(path, device_policy.policy)[0]
+            started = replace(started, step=first)
+            events.append(ev.StepStarted(started.id, first, path))
+        self._starting += 1
+        try:
+            await context.ledger.append(op, *((device, event) for event in events))
+            self.require_running()  # again: if it was stopped meanwhile, its next start closes the job in the ledger
+            job = self._running[device] = self.job_type(context, device, started, device_policy, op)
+        finally:
+            self._starting -= 1
         return job
 
     def require_running(self) -> None:

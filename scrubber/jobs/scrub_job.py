@@ -4,6 +4,10 @@ The job runs the steps of its path one after the other, each with a deadline, in
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
 unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
+What follows without a deed between is one transaction: the start of the job and of its first step, if it does not wait
+for its device; the result of a step and the start of the next one; the result of the last step and what the path
+proved. A start is on the disk before its step acts, and a receipt before anybody gets it.
+
 The observations before ``evict`` and before a reset, and the last one of a job, read all processes of the node. The
 others follow up an earlier one, and leave out what has probably not changed since.
 
@@ -28,7 +32,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core import leftover, pauses, presence, proof, upkeep, verdict
+from scrubber.core import leftover, pauses, presence, proof, states, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -97,7 +101,7 @@ class ScrubJob:
         self.trigger = job.trigger
         self.bytes_done = 0  # bytes of the present step
         self.bytes_total = 0
-        self.step: Step | None = None  # recorded in the ledger, or about to be recorded
+        self.step = job.step  # recorded in the ledger, or about to be recorded
         self.receipt: Receipt | None = None
         self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
         self.finished = asyncio.Event()
@@ -185,12 +189,15 @@ class ScrubJob:
             self.path = record.job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
             async with self._context.slots.at_device(record, record.job, self._changed.notify):
-                await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
-            if await self._conclude():
+                last = await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
+            if await self._conclude(last):
                 return
 
-    async def _run_path(self, order: Order) -> None:
-        """Run the steps of the path. The start and the result of each step are recorded before the next step."""
+    async def _run_path(self, order: Order) -> ev.StepFinished | None:
+        """Run the steps of the path. The start and the result of each step are recorded before the next step.
+
+        Returns the result of the last step if it passed: it is recorded together with what the path proved.
+        """
         plan = verdict.plan(self.path, self._policy)
         following = dict(pairwise(plan))
         for _, together in groupby(plan, BRIEF_ON_DRIVER.__contains__):
@@ -205,9 +212,13 @@ class ScrubJob:
                         if self.step is not step:
                             await self._record_start(step)
                         result = await self._result(worker, step, order, unexpected_holder, is_last=step is steps[-1])
-                        await self._record_result(result, following.get(step))
                         if result.outcome is not Outcome.PASSED:
-                            return
+                            await self._append(None, ev.StepFinished(self.id, result))
+                            return None
+                        if step not in following:
+                            return ev.StepFinished(self.id, result)
+                        await self._record_result(result, following[step])
+        return None
 
     async def _result(
         self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, is_last: bool
@@ -357,27 +368,26 @@ class ScrubJob:
 
     async def _record_start(self, step: Step) -> None:
         if step is not Step.RESET:
-            await self._append_steps(step, ev.StepStarted(self.id, step, self.path))
+            await self._append(step, ev.StepStarted(self.id, step, self.path))
             return
         # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
         # that grant finds the reset in the ledger.
         async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
-            await self._append_steps(step, ev.StepStarted(self.id, step, self.path))
+            await self._append(step, ev.StepStarted(self.id, step, self.path))
 
-    async def _record_result(self, result: StepResult, following: Step | None) -> None:
-        """Record the result of a step, and in the same transaction the start of the next step if it can begin now.
+    async def _record_result(self, result: StepResult, following: Step) -> None:
+        """Record that a step passed, and in the same transaction the start of the next step if it can begin now.
 
         The observation that comes next then shows both that nothing disturbed the step that has ended, and that the
         next one may run.
         """
         ended = ev.StepFinished(self.id, result)
-        may_follow = following is not None and result.outcome is Outcome.PASSED
-        if following is not None and may_follow and not self._context.slots.between(result.step, following):
-            await self._append_steps(following, ended, ev.StepStarted(self.id, following, self.path))
+        if self._context.slots.between(result.step, following):
+            await self._append(None, ended)
         else:
-            await self._append_steps(None, ended)
+            await self._append(following, ended, ev.StepStarted(self.id, following, self.path))
 
-    async def _append_steps(self, step: Step | None, *events: ev.StepStarted | ev.StepFinished) -> None:
+    async def _append(self, step: Step | None, *events: ev.Event) -> None:
         """Record the events in one transaction. ``step`` is the present step after them."""
         self.step = step
         await self._ledger.append(self.op, *((self.device, event) for event in events))
@@ -389,9 +399,14 @@ class ScrubJob:
 
     # -- the end
 
-    async def _conclude(self) -> bool:
-        """Record what the path proved, and what the device reported. False when the job goes on with another path."""
+    async def _conclude(self, last: ev.StepFinished | None) -> bool:
+        """Record what the path proved, and what the device reported. False when the job goes on with another path.
+
+        ``last``: the result of the last step, which is not recorded yet.
+        """
         record = self._own_record()
+        if record is not None and last is not None:
+            record = states.fold(record, last, self._context.now())
         if record is None or record.job is None:
             return True
         judged = verdict.judge(record.job, record.baseline, self._policy)
@@ -403,11 +418,11 @@ class ScrubJob:
         if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)
-        events: list[ev.Event] = [event]
+        events: list[ev.Event] = [event] if last is None else [last, event]
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
             noted = upkeep.errors_to_note(record.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
-        await self._ledger.append(self.op, *((self.device, each) for each in events))
+        await self._append(None, *events)
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)

@@ -81,6 +81,10 @@ class Slots:
         place = self._for_worker.place(device)
         return self._for_driver.place(device) if place is None else place
 
+    def free_for(self, record: Record, jobs: int) -> bool:
+        """Whether one more job beside so many ``jobs`` certainly does not wait for its device: see ``at_device``."""
+        return record.device.reset_domain is None and jobs < MAX_WORKERS
+
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job, moved: Callable[[], None]) -> AsyncIterator[None]:
         """Wait until the job may touch its device.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.core import event_text
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
+from scrubber.jobs import slots
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
 from tests.service.node import Kind, Node
@@ -111,6 +115,42 @@ async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkey
     assert running.receipt is not None
     assert ["reset begins"] in written
     assert [it for it in together if it not in written] == []
+
+
+async def test_a_fast_scrub_is_six_transactions(begin, monkeypatch):
+    """Between any two of them, something is done to the device; between the rows of one, nothing is."""
+    monkeypatch.setattr(Node, "one_driver", False)
+    world = await begin(gpus=1, policy="fast")
+    append, written = world.life.disk.append, list[str]()
+
+    def note(drafts: Sequence[ev.LedgerEntry]) -> object:
+        written.append(", ".join(event_text.tell(draft.event) for draft in drafts))
+        return append(drafts)
+
+    monkeypatch.setattr(world.life.disk, "append", note)
+    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
+    await running.finished.wait()
+    assert running.receipt is not None
+    assert [re.findall(r"scrub|evict|clear|verify|settings|health|proven", text) for text in written] == [
+        ["scrub", "evict"],
+        ["evict", "clear"],
+        ["clear", "verify"],
+        ["verify", "settings"],
+        ["settings", "health"],
+        ["health", "proven"],
+    ]
+
+
+async def test_a_job_that_may_wait_records_its_first_step_later(build, monkeypatch):
+    world = build(gpus=2)
+    await world.start()
+    await world.clean()
+    monkeypatch.setattr(slots, "MAX_WORKERS", 1)
+    world.context.jobs.slots.workers = asyncio.Semaphore(1)
+    one, other = [await world.operations.scrub(device, ScrubPath.FAST) for device in world.uuids]
+    assert (world.record(one.device).job.step, world.record(other.device).job.step) == (Step.EVICT, None)
+    await asyncio.gather(one.finished.wait(), other.finished.wait())
+    assert None not in (one.receipt, other.receipt)
 
 
 async def test_a_caller_that_gives_up_leaves_the_job_running(world):
