@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from ground import aio, log
 from ground.device_messages import GrantedDevice, Proof
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from policies.model import GateMode, Policy
+from policies.model import GateMode
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
@@ -29,7 +29,6 @@ from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
-from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
 
@@ -51,21 +50,16 @@ START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this con
 class Request:
     """What a caller asks, and what held when it asked. Made once at the door: what is asked twice can differ.
 
-    The moment of a decision is that of the facts it rests on (``Facts.at``), because a request may wait and observe
-    again.
+    The moment of a decision is that of the facts it rests on (``Facts.at``), and its policy is the one in force then,
+    because a request may wait and observe again.
     """
 
     action: Action
     devices: Sequence[str]
     op: str
     epoch: str  # the run of the kubelet that was there: one that starts later did not send this request
-    policies: Mapping[str, DevicePolicy]
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
-
-    def policy(self, record: Record) -> Policy:
-        """The policy that judges this device."""
-        return self.policies[record.device.uuid].policy
 
 
 class Handover:
@@ -105,7 +99,7 @@ class Handover:
 
         async def decision(record: Record) -> answers.AcquireAnswer:
             facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
-            policy = request.policy(record)
+            policy = context.device_policy(record.device.uuid).policy
             gated = announced and policy.gate is GateMode.CREATE and context.gated(record.device.uuid, facts.at)
             return acquire.decide(
                 record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
@@ -164,7 +158,7 @@ class Handover:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                decision = partial(self._start_decision, request, starting_pod, named, creating=bool(creating))
+                decision = partial(self._start_decision, starting_pod, named, creating=bool(creating))
                 replies = await self._answer_all(request, partial(self._final_answer, request, decision))
                 _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
@@ -185,7 +179,7 @@ class Handover:
 
         async def decision(record: Record) -> answers.StartAnswer:
             facts = await context.complete(record, await context.observer.quick(record))
-            return start.in_claim(record, facts, request.policy(record), claim)
+            return start.in_claim(record, facts, context.device_policy(record.device.uuid).policy, claim)
 
         async with self._locked(request):
             replies = await self._answer_all(request, partial(self._final_answer, request, decision))
@@ -237,14 +231,13 @@ class Handover:
         ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
         """
         context = self._context
-        policies = {device: context.device_policy(device) for device in devices}
-        budgets = [matched.policy.budgets for matched in policies.values()]
+        budgets = [context.device_policy(device).policy.budgets for device in devices]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
         deadline = now + min(limit, *(each.start if action is Action.START_ON else each.allocate for each in budgets))
         waits = action is Action.HAND_OUT
         owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline
         op, epoch = op or context.token(4), context.observer.epoch()
-        return Request(action, devices, op, epoch, policies, deadline, owner_deadline)
+        return Request(action, devices, op, epoch, deadline, owner_deadline)
 
     @contextlib.asynccontextmanager
     async def _locked(self, request: Request) -> AsyncIterator[None]:
@@ -273,13 +266,13 @@ class Handover:
             return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
 
     async def _start_decision(
-        self, request: Request, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
+        self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
         facts = await context.complete(record, await context.observer.full(record, starting_pod=pod))
         admitted = creating and _same_start(self._awaited.get(device), record.owner)
-        assignment = named.get(device)
-        return start.decide(record, facts, request.policy(record), pod, facts.at, assignment, admitted=admitted)
+        policy, assignment = context.device_policy(device).policy, named.get(device)
+        return start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
 
     async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
@@ -385,7 +378,7 @@ class Handover:
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
                 context.require_clearable(device, request.action.value)
-                policy = request.policies[device]
+                policy = context.device_policy(device)
                 running.append(await context.jobs.start(device, answer.path, answer.trigger, policy, request.op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)

@@ -75,19 +75,13 @@ def test_an_xid_before_the_start_asks_for_a_reset(machine) -> None:
 
 
 @needs_namespace
-def test_an_xid_in_the_kernel_log_quarantines_between_rounds(machine) -> None:
+def test_an_xid_quarantines_from_the_log_and_then_from_nvml(machine) -> None:
+    """One test, because the log of the machine ends in it for good."""
     running, kmsg = machine
     began = time.monotonic()
     kmsg.xid(running.stage.machine.gpu(1).pci, 79, ", GPU has fallen off the bus.")
     running.settled(1, "quarantined")
-    assert time.monotonic() - began < LONG_BEFORE
-
-
-@needs_namespace
-def test_an_xid_from_nvml_quarantines_when_the_log_has_ended(machine) -> None:
-    running, kmsg = machine
     kmsg.close()
-    began = time.monotonic()
     running.stage.machine.gpu(2).event(pynvml.nvmlEventTypeXidCriticalError, 95)
     running.settled(2, "quarantined")
     assert time.monotonic() - began < LONG_BEFORE
