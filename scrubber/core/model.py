@@ -421,5 +421,5 @@ class Facts:
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
     unasked: tuple[str, ...] = ()  # pods that use the device and that the create gate did not let through
-    # When they were observed: the moment of the decision that rests on them. It makes no two observations differ.
+    # When they were observed: the moment of the decision that rests on them. Observations are compared without it.
     at: Moment = field(default=Moment(wall=0.0, uptime=0.0), compare=False)

@@ -319,9 +319,8 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
         if step is not Step.CLEAR or covered + own < least * allocatable:
             return failed(step, Blame.DEVICE, short)
         parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))
-        reached = (
-            (covered + allowed - 1) * 10_000 // allocatable / 10_000
-        )  # one less, so that rounding never asks for more
+        # One byte less, so that rounding never asks for more.
+        reached = (covered + allowed - 1) * 10_000 // allocatable / 10_000
         remedy = f"give it a rule with clear.min_coverage {reached}"
         return failed(step, Blame.SERVICE, f"{short}; not covered: {parts}; no fault of the device: {remedy}")
     return None

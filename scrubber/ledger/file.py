@@ -589,7 +589,7 @@ class SqliteStore:
         # After any error, a cancellation too, the state of the connection is unknown: the next call opens a new one.
         try:
             yield
-        except BaseException:
+        except BaseException:  # closes the connection and raises the error again
             self.disconnect()
             raise
 

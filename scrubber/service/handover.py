@@ -124,7 +124,7 @@ class Handover:
                 joined |= {job.device for job in running}
                 await self._wait(request, running, _waits(replies))
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            # A person's failed request must not withhold a GPU from the kubelet. Nor must one that comes at the end.
+            # A person's failed request must not withhold a GPU from the kubelet. A service that stops withholds none.
             if to_withhold and not exclusive and not context.jobs.stopping:
                 context.withhold(to_withhold)
 
