@@ -67,13 +67,9 @@ class ApiServer(HttpApi):
     def create(self, resource: str, thing: Object) -> Object:
         """Create an object, with a new UID."""
         thing = copy.deepcopy(thing)
-        thing["metadata"]["uid"] = self.new_uid()
+        thing["metadata"]["uid"] = str(uuid.uuid4())
         group = "v1" if resource == NODES else "resource.k8s.io/v1"
         return self.put(resource, {"apiVersion": group, "kind": _KINDS[resource], **thing})
-
-    def new_uid(self) -> str:
-        """The UID of the next object."""
-        return str(uuid.uuid4())
 
     def put(self, resource: str, thing: Object) -> Object:
         """Create or replace an object. Without a difference the object keeps its resourceVersion."""

@@ -27,6 +27,7 @@ GPUS = 3
 SHORT = 0.05  # seconds: less than the time between two observations
 DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
+CLAIMS = ("claim-a", "claim-b")
 POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
@@ -54,7 +55,7 @@ def down(machine) -> bool:
 
 
 class Histories(RuleBasedStateMachine):
-    """Callers, tenants, intruders, operators, faults and kills, as they come; every rule lets some time pass."""
+    """Callers, tenants, claims, foreign processes, operators, faults and kills, in any order. Rules let time pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,6 +131,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(up)
     @rule(devices=DEVICES, pause=PAUSE)
     def a_caller_says_release(self, devices, pause):
+        self.world.truth.given_back(*self._uuids(devices))
         self._do(self.world.handover.release(self._uuids(devices)), pause)
 
     @precondition(up)
@@ -145,6 +147,42 @@ class Histories(RuleBasedStateMachine):
             self.world.node.end_container(process.container)
         elif goes:
             self.world.node.leave(process)
+
+    # -- claims, as the DRA driver asks for them
+
+    @precondition(up)
+    @rule(claim=st.sampled_from(CLAIMS), devices=DEVICES, pause=PAUSE)
+    def a_claim_takes_devices(self, claim, devices, pause):
+        """Until it gives them back, no other claim may get them."""
+        self._do(self._taken(claim, self._uuids(devices)), pause)
+
+    async def _taken(self, claim, uuids) -> None:
+        await self.world.handover.acquire(uuids, announced=False, exclusive=True, owner=claim)
+        for uuid in uuids:
+            self.world.truth.taken(claim, uuid)
+            self.world.tenants[uuid] = claim
+            self.let_in[uuid] = (claim, False)
+
+    @precondition(up)
+    @rule(device=DEVICE, claims=st.permutations(CLAIMS), killed=st.booleans(), runs=PAUSE, pause=PAUSE)
+    def a_claim_asks_for_the_device_of_another(self, device, claims, killed, runs, pause):
+        """The pod of the first claim has run and ended. The kubelet has not given its claim back."""
+        self.a_claim_takes_devices(claims[0], {device}, 6.0)
+        self.a_granted_tenant_runs(device, runs)
+        self.a_container(device, "ends", pause)
+        if killed and self.world.up:
+            self.the_service_goes("kill", 0.0)
+            self.the_service_starts(pause)
+        if self.world.up:
+            self.a_claim_takes_devices(claims[1], {device}, 6.0)
+
+    @precondition(up)
+    @rule(claim=st.sampled_from(CLAIMS), pause=PAUSE)
+    def a_claim_gives_its_devices_back(self, claim, pause):
+        """The service refuses as long as a container of the claim uses one of them."""
+        self.let_in = {uuid: pod for uuid, pod in self.let_in.items() if pod[0] != claim}
+        self.world.truth.given_back(claim=claim)
+        self._do(self.world.handover.release(owner=claim), pause)
 
     # -- the kubelet's checkpoint names another pod than the one that starts
 
@@ -278,6 +316,7 @@ class Histories(RuleBasedStateMachine):
                 self._reboot()
             case "reloads its driver" if not list(self.world.node.everybody()):
                 self.world.node.drivers += 1
+                self.world.truth.given_back(*self.world.uuids)
             case "loses its workers":
                 self._end_lingering()
             case "sets its clock":
@@ -337,6 +376,7 @@ class Histories(RuleBasedStateMachine):
             self.loop.run_until_complete(self.world.die())
         self.open.clear()
         self.let_in.clear()
+        self.world.truth.given_back(*self.world.uuids)
         self.world.node.reboot()
         self.loop.run_until_complete(self.world.start())
 

@@ -13,7 +13,7 @@ from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Xid
+from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Trigger, Xid
 from scrubber.devices.base import Progress
 from scrubber.ledger import chain, file
 from scrubber.steps.base import Order, Report
@@ -315,6 +315,24 @@ async def test_a_reinstatement_replaces_a_running_probation(begin):
     assert running.receipt.path is ScrubPath.SLOW
     assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
     assert world.record(device).returns == ()
+
+
+@pytest.mark.parametrize("waited", [0.0, 30.0])
+async def test_after_a_reboot_a_claim_waits_for_no_self_test(begin, waited):
+    """The kubelet asks again for the claims of all its pods, while the devices take their first look."""
+    world = await begin(worker=AMinuteOfTests)
+    device, other = world.uuids
+    claim = {"announced": False, "exclusive": True, "owner": "claim-1"}
+    await world.handover.acquire([device], **claim)
+    await world.die()
+    world.node.reboot()
+    await world.start()
+    await asyncio.sleep(waited)
+    await world.handover.acquire([device], within=10.0, **claim)
+    assert world.record(device).receipt.path is ScrubPath.FAST
+    await world.reach(other, State.CLEAN)
+    assert world.record(other).receipt.path is ScrubPath.SLOW  # its first look went on: no request waited for it
+    assert [it.job.trigger for it in rows(world, ev.ScrubStarted, other)] == [Trigger.FIRST_LOOK] * 2
 
 
 async def test_a_sign_lasts_over_one_late_answer(world):

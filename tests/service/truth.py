@@ -12,7 +12,7 @@ import math
 from policies.model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Record, ScrubPath, State, Step
+from scrubber.core.model import Grant, Record, ScrubPath, State, Step
 from scrubber.policy import ActivePolicy
 from tests.service.node import Gpu, Kind, Node, Process
 
@@ -46,6 +46,7 @@ class Truth:
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
         self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
         self.released: dict[str, float] = {}  # uptime of the last release
+        self.claims: dict[str, str] = {}  # device -> the claim that has it, and has not begun to give it back
 
     def policy(self, uuid: str) -> Policy:
         """What is in force for a device."""
@@ -96,9 +97,11 @@ class Truth:
         match entry.event:
             case ev.ScrubStarted() | ev.ProbationStarted():
                 self.began_under[entry.device] = self.policy(entry.device)
-            case ev.Granted():
+            case ev.Granted(grant):
+                self._pass_on(entry.device, grant)
                 self._granted(entry.device, before)
-            case ev.GrantedUnproven():
+            case ev.GrantedUnproven(grant):
+                self._pass_on(entry.device, grant)
                 self.granted[entry.device] = self.node.loop.time()
                 self.unproven.add(entry.device)
                 if self.policy(entry.device).mode is not Mode.OBSERVE:
@@ -107,6 +110,21 @@ class Truth:
                 self.released[entry.device] = entry.at.uptime
             case ev.ScrubPassed(_, receipt):
                 self._believed_clean(entry.device, before, receipt.path)
+
+    def _pass_on(self, uuid: str, grant: Grant) -> None:
+        """A request without an owner implies that the last owner has left."""
+        if not grant.owner:
+            self.given_back(uuid)
+
+    def taken(self, claim: str, uuid: str) -> None:
+        """The service says that a claim has a device."""
+        holder = self.claims.setdefault(uuid, claim)
+        if holder != claim:
+            self.accuse(f"{claim} has {uuid}, which {holder} has not given back")
+
+    def given_back(self, *uuids: str, claim: str = "") -> None:
+        """Somebody asks the service to take back these devices, or all devices of a claim."""
+        self.claims = {uuid: it for uuid, it in self.claims.items() if uuid not in uuids and it != claim}
 
     def started(self, tenant: str, uuid: str) -> None:
         """The service says that a container of this tenant may start."""
