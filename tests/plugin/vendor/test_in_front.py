@@ -11,6 +11,7 @@ from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.listing import Listing
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate
@@ -135,6 +136,8 @@ async def test_a_device_that_the_vendor_doubted_is_scrubbed_first(scrub_server, 
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, UNHEALTHY))
     scrubbed.set()
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
+    taken = scrub_server.asked.index(("acquire", ("GPU-0001",)))
+    assert scrub_server.asked[taken + 1] == ("release", ())  # nobody else gets a device that is not given back
 
 
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, ready, vendor):
@@ -144,6 +147,25 @@ async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, 
     assert status.phase is Phase.FAILED
     assert "which was not granted" in (await it.hear("request refused"))["error"]
     assert scrub_server.asked[-1][0] == "release"  # the grant is given back
+
+
+async def test_a_device_that_becomes_unhealthy_meanwhile_is_refused(scrub_server, kubelet, ready, vendor):
+    """The vendor says so after the kubelet has chosen the device, and before the service has granted it."""
+    it = await ready()
+    asked = []
+
+    async def acquired(devices) -> None:
+        asked.append(devices)
+        if len(asked) == 1:
+            vendor.devices = dict.fromkeys(IDS, UNHEALTHY)
+            vendor.show()
+            await it.hear("the vendor's plugin calls a device unhealthy: it is scrubbed again")
+
+    scrub_server.answer = acquired
+    status = await kubelet.admit(pod())
+    assert status.phase is Phase.FAILED
+    assert "the vendor's plugin calls GPU-0000 unhealthy" in status.message
+    assert vendor.asked == []
 
 
 async def test_an_error_of_the_vendor_gives_the_grant_back(scrub_server, kubelet, ready, vendor):
@@ -206,6 +228,16 @@ async def test_a_refused_list_does_not_prolong_the_last_one(short_tmp):
     assert directory._keeping[GPU] is ends
     assert not ends.cancelled()
     ends.cancel()
+
+
+async def test_a_list_in_time_keeps_the_devices_healthy(short_tmp):
+    offer = VendorOffer()
+    directory = VendorDirectory(short_tmp, short_tmp, "nvidia.com", offer, Listing(cast(Any, None), offer))
+    directory._take(GPU, None)
+    ends = directory._keeping[GPU]
+    directory._take(GPU, VendorList({"GPU-0000": b""}, frozenset({"GPU-0000"})))
+    assert ends.cancelled()
+    assert offer.healthy(GPU, "GPU-0000")
 
 
 async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, ready, vendor):
