@@ -3,6 +3,7 @@
 import asyncio
 
 from demo.standins.do_nothing_plugin import RESOURCE as GPU
+from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from demo.standins.runtime import CannotCreate, Runtime
 from demo.standins.timing import Timing
@@ -137,3 +138,19 @@ async def test_r7_prestart_is_called_for_an_inactive_pod_until_cleanup(kubelet):
     await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
     status = await kubelet.restart_container(pod, "main")
     assert "no devices found allocated in local cache" in status.message
+
+
+async def test_a_pod_has_a_directory_from_start_to_deletion(directory, tmp_path):
+    def named() -> list[str]:
+        return [entry.name for entry in tmp_path.iterdir()]
+
+    async with Kubelet(directory, logs=tmp_path) as kubelet:
+        pod = Pod.of("p", {})
+        await kubelet.admit(pod)
+        assert named() == []
+        await kubelet.sync(pod)
+        await kubelet.restart_container(pod, "main")
+        await kubelet.finish(pod)
+        assert named() == [f"default_p_{pod.uid}"]
+        await kubelet.delete(pod)
+        assert named() == []
